@@ -1,0 +1,37 @@
+# Every target sets up .venv first if it is missing or out of date. PYTHON chooses the interpreter it is made from.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := test
+.PHONY: demo test lint docs bench clean
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,plot,docs,dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/certify_digits.py
+
+# One thread per worker, so that two workers on two cores do not fight. PYTEST_ARGS='-k relu' narrows the run.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+# Leaves .venv alone: remove it by hand for a fresh one.
+clean:
+	rm -rf build dist site demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf src/*.egg-info
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,54 @@
+"""Small tensor helpers shared by all layers of the library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+CERTIFYING_DTYPES = (torch.float32, torch.float64)
+
+
+def merge_leading(a: Tensor) -> Tensor:
+    """[R, N, *shape] -> [R * N, *shape]."""
+    return a.flatten(0, 1)
+
+
+def split_leading(a: Tensor, rows: int) -> Tensor:
+    """[R * N, *shape] -> [R, N, *shape]."""
+    return a.unflatten(0, (rows, -1))
+
+
+def safe_sqrt(a: Tensor) -> Tensor:
+    """Square root whose gradient at zero is zero instead of infinite."""
+    positive = a > 0
+    return torch.where(positive, torch.where(positive, a, 1.0).sqrt(), torch.zeros_like(a))
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 and no autocast inside: certificates rest on the rounding of the dtype they state."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on `device`."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 4 << 30

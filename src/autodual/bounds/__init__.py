@@ -1,0 +1,15 @@
+"""DUAL -> BOUNDS: one engine per file."""
+
+from autodual.bounds.base import BoundEngine as BoundEngine
+from autodual.bounds.base import Bounds as Bounds
+from autodual.bounds.base import EstimatedBounds as EstimatedBounds
+from autodual.bounds.base import Minimum as Minimum
+from autodual.bounds.base import Preactivations as Preactivations
+from autodual.bounds.base import Proof as Proof
+from autodual.bounds.base import SoundBounds as SoundBounds
+from autodual.bounds.dual import Crown as Crown
+from autodual.bounds.dual import Dual as Dual
+from autodual.bounds.forward import ForwardDual as ForwardDual
+from autodual.bounds.ibp import IBP as IBP
+from autodual.bounds.prepare import bounds as bounds
+from autodual.bounds.prepare import capture as capture

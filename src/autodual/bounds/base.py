@@ -1,0 +1,76 @@
+"""What an engine is, and what it returns. A proof and an estimate are different types."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from autodual.dual import DualNetwork
+from autodual.interval import Interval
+from autodual.sets import InputSet
+from autodual.spec import Spec
+
+
+@dataclass(frozen=True)
+class Preactivations:
+    """Bounds on what enters every activation, by the activation's place in the network."""
+
+    intervals: dict[int, Interval]
+    sound: bool
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds on the output and on what enters every activation, by the activation's name, in order."""
+
+    output: Interval
+    layers: dict[str, Interval]
+
+
+class SoundBounds(Bounds):
+    """Bounds that hold for every input of the set."""
+
+
+class EstimatedBounds(Bounds):
+    """Bounds that hold on average only: good for a loss, never for a certificate."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Bounds from below on the rows of a specification, [N, K]."""
+
+    lower: Tensor
+    sound: bool
+
+
+@dataclass(frozen=True)
+class Proof(Minimum):
+    """The same, with `slack` [N, K]: how far rounding may have moved each of them."""
+
+    slack: Tensor
+
+
+class BoundEngine(ABC):
+    """A method to bound a network over a set of inputs."""
+
+    @abstractmethod
+    def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        """Bounds on what enters every activation."""
+
+    @abstractmethod
+    def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
+        """Bounds on every activation's input and on the output."""
+
+    @abstractmethod
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
+        """A bound from below on every row of the specification."""
+
+    @abstractmethod
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
+        """The same bounds together with the rounding slack that a certificate must allow for."""
+
+
+def name_layers(network: DualNetwork, intervals: dict[int, Interval]) -> dict[str, Interval]:
+    return {network.nodes[i].name: interval for i, interval in intervals.items()}

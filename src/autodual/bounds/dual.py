@@ -1,0 +1,151 @@
+"""Backward engines: the paper's exact bound and its two-line relative."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+from autodual.bounds.base import (
+    BoundEngine,
+    Bounds,
+    EstimatedBounds,
+    Minimum,
+    Preactivations,
+    Proof,
+    SoundBounds,
+    name_layers,
+)
+from autodual.bounds.interval_pass import IntervalPass
+from autodual.bounds.memory import Budget
+from autodual.bounds.rounding import rounding_slack
+from autodual.bounds.solvers import CrownSolver, DualSolver, Solver, constant_bands
+from autodual.dual import DualNetwork
+from autodual.interval import Interval
+from autodual.sets import InputSet
+from autodual.spec import Spec
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class BackwardEngine(BoundEngine):
+    """Pulls linear functions back through relaxed activations.
+
+    intermediate: the engine that bounds what enters the activations; itself when None.
+    intersect: also run interval bounds beside it, and keep the tighter of both at every activation.
+    max_bytes: limit on intermediate results; a quarter of the free memory when None.
+    """
+
+    intermediate: BoundEngine | None = None
+    intersect: bool = False
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.intermediate is not None and not isinstance(self.intermediate, BoundEngine):
+            raise ArgumentError(f"intermediate must be an engine such as IBP(), got {type(self.intermediate).__name__}")
+        if self.max_bytes is not None and self.max_bytes <= 0:
+            raise ArgumentError(f"max_bytes must be positive, got {self.max_bytes}")
+
+    @abstractmethod
+    def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> Solver:
+        """A fresh computation."""
+
+    def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        parts = self._in_parts(network, region, None, lambda part, _: self._relaxed(network, part)[1])
+        joined = {i: _join([p.intervals[i] for p in parts]) for i in network.activations}
+        return Preactivations(joined, parts[0].sound)
+
+    def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
+        def one(part: InputSet, _: Spec | None) -> tuple[Interval, Preactivations]:
+            solver, found, intervals = self._relaxed(network, part)
+            output = solver.bound(network.output)
+            return output.intersect(intervals.at(network.output)) if intervals else output, found
+
+        parts = self._in_parts(network, region, None, one)
+        joined = {i: _join([p.intervals[i] for _, p in parts]) for i in network.activations}
+        kind = SoundBounds if parts[0][1].sound else EstimatedBounds
+        return kind(_join([o for o, _ in parts]), name_layers(network, joined))
+
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
+        parts = self._in_parts(network, region, spec, lambda part, rows: self._minimum(network, part, rows)[0])
+        return Minimum(torch.cat([p.lower for p in parts]), parts[0].sound)
+
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
+        def one(part: InputSet, rows: Spec | None) -> tuple[Minimum, Tensor]:
+            found, solver = self._minimum(network, part, rows)
+            assert rows is not None
+            return found, rounding_slack(solver, rows)
+
+        parts = self._in_parts(network, region, spec, one)
+        lower, slack = torch.cat([m.lower for m, _ in parts]), torch.cat([s for _, s in parts])
+        return Proof(lower, parts[0][0].sound, slack)
+
+    def _minimum(self, network: DualNetwork, region: InputSet, spec: Spec | None) -> tuple[Minimum, Solver]:
+        assert spec is not None
+        solver, found, intervals = self._relaxed(network, region)
+        lower = solver.minimum(network.output, spec)
+        if intervals is not None:
+            plain = constant_bands(DualSolver(network, region, solver.budget), found.intervals)
+            lower = torch.maximum(lower, plain.minimum(network.output, spec))
+        return Minimum(lower, found.sound), solver
+
+    def _relaxed(self, network: DualNetwork, region: InputSet) -> tuple[Solver, Preactivations, IntervalPass | None]:
+        """All activations relaxed, one after the other."""
+        solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device))
+        given = None if self.intermediate is None else self.intermediate.preactivations(network, region)
+        beside = IntervalPass(network, region) if self.intersect else None
+        intervals: dict[int, Interval] = {}
+        known: dict[int, Interval] = {}
+        for index in network.activations:
+            source = network.nodes[index].inputs[0]
+            if source not in known:
+                interval = solver.bound(source) if given is None else given.intervals[index]
+                if beside is not None:
+                    interval = interval.intersect(beside.at(source))
+                    beside.narrow(source, interval)
+                known[source] = interval
+            intervals[index] = known[source]
+            solver.relax(index, known[source])
+        return solver, Preactivations(intervals, given is None or given.sound), beside
+
+    def _in_parts(
+        self,
+        network: DualNetwork,
+        region: InputSet,
+        spec: Spec | None,
+        work: Callable[[InputSet, Spec | None], Part],
+    ) -> list[Part]:
+        """The work on as many examples at a time as the memory budget allows."""
+        size = Budget.of(self.max_bytes, region.centre.device).examples(network, region.centre)
+        if size >= len(region):
+            return [work(region, spec)]
+        slices = [slice(start, start + size) for start in range(0, len(region), size)]
+        return [work(region[s], None if spec is None else spec[s]) for s in slices]
+
+
+@dataclass(frozen=True)
+class Dual(BackwardEngine):
+    """The paper's exact bound: one common slope per unit, u / (u - l) for ReLU. [SPAD Thm 1, Cor. 1 and 2]"""
+
+    def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> DualSolver:
+        return DualSolver(network, region, budget)
+
+
+@dataclass(frozen=True)
+class Crown(BackwardEngine):
+    """Two lines per unit; for ReLU the lower slope is 0 or 1, whichever leaves less area. Usually tighter than `Dual`."""
+
+    def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> CrownSolver:
+        return CrownSolver(network, region, budget)
+
+
+def _join(intervals: list[Interval]) -> Interval:
+    if len(intervals) == 1:
+        return intervals[0]
+    return Interval(torch.cat([i.lower for i in intervals]), torch.cat([i.upper for i in intervals]))

@@ -1,0 +1,47 @@
+"""Interval bounds: the cheapest engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
+from autodual.bounds.interval_pass import IntervalPass
+from autodual.bounds.memory import Budget
+from autodual.bounds.rounding import SAFETY
+from autodual.bounds.solvers import DualSolver, constant_bands
+from autodual.dual import DualNetwork
+from autodual.interval import Interval
+from autodual.sets import InputSet
+from autodual.spec import Spec
+
+
+@dataclass(frozen=True)
+class IBP(BoundEngine):
+    """Interval arithmetic, layer by layer; minima of linear functions are taken before the last affine layers."""
+
+    def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        return Preactivations(self._intervals(IntervalPass(network, region)), sound=True)
+
+    def bounds(self, network: DualNetwork, region: InputSet) -> SoundBounds:
+        intervals = IntervalPass(network, region)
+        return SoundBounds(intervals.at(network.output), name_layers(network, self._intervals(intervals)))
+
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
+        found = self.preactivations(network, region)
+        solver = DualSolver(network, region, Budget.of(None, region.centre.device))
+        return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec), sound=True)
+
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
+        found = self.minimum(network, region, spec)
+        output = IntervalPass(network, region).at(network.output)
+        size = torch.maximum(output.lower.abs(), output.upper.abs()).flatten(1)
+        depth = sum(node.layer is not None for node in network.nodes)
+        slack = SAFETY * torch.finfo(size.dtype).eps * depth * (spec.rows.abs().flatten(2) * size).sum(-1).T
+        return Proof(found.lower, found.sound, slack)
+
+    @staticmethod
+    def _intervals(intervals: IntervalPass) -> dict[int, Interval]:
+        network = intervals.network
+        return {i: intervals.at(network.nodes[i].inputs[0]) for i in network.activations}

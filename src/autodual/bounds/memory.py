@@ -1,0 +1,52 @@
+"""How much may be held in memory at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError, MemoryBudgetError
+from autodual._tensor import free_bytes
+from autodual.dual import DualNetwork
+
+COPIES = 4
+"""Tensors of coefficients that are alive at the same time, at most: before, after, a product, and a work buffer."""
+CACHE_BYTES = 24 << 20
+"""On a CPU, chunks that stay in the cache are faster than large ones."""
+DEFAULT_SHARE = 0.25
+"""Part of the free memory that is taken when nothing is said."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit on the bytes of intermediate results."""
+
+    max_bytes: int
+    preferred: int
+
+    @classmethod
+    def of(cls, max_bytes: int | None, device: torch.device) -> Budget:
+        if max_bytes is not None and max_bytes <= 0:
+            raise ArgumentError(f"max_bytes must be positive, got {max_bytes}")
+        limit = int(free_bytes(device) * DEFAULT_SHARE) if max_bytes is None else max_bytes
+        return cls(limit, min(limit, CACHE_BYTES) if device.type == "cpu" and not torch.is_grad_enabled() else limit)
+
+    def rows(self, network: DualNetwork, target: int, like: Tensor) -> int:
+        """How many rows for a batch shaped like `like` may be pulled back together."""
+        widest = max(math.prod(network.nodes[i].shape) for i in network.ancestors(target))
+        row = widest * like.shape[0] * like.element_size() * COPIES
+        return max(1, self.preferred // row)
+
+    def examples(self, network: DualNetwork, like: Tensor) -> int:
+        """How many examples may be treated together, so that one row of all of them, and their bounds, fit."""
+        units = sum(math.prod(node.shape) for node in network.nodes)
+        example = units * like.element_size() * 2 * COPIES
+        if example > self.max_bytes:
+            raise MemoryBudgetError(
+                f"max_bytes = {self.max_bytes:,} is too little: one example of this network ({units:,} values) needs about "
+                f"{example:,} bytes. Raise max_bytes, free memory, or use a cheaper engine such as IBP()"
+            )
+        return max(1, self.max_bytes // example)

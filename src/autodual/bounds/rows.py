@@ -1,0 +1,214 @@
+"""Which linear functions of a node are pulled back together, and how their results are added up.
+
+Bounding a node means pulling one row back for each of its units. Dense rows do just that. But a unit of an early convolution
+sees a patch, not the image: units whose patches cannot overlap anywhere share one row, like the colours of a compressed
+Jacobian, and every sum over features becomes a sum over the cell of each unit. Same numbers, far fewer rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autodual._tensor import safe_sqrt
+from autodual._types import Shape
+from autodual.dual import AffineDual, DualNetwork, Window
+from autodual.sets import InputSet
+
+
+class Rows(ABC):
+    """Some rows to pull back from a target node. `seed` is [R, N or 1, *target shape]."""
+
+    seed: Tensor
+
+    @abstractmethod
+    def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
+        """Sum over the features of `node` of a [R, N or 1, *shape] times b [N or 1, *shape], for every unit of the rows."""
+
+    @abstractmethod
+    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
+        """Half-width of a'x over a set with a dual norm: norm(radius * a), for every unit of the rows."""
+
+
+@dataclass(frozen=True)
+class DenseRows(Rows):
+    """One unit per row; results are [R, N]."""
+
+    seed: Tensor
+
+    def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
+        a, b = a.flatten(2), b.flatten(1)
+        if a.shape[1] == 1:
+            return a.squeeze(1) @ b.T
+        if b.shape[0] == 1:
+            return a @ b.squeeze(0)
+        return torch.bmm(a.transpose(0, 1), b.unsqueeze(2)).squeeze(2).T
+
+    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
+        if region.dual_norm == 1:
+            return self.inner(node, a.abs(), region.radius.expand(len(region.radius), *a.shape[2:]))
+        scaled = a * region.radius
+        if region.dual_norm == 2:
+            return safe_sqrt(scaled.square().flatten(2).sum(-1))
+        return scaled.abs().flatten(2).amax(-1)
+
+
+@dataclass(frozen=True)
+class CellRows(Rows):
+    """All units of one colour and some channels; results are [R, N, *cells]."""
+
+    seed: Tensor
+    colour: Shape
+    period: Shape
+    cells: Shape
+    windows: dict[int, Window]
+
+    def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
+        return self._cells(node, (a * b).sum(2)).sum(self._inside)
+
+    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
+        if region.dual_norm == 1:
+            return self.inner(node, a.abs(), region.radius)
+        scaled = a * region.radius
+        if region.dual_norm == 2:
+            return safe_sqrt(self._cells(node, scaled.square().sum(2)).sum(self._inside))
+        return self._cells(node, scaled.abs().amax(2)).amax(self._inside)
+
+    @property
+    def _inside(self) -> list[int]:
+        """Positions of the dimensions inside a cell after `_cells`."""
+        return [3 + 2 * d for d in range(len(self.cells))]
+
+    def _cells(self, node: int, values: Tensor) -> Tensor:
+        """[R, N, *space] -> [R, N, cells, inside, cells, inside ...]: the map cut where one unit's patch gives way to the next."""
+        window = self.windows[node]
+        pads: list[int] = []
+        shape = list(values.shape[:2])
+        for d in reversed(range(len(self.cells))):
+            start = self.colour[d] * window.stride[d] + window.low[d]
+            length = self.cells[d] * self.period[d] * window.stride[d]
+            pads += [-start, start + length - values.shape[2 + d]]
+        for d in range(len(self.cells)):
+            shape += [self.cells[d], self.period[d] * window.stride[d]]
+        return F.pad(values, pads).reshape(shape)
+
+
+class Plan(ABC):
+    """How all units of a node are covered by rows."""
+
+    count: int
+    """Number of rows."""
+
+    @abstractmethod
+    def chunks(self, size: int, like: Tensor) -> Iterator[Rows]:
+        """Rows in chunks of at most `size`."""
+
+    @abstractmethod
+    def assemble(self, results: list[Tensor]) -> Tensor:
+        """Results of all chunks, in order, as [N, *shape]."""
+
+
+@dataclass(frozen=True)
+class DensePlan(Plan):
+    shape: Shape
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return math.prod(self.shape)
+
+    def chunks(self, size: int, like: Tensor) -> Iterator[Rows]:
+        for start in range(0, self.count, size):
+            rows = min(size, self.count - start)
+            seed = like.new_zeros(rows, self.count)
+            seed.diagonal(start).fill_(1)
+            yield DenseRows(seed.reshape(rows, 1, *self.shape))
+
+    def assemble(self, results: list[Tensor]) -> Tensor:
+        joined = torch.cat(results) if len(results) > 1 else results[0]
+        return joined.T.reshape(-1, *self.shape)
+
+
+@dataclass(frozen=True)
+class CellPlan(Plan):
+    """Units `period` apart never meet on the way to the input, so they share a row."""
+
+    shape: Shape
+    period: Shape
+    windows: dict[int, Window]
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return self.shape[0] * math.prod(self.period)
+
+    @property
+    def _colours(self) -> list[Shape]:
+        return list(itertools.product(*(range(p) for p in self.period)))
+
+    def chunks(self, size: int, like: Tensor) -> Iterator[Rows]:
+        channels, space = self.shape[0], self.shape[1:]
+        for colour in self._colours:
+            cells = tuple(-(-(n - c) // p) for n, c, p in zip(space, colour, self.period, strict=True))
+            grid = tuple(slice(c, None, p) for c, p in zip(colour, self.period, strict=True))
+            for start in range(0, channels, size):
+                rows = min(size, channels - start)
+                seed = like.new_zeros(rows, channels, *space)
+                seed[:, start : start + rows][(slice(None), slice(None), *grid)] = torch.eye(
+                    rows, dtype=like.dtype, device=like.device
+                ).reshape(rows, rows, *[1] * len(space))
+                yield CellRows(seed.unsqueeze(1), colour, self.period, cells, self.windows)
+
+    def assemble(self, results: list[Tensor]) -> Tensor:
+        batch, channels = results[0].shape[1], self.shape[0]
+        whole = results[0].new_zeros(batch, *self.shape)
+        remaining = iter(results)
+        for colour in self._colours:
+            grid = tuple(slice(c, None, p) for c, p in zip(colour, self.period, strict=True))
+            start = 0
+            while start < channels:
+                part = next(remaining)
+                place = (slice(None), slice(start, start + part.shape[0]), *grid)
+                whole[place] = part.transpose(0, 1)
+                start += part.shape[0]
+        return whole
+
+
+def plan_for(network: DualNetwork, target: int, region: InputSet) -> Plan:
+    """The cheaper way to cover all units of a node."""
+    shape = network.nodes[target].shape
+    dense = DensePlan(shape)
+    windows = _windows(network, target) if len(shape) > 1 and region.dual_norm is not None else None
+    if windows is None:
+        return dense
+    sizes = [[-(-(h - a + 1) // s) for s, a, h in zip(w.stride, w.low, w.high, strict=True)] for w in windows.values()]
+    period = tuple(min(n, max(size)) for n, *size in zip(shape[1:], *sizes, strict=True))
+    cells = CellPlan(shape, period, windows)
+    return cells if cells.count < dense.count else dense
+
+
+def _windows(network: DualNetwork, target: int) -> dict[int, Window] | None:
+    """What one unit of the target reads of every earlier node; None if some node may be read as a whole."""
+    dims = len(network.nodes[target].shape) - 1
+    windows = {target: Window.same(dims)}
+    for index in network.ancestors(target):
+        node, window = network.nodes[index], windows[index]
+        if node.layer is None:
+            continue
+        inner: Window | None = Window.same(dims)
+        if isinstance(node.layer, AffineDual):
+            inner = node.layer.window(network.operand_shapes(index))
+        if inner is None or len(inner.stride) != dims:
+            return None
+        for source in node.inputs:
+            reached = window.then(inner)
+            joined = reached.union(windows[source]) if source in windows else reached
+            if joined is None:
+                return None
+            windows[source] = joined
+    return windows

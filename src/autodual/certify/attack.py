@@ -1,0 +1,83 @@
+"""Projected gradient ascent inside any input set: the other side of the sandwich."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual.bounds.prepare import check_evaluation_mode, check_placement
+from autodual.certify.validate import check_classifier, check_label_range, check_problem
+from autodual.graph import Network
+from autodual.sets import InputSet, Perturbation
+
+FIRST_STEP, LAST_STEP = 0.5, 0.02
+"""Step sizes, as a part of the set's radius; they fall linearly in between."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The worst inputs found."""
+
+    examples: Tensor
+    """[N, *shape]: inside the set of each example; the one with the smallest margin."""
+    margins: Tensor
+    """[N]: z_label minus the largest other score there."""
+
+    @property
+    def success(self) -> Tensor:
+        """[N] bool: the model gives the example another label."""
+        return ~(self.margins > 0)
+
+
+def attack(
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor,
+    ball: Perturbation,
+    steps: int = 40,
+    restarts: int = 1,
+    generator: torch.Generator | None = None,
+) -> Attack:
+    """Search each example's set for an input that gets another label. The first start is x itself, the others are random."""
+    module = model.model if isinstance(model, Network) else model
+    labels = check_problem(x, labels, ball)
+    check_placement(module, x, "x")
+    check_evaluation_mode(module)
+    if steps < 0 or restarts < 1:
+        raise ArgumentError(f"attack needs steps >= 0 and restarts >= 1, got {steps} and {restarts}")
+    region = ball.around(x)
+    with torch.no_grad():
+        scores = module(x)
+        check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
+    best = Attack(x.clone(), _margin(scores, labels))
+    for restart in range(restarts):
+        start = x if restart == 0 else region.sample(generator)
+        best = _ascend(module, start.detach(), labels, region, steps, best)
+    return best
+
+
+def _ascend(module: nn.Module, x: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack) -> Attack:
+    for step in range(steps + 1):
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            margin = _margin(module(x), labels)
+            (gradient,) = torch.autograd.grad(margin.sum(), x)
+        best = _better(best, x.detach(), margin.detach())
+        size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / max(1, steps)
+        x = region.step(x.detach(), -gradient, size)
+    return best
+
+
+def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
+    improved = margins < best.margins
+    spread = improved.reshape(-1, *[1] * (x.dim() - 1))
+    return Attack(torch.where(spread, x, best.examples), torch.where(improved, margins, best.margins))
+
+
+def _margin(scores: Tensor, labels: Tensor) -> Tensor:
+    own = scores.gather(1, labels.unsqueeze(1)).squeeze(1)
+    others = scores.scatter(1, labels.unsqueeze(1), -torch.inf)
+    return own - others.amax(1)

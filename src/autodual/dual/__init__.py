@@ -1,0 +1,19 @@
+"""GRAPH -> DUAL LAYERS: one small file per family of operations, one registry."""
+
+from autodual.dual import arithmetic, clip, conv, join, linear, normalisation, pool, relu, shape, smooth
+from autodual.dual.base import AffineDual as AffineDual
+from autodual.dual.base import Band as Band
+from autodual.dual.base import DualLayer as DualLayer
+from autodual.dual.base import ElementwiseDual as ElementwiseDual
+from autodual.dual.base import Lines as Lines
+from autodual.dual.base import Window as Window
+from autodual.dual.curved import CurvedDual as CurvedDual
+from autodual.dual.network import DualNetwork as DualNetwork
+from autodual.dual.network import DualNode as DualNode
+from autodual.dual.network import build as build
+from autodual.dual.registry import REGISTRY as REGISTRY
+from autodual.dual.registry import register as register
+from autodual.dual.registry import rewrite as rewrite
+
+FAMILIES = (arithmetic, clip, conv, join, linear, normalisation, pool, relu, shape, smooth)
+"""Importing these fills the registry."""

@@ -1,0 +1,156 @@
+"""Sums, differences, and products with constants."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual._types import Shape
+from autodual.dual.base import AffineDual, Window
+from autodual.dual.registry import register
+from autodual.graph import Call, Operand
+
+
+@dataclass(frozen=True)
+class DualScale(AffineDual):
+    """weight * x + shift with constants that broadcast: batch norm, normalisation, negation, division."""
+
+    weight: Tensor | float
+    shift: Tensor | None
+    shape: Shape
+    """Shape of the result, which a broadcast may make larger than the operand."""
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return (operands[0] * self.weight).expand(operands[0].shape[0], *self.shape)
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        return (operands[0] * _size(self.weight)).expand(operands[0].shape[0], *self.shape)
+
+    def bias(self) -> Tensor | None:
+        return self.shift
+
+    def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        if shapes[0] != self.shape:
+            return super().transpose(coefficients, shapes)
+        return (coefficients * self.weight,)
+
+    def window(self, shapes: tuple[Shape, ...]) -> Window | None:
+        return Window.same(len(self.shape) - 1) if shapes[0] == self.shape else None
+
+
+def _size(weight: Tensor | float) -> Tensor | float:
+    return weight.abs() if isinstance(weight, Tensor) else abs(weight)
+
+
+@dataclass(frozen=True)
+class DualSum(AffineDual):
+    """A weighted sum of operands: a residual connection. [SPAD app. B.2]"""
+
+    weights: tuple[float, ...]
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return self._sum(operands, self.weights)
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        return self._sum(operands, tuple(abs(w) for w in self.weights))
+
+    @staticmethod
+    def _sum(operands: tuple[Tensor, ...], weights: tuple[float, ...]) -> Tensor:
+        total = operands[0] if weights[0] == 1 else weights[0] * operands[0]
+        for operand, weight in zip(operands[1:], weights[1:], strict=True):
+            total = torch.add(total, operand, alpha=weight)
+        return total
+
+    def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        if any(shape != coefficients.shape[1:] for shape in shapes):
+            return super().transpose(coefficients, shapes)
+        return tuple(coefficients if w == 1 else w * coefficients for w in self.weights)
+
+    def window(self, shapes: tuple[Shape, ...]) -> Window | None:
+        return Window.same(len(shapes[0]) - 1) if len(set(shapes)) == 1 else None
+
+
+_ADD = (operator.add, operator.iadd, torch.add, torch.Tensor.add, torch.Tensor.add_)
+_SUBTRACT = (operator.sub, operator.isub, torch.sub, torch.subtract, torch.Tensor.sub, torch.Tensor.sub_)
+_MULTIPLY = (operator.mul, operator.imul, torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.mul_)
+_DIVIDE = (operator.truediv, operator.itruediv, torch.div, torch.divide, torch.Tensor.div, torch.Tensor.div_)
+_NEGATE = (operator.neg, torch.neg, torch.negative, torch.Tensor.neg)
+
+
+@register(*_ADD)
+def _add(call: Call) -> AffineDual:
+    return _combine(call, 1.0)
+
+
+@register(*_SUBTRACT)
+def _subtract(call: Call) -> AffineDual:
+    return _combine(call, -1.0)
+
+
+@register(torch.rsub)
+def _reverse_subtract(call: Call) -> AffineDual:
+    swapped = (call.argument(1, "other"), call.args[0])
+    return _combine(Call(call.path, call.shape, None, swapped, call.kwargs, call.batch), -1.0)
+
+
+def _combine(call: Call, sign: float) -> AffineDual:
+    """left + sign * alpha * right."""
+    left, right = call.args[0], call.argument(1, "other")
+    factor = sign * call.kwargs.get("alpha", 1)
+    if isinstance(left, Operand) and isinstance(right, Operand):
+        return DualSum((1.0, factor))
+    if isinstance(left, Operand):
+        return DualScale(1.0, _number(call, right, left) * factor, call.shape)
+    return DualScale(factor, _number(call, left, right), call.shape)
+
+
+@register(*_MULTIPLY)
+def _multiply(call: Call) -> AffineDual:
+    left, right = call.args[0], call.argument(1, "other")
+    if isinstance(left, Operand) and isinstance(right, Operand):
+        raise ArgumentError(
+            f"{call.path}: a product of two tensors that both depend on the input is not affine and has no dual layer"
+        )
+    operand, constant = (left, right) if isinstance(left, Operand) else (right, left)
+    return DualScale(_number(call, constant, operand), None, call.shape)
+
+
+@register(*_DIVIDE)
+def _divide(call: Call) -> AffineDual:
+    left, right = call.args[0], call.argument(1, "other")
+    if isinstance(right, Operand) or call.kwargs.get("rounding_mode") is not None:
+        raise ArgumentError(f"{call.path}: only a division by a constant, without rounding, has a dual layer")
+    return DualScale(1 / _number(call, right, left), None, call.shape)
+
+
+@register(*_NEGATE)
+def _negate(call: Call) -> AffineDual:
+    return DualScale(-1.0, None, call.shape)
+
+
+@register(
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    torch.Tensor.contiguous, torch.Tensor.clone, torch.clone, operator.pos, torch.nn.functional.dropout, torch.dropout,
+    torch.nn.functional.dropout2d, torch.Tensor.float, torch.Tensor.double, torch.Tensor.to, torch.Tensor.type_as,
+)  # fmt: skip
+def _identity(call: Call) -> AffineDual:
+    active = call.module.training if call.module is not None else call.argument(2, "training", False) is True
+    if active and not isinstance(call.module, nn.Identity) and _drop_probability(call) > 0:
+        raise ArgumentError(
+            f"{call.path}: dropout is active, so the network is random and a bound would hold for one draw only; "
+            f"call model.eval() before certifying, or set p=0 for robust training"
+        )
+    return DualScale(1.0, None, call.shape)
+
+
+def _drop_probability(call: Call) -> float:
+    return float(getattr(call.module, "p", 0)) if call.module is not None else float(call.argument(1, "p", 0.5))
+
+
+def _number(call: Call, value: Any, operand: Operand) -> Any:
+    return call.constant(value, operand.shape) if isinstance(value, Tensor) else torch.as_tensor(float(value))

@@ -1,0 +1,118 @@
+"""Dual layers: what every engine needs to know about one operation, declared once.
+
+An operation is either *affine* (its transpose is exact) or *elementwise* (bounded between lines on an interval). Tensors
+carry one leading batch dimension [M, *shape]; engines fold rows or generators into it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autodual._types import Shape
+from autodual.interval import Interval
+
+
+@dataclass(frozen=True)
+class Window:
+    """Per spatial dimension: output position y reads input positions y * stride + low ... y * stride + high."""
+
+    stride: Shape
+    low: Shape
+    high: Shape
+
+    @classmethod
+    def same(cls, dims: int) -> Window:
+        """Every position reads itself."""
+        return cls((1,) * dims, (0,) * dims, (0,) * dims)
+
+    def then(self, inner: Window) -> Window:
+        """The window of `self` applied after `inner`: what an output of `self` reads of the input of `inner`."""
+        return Window(
+            tuple(s * t for s, t in zip(self.stride, inner.stride, strict=True)),
+            tuple(a * t + b for a, t, b in zip(self.low, inner.stride, inner.low, strict=True)),
+            tuple(a * t + b for a, t, b in zip(self.high, inner.stride, inner.high, strict=True)),
+        )
+
+    def union(self, other: Window) -> Window | None:
+        """A window that covers both; None when they move at different speeds."""
+        if self.stride != other.stride:
+            return None
+        low = tuple(map(min, self.low, other.low))
+        return Window(self.stride, low, tuple(map(max, self.high, other.high)))
+
+
+class AffineDual(ABC):
+    """An affine operation W x + b of one or several operands; its dual layer is exact. [SPAD Cor. 1]"""
+
+    @abstractmethod
+    def linear(self, *operands: Tensor) -> Tensor:
+        """W x, without the bias."""
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        """|W| x: how far the result moves when each entry of the operands moves by x. As it is for W >= 0."""
+        return self.linear(*operands)
+
+    def bias(self) -> Tensor | None:
+        """b, broadcastable to the shape of one example's result; None for zero."""
+        return None
+
+    def apply(self, *operands: Tensor) -> Tensor:
+        """W x + b."""
+        bias = self.bias()
+        return self.linear(*operands) if bias is None else self.linear(*operands) + bias
+
+    def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        """W' nu for coefficients [M, *result shape], one per operand of the given shapes. Found by autodiff."""
+        zeros = tuple(coefficients.new_zeros(coefficients.shape[0], *shape) for shape in shapes)
+        pull_back = torch.func.vjp(self.linear, *zeros)[1]
+        return tuple(pull_back(coefficients))
+
+    def window(self, shapes: tuple[Shape, ...]) -> Window | None:
+        """What each spatial position of the result reads of every operand; None when it may read everything."""
+        return None
+
+
+@dataclass(frozen=True)
+class Band:
+    """Two parallel lines: f(z) lies in slope * z + centre +- radius. [SPAD Thm 1 with linear dual layers]"""
+
+    slope: Tensor
+    centre: Tensor
+    radius: Tensor
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Two lines: lower_slope * z + lower_offset <= f(z) <= upper_slope * z + upper_offset."""
+
+    lower_slope: Tensor
+    lower_offset: Tensor
+    upper_slope: Tensor
+    upper_offset: Tensor
+
+
+class ElementwiseDual(ABC):
+    """A function applied to every element, bounded on the interval that its input is known to lie in."""
+
+    @abstractmethod
+    def value(self, z: Tensor) -> Tensor:
+        """f(z)."""
+
+    @abstractmethod
+    def image(self, z: Interval) -> Interval:
+        """The smallest interval that holds f(z)."""
+
+    @abstractmethod
+    def band(self, z: Interval) -> Band:
+        """The common slope with the smallest radius."""
+
+    @abstractmethod
+    def lines(self, z: Interval) -> Lines:
+        """One line from below and one from above, each as close as it can be."""
+
+
+DualLayer = AffineDual | ElementwiseDual

@@ -1,0 +1,131 @@
+"""Any activation that is convex or concave between known points: lines found from value and derivative alone.
+
+For a slope a, write e(z) = f(z) - a z. On [l, u] the extremes of e lie at l, at u, at a breakpoint, or where f'(z) = a inside
+a piece. So intercepts follow from slopes, whatever the slope, and only the choice of the slope is left:
+
+- `band`: the a with the smallest max e - min e. The derivative of that range in a is z_min - z_max, which only grows with a,
+  so bisection on its sign finds the optimum; there one of the two extremes jumps, and the chord between its two places
+  is the slope exactly, with the right gradient (a stationary end point does not move it to first order).
+- `lines`: the line from above that is lowest at the middle of the interval: the same bisection on z_max - middle.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from autodual.dual.base import Band, ElementwiseDual, Lines
+from autodual.interval import Interval
+
+SLOPE_STEPS = 30
+"""Halvings of the range of slopes. The chord at the end is exact once the right pair of points is known."""
+SEARCH_STEPS, FINAL_STEPS = 24, 52
+"""Halvings of a piece when looking for a turning point: while slopes are compared, and for the final intercept."""
+
+
+class CurvedDual(ElementwiseDual):
+    """Declare `breakpoints`, `slopes`, `value` and `derivative`; everything else follows."""
+
+    breakpoints: tuple[float, ...] = ()
+    """Where convexity or the derivative changes: inflection points and kinks, in ascending order."""
+    slopes: tuple[float, float] = (0.0, 1.0)
+    """Smallest and largest value of the derivative."""
+
+    @abstractmethod
+    def derivative(self, z: Tensor) -> Tensor:
+        """f'(z); at a kink, either one."""
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        """Where f' = slope on a piece [low, high] on which f' is monotone; by bisection unless there is a closed form."""
+        rising = self.derivative(high) > self.derivative(low)
+        for _ in range(steps):
+            middle = (low + high) / 2
+            go_right = (self.derivative(middle) < slope) == rising
+            low, high = torch.where(go_right, middle, low), torch.where(go_right, high, middle)
+        return (low + high) / 2
+
+    def image(self, z: Interval) -> Interval:
+        return Interval(*self._extremes(torch.zeros_like(z.lower), z))
+
+    def band(self, z: Interval) -> Band:
+        (low_min, low_max), (high_min, high_max) = self._bracket(z, lambda smallest, largest, _: largest > smallest)
+        minimum_jumps = (high_min - low_min).abs() > (high_max - low_max).abs()
+        start, end = (
+            torch.where(minimum_jumps, low_min, low_max),
+            torch.where(minimum_jumps, high_min, high_max),
+        )
+        slope = self._chord(_live(start, z), _live(end, z))
+        smallest, largest = self._extremes(slope, z)
+        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+
+    def lines(self, z: Interval) -> Lines:
+        (_, left), (_, right) = self._bracket(z, lambda smallest, largest, middle: largest > middle)
+        upper = self._chord(_live(left, z), _live(right, z))
+        (left, _), (right, _) = self._bracket(z, lambda smallest, largest, middle: smallest < middle)
+        lower = self._chord(_live(left, z), _live(right, z))
+        return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    @torch.no_grad()
+    def _bracket(
+        self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """(argmin, argmax) of f(z) - a z for the slopes just below and just above the one looked for."""
+        z = z.detach()
+        low, high = (torch.full_like(z.lower, s) for s in self.slopes)
+        middle = z.centre
+        for _ in range(SLOPE_STEPS):
+            slope = (low + high) / 2
+            up = raise_slope(*self._arguments(slope, z), middle)
+            low, high = torch.where(up, slope, low), torch.where(up, high, slope)
+        return self._arguments(low, z), self._arguments(high, z)
+
+    def _chord(self, start: Tensor, end: Tensor) -> Tensor:
+        """Slope between two points of the curve; the derivative where they are too close to tell apart."""
+        run = end - start
+        scale = torch.maximum(start.abs(), end.abs()).detach()
+        close = run.abs() <= torch.finfo(run.dtype).eps ** 0.5 * scale.clamp(min=1.0)
+        steep = (self.value(end) - self.value(start)) / torch.where(close, torch.ones_like(run), run)
+        return torch.where(close, self.derivative((start + end) / 2), steep)
+
+    def _arguments(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
+        """Where f(z) - slope * z is smallest and where it is largest."""
+        borders = self._borders(z)
+        points = torch.cat([borders, self._turning_points(slope, borders, SEARCH_STEPS)])
+        errors = self.value(points) - slope * points
+        smallest, largest = errors.argmin(0, keepdim=True), errors.argmax(0, keepdim=True)
+        return points.gather(0, smallest).squeeze(0), points.gather(0, largest).squeeze(0)
+
+    def _extremes(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
+        """Smallest and largest f(z) - slope * z, moved outwards by what an inexact turning point can hide.
+
+        By convexity of a piece, that is at most |f' - slope| at the point times the length of the piece.
+        """
+        with torch.no_grad():
+            borders = self._borders(z)
+            turning = self._turning_points(slope, borders, FINAL_STEPS)
+            inside = (turning > borders[:-1]) & (turning < borders[1:])
+            gaps = (self.derivative(turning) - slope).abs() * (borders[1:] - borders[:-1])
+            slack = torch.where(inside, gaps, torch.zeros_like(gaps)).amax(0)
+        points = _live(torch.cat([borders, turning]), z)
+        errors = self.value(points) - slope * points
+        return errors.amin(0) - slack, errors.amax(0) + slack
+
+    def _borders(self, z: Interval) -> Tensor:
+        """The ends of the interval and the breakpoints inside it, in order (those outside are moved to an end)."""
+        lower, upper = z.lower.detach(), z.upper.detach()
+        inner = [torch.minimum(torch.maximum(torch.full_like(lower, b), lower), upper) for b in self.breakpoints]
+        return torch.stack([lower, *inner, upper])
+
+    def _turning_points(self, slope: Tensor, borders: Tensor, steps: int) -> Tensor:
+        """Where f' = slope in every piece between two borders; an end of the piece where there is no such point."""
+        low, high = borders[:-1], borders[1:]
+        return torch.minimum(torch.maximum(self.stationary(slope, low, high, steps), low), high)
+
+
+def _live(point: Tensor, z: Interval) -> Tensor:
+    """The same numbers, but an end of the interval carries its gradient."""
+    point = torch.where(point == z.lower, z.lower, point)
+    return torch.where(point == z.upper, z.upper, point)

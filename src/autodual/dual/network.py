@@ -1,0 +1,95 @@
+"""GRAPH -> DUAL LAYERS: a captured network with the dual layer of every call, at today's parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+from autodual._types import Shape
+from autodual.dual.base import AffineDual, DualLayer, ElementwiseDual
+from autodual.graph import Network
+
+
+@dataclass(frozen=True)
+class DualNode:
+    """One dual layer in its place. The first node of a network is its input and has no layer."""
+
+    name: str
+    layer: DualLayer | None
+    inputs: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class DualNetwork:
+    """Dual layers in the order of evaluation. Built anew for every call, so it never holds a stale parameter."""
+
+    nodes: tuple[DualNode, ...]
+    output: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network itself, computed from its dual layers."""
+        values: list[Tensor] = []
+        for node in self.nodes:
+            values.append(x if node.layer is None else evaluate(node.layer, *(values[i] for i in node.inputs)))
+        return values[self.output]
+
+    @cached_property
+    def activations(self) -> tuple[int, ...]:
+        """Indices of the elementwise layers, in order."""
+        return tuple(i for i, n in enumerate(self.nodes) if isinstance(n.layer, ElementwiseDual))
+
+    def operand_shapes(self, index: int) -> tuple[Shape, ...]:
+        return tuple(self.nodes[i].shape for i in self.nodes[index].inputs)
+
+    def ancestors(self, index: int) -> list[int]:
+        """The node and everything it is computed from, last first."""
+        needed = {index}
+        for i in range(index, -1, -1):
+            if i in needed:
+                needed.update(self.nodes[i].inputs)
+        return sorted(needed, reverse=True)
+
+
+def evaluate(layer: DualLayer, *operands: Tensor) -> Tensor:
+    return layer.apply(*operands) if isinstance(layer, AffineDual) else layer.value(operands[0])
+
+
+def build(network: Network, clean: Tensor | None = None) -> DualNetwork:
+    """Dual layers for today's parameters. `clean` is a training batch whose statistics batch normalisation may use."""
+    parameters = network.parameters_now()
+    position: dict[int, int] = {}
+    nodes: list[DualNode] = []
+    values: list[Tensor] = []
+    for index, node in enumerate(network.nodes):
+        if not node.depends:
+            continue
+        position[index] = len(nodes)
+        inputs = tuple(position[i] for i in node.refs if i in position)
+        layer = None
+        if node.target is not None:
+            builder = network.registry.builder_of(node.target)  # type: ignore[arg-type]
+            assert builder is not None, node.name
+            operands = None if clean is None else tuple(values[i] for i in inputs)
+            layer = builder(network.call(node, parameters, operands))
+            if not isinstance(layer, AffineDual | ElementwiseDual):
+                raise ArgumentError(
+                    f"{node.name}: its builder returned {type(layer).__name__}, which is not a dual layer"
+                )
+        nodes.append(DualNode(node.name, layer, inputs, node.shape))
+        if clean is not None:
+            values.append(clean if layer is None else evaluate(layer, *(values[i] for i in inputs)))
+    return DualNetwork(tuple(nodes), position[network.output])
+
+
+def non_finite_parameter(network: Network) -> str | None:
+    """Name of the first parameter or buffer of the model that holds a NaN or an infinity."""
+    tensors = [*network.model.named_parameters(), *network.model.named_buffers()]
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None

@@ -1,0 +1,152 @@
+"""Averages and sums over windows and dimensions, and maxima rewritten with ReLU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodual._types import Shape
+from autodual.dual.base import Window
+from autodual.dual.registry import register, rewrite
+from autodual.dual.shape import DualMonotone
+from autodual.graph import Call
+
+_AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_ADAPTIVE: dict[int, Callable[..., Tensor]] = {
+    1: F.adaptive_avg_pool1d,
+    2: F.adaptive_avg_pool2d,
+    3: F.adaptive_avg_pool3d,
+}
+
+
+def _per_dim(value: Any, dims: int) -> Shape:
+    return (int(value),) * dims if isinstance(value, int) else tuple(int(v) for v in value) * (dims // len(value))
+
+
+@register(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+def _average_module(call: Call) -> DualMonotone:
+    m: Any = call.module
+    rest = {} if isinstance(m, nn.AvgPool1d) else {"divisor_override": m.divisor_override}
+    return _average(call, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, rest)
+
+
+@register(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+def _average_function(call: Call) -> DualMonotone:
+    kernel, stride = call.argument(1, "kernel_size"), call.argument(2, "stride", None)
+    rest = {} if len(call.shape) == 2 else {"divisor_override": call.argument(6, "divisor_override", None)}
+    ceil, count = call.argument(4, "ceil_mode", False), call.argument(5, "count_include_pad", True)
+    return _average(call, kernel, stride, call.argument(3, "padding", 0), ceil, count, rest)
+
+
+def _average(call: Call, kernel: Any, stride: Any, padding: Any, ceil: bool, count: bool, rest: Any) -> DualMonotone:
+    dims = len(call.shape) - 1
+    kernel, padding = _per_dim(kernel, dims), _per_dim(padding, dims)
+    stride = _per_dim(stride if stride else kernel, dims)
+    low = tuple(-p for p in padding)
+    window = Window(stride, low, tuple(a + k - 1 for a, k in zip(low, kernel, strict=True)))
+    pool = _AVERAGE[dims]
+    return DualMonotone(lambda x: pool(x, kernel, stride, padding, ceil, count, **rest), window)
+
+
+@register(
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+)  # fmt: skip
+def _adaptive_average(call: Call) -> DualMonotone:
+    size = call.shape[1:]
+    return DualMonotone(lambda x: _ADAPTIVE[len(size)](x, size))
+
+
+@register(torch.mean, torch.Tensor.mean)
+def _mean(call: Call) -> DualMonotone:
+    dims, keep = _reduced_dims(call)
+    return DualMonotone(lambda x: x.mean(dims, keepdim=keep))
+
+
+@register(torch.sum, torch.Tensor.sum)
+def _sum(call: Call) -> DualMonotone:
+    dims, keep = _reduced_dims(call)
+    return DualMonotone(lambda x: x.sum(dims, keepdim=keep))
+
+
+def _reduced_dims(call: Call) -> tuple[list[int], bool]:
+    given = call.argument(1, "dim", 0)
+    dims = given if isinstance(given, list | tuple) else (given,)
+    return [call.dimension(d) + 1 for d in dims], call.argument(2, "keepdim", False)
+
+
+@rewrite(torch.maximum, torch.Tensor.maximum)
+def maximum(a: Any, b: Any) -> Any:
+    """max(a, b) = a + relu(b - a)."""
+    return a + torch.relu(b - a)
+
+
+@rewrite(torch.minimum, torch.Tensor.minimum)
+def minimum(a: Any, b: Any) -> Any:
+    """min(a, b) = a - relu(a - b)."""
+    return a - torch.relu(a - b)
+
+
+@rewrite(torch.amax, torch.Tensor.amax)
+def _amax(x: Any, dim: Any, keepdim: bool = False) -> Any:
+    dims = sorted((d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim)), reverse=True)
+    for d in dims:
+        x = _tournament([x.narrow(d, i, 1) for i in range(x.shape[d])])
+        x = x if keepdim else x.squeeze(d)
+    return x
+
+
+@rewrite(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+def _max_pool_module(module: Any, x: Any) -> Any:
+    return _max_pool(x, module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+
+
+@rewrite(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
+def _max_pool(
+    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """A tournament between the taps of the window, in a fixed order."""
+    if return_indices:
+        return NotImplemented
+    dims = x.dim() - 2
+    kernel, dilation, padding = (_per_dim(v, dims) for v in (kernel_size, dilation, padding))
+    stride = _per_dim(stride if stride else kernel, dims)
+    pieces = [x]
+    for d in range(dims):
+        taps = _taps(x.shape[d + 2], kernel[d], stride[d], padding[d], dilation[d], ceil_mode)
+        before = (slice(None),) * (d + 2)
+        pieces = [piece[(*before, tap)] for piece in pieces for tap in taps]
+    return _tournament(pieces)
+
+
+def _taps(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> list[slice | list[int]]:
+    """Which input position each tap reads for every output position; padding reads another position of its window."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (-(-span // stride) if ceil_mode else span // stride) + 1
+    if ceil_mode and (count - 1) * stride >= size + padding:
+        count -= 1
+    taps: list[list[int]] = [[] for _ in range(kernel)]
+    for out in range(count):
+        window = [out * stride - padding + t * dilation for t in range(kernel)]
+        inside = next(p for p in window if 0 <= p < size)
+        for tap, position in zip(taps, window, strict=True):
+            tap.append(position if 0 <= position < size else inside)
+    return [_as_slice(tap, stride) for tap in taps]
+
+
+def _as_slice(positions: list[int], step: int) -> slice | list[int]:
+    regular = all(b - a == step for a, b in itertools.pairwise(positions))
+    return slice(positions[0], positions[-1] + 1, step) if regular else positions
+
+
+def _tournament(pieces: list[Any]) -> Any:
+    while len(pieces) > 1:
+        paired = [maximum(a, b) for a, b in zip(pieces[::2], pieces[1::2], strict=False)]
+        pieces = paired + pieces[len(paired) * 2 :]
+    return pieces[0]

@@ -1,0 +1,94 @@
+"""ReLU and its relatives: two straight pieces that meet at zero. [SPAD Cor. 2]"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodual.dual.base import Band, ElementwiseDual, Lines
+from autodual.dual.registry import register
+from autodual.graph import Call
+from autodual.interval import Interval
+
+
+@register(nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_)
+class DualReLU(ElementwiseDual):
+    """max(z, 0), with the common slope u / (u - l) of an unstable unit. [SPAD Cor. 2; DESIGN table of section 2]"""
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.relu()
+
+    def image(self, z: Interval) -> Interval:
+        return Interval(z.lower.relu(), z.upper.relu())
+
+    def band(self, z: Interval) -> Band:
+        slope, negative = _chord(z)
+        half = slope * negative * -0.5
+        return Band(slope, half, half)
+
+    def lines(self, z: Interval) -> Lines:
+        slope, negative = _chord(z)
+        lower_slope = (z.upper + z.lower > 0).to(slope)
+        return Lines(lower_slope, torch.zeros_like(slope), slope, -slope * negative)
+
+
+@dataclass(frozen=True)
+class DualKink(ElementwiseDual):
+    """left * z below zero and right * z above: left * z + (right - left) * relu(z)."""
+
+    left: Tensor | float
+    right: float = 1.0
+
+    def value(self, z: Tensor) -> Tensor:
+        return torch.where(z > 0, z * self.right, z * self.left)
+
+    def image(self, z: Interval) -> Interval:
+        ends = self.value(z.lower), self.value(z.upper)
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        inside = (z.lower < 0) & (z.upper > 0)
+        return Interval(torch.where(inside, low.clamp(max=0), low), torch.where(inside, high.clamp(min=0), high))
+
+    def band(self, z: Interval) -> Band:
+        bend = self.right - self.left
+        relu = DualReLU().band(z)
+        size = bend.abs() if isinstance(bend, Tensor) else abs(bend)
+        return Band(self.left + bend * relu.slope, bend * relu.centre, size * relu.radius)
+
+    def lines(self, z: Interval) -> Lines:
+        relu = DualReLU().lines(z)
+        bend = torch.as_tensor(self.right - self.left, dtype=z.lower.dtype, device=z.lower.device)
+        up, down = bend.clamp(min=0), bend.clamp(max=0)
+        return Lines(
+            self.left + up * relu.lower_slope + down * relu.upper_slope,
+            down * relu.upper_offset,
+            self.left + up * relu.upper_slope + down * relu.lower_slope,
+            up * relu.upper_offset,
+        )
+
+
+@register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
+def _leaky_relu(call: Call) -> DualKink:
+    slope = call.module.negative_slope if call.module is not None else call.argument(1, "negative_slope", 0.01)
+    return DualKink(float(slope))
+
+
+@register(nn.PReLU, F.prelu, torch.prelu)
+def _prelu(call: Call) -> DualKink:
+    weight: Any = call.module.weight if call.module is not None else call.argument(1, "weight")
+    return DualKink(weight.reshape(-1, *[1] * (len(call.shape) - 1)))
+
+
+@register(torch.abs, torch.Tensor.abs, torch.absolute)
+def _absolute(call: Call) -> DualKink:
+    return DualKink(-1.0)
+
+
+def _chord(z: Interval) -> tuple[Tensor, Tensor]:
+    """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN; and min(l, 0)."""
+    positive, negative = z.upper.clamp(min=0), z.lower.clamp(max=0)
+    tiny = torch.finfo(positive.dtype).tiny
+    return positive / (positive - negative).clamp(min=tiny), negative

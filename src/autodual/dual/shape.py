@@ -1,0 +1,203 @@
+"""Operations that move, copy, average or select entries: linear maps whose coefficients are never negative."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual._types import Shape
+from autodual.dual.base import AffineDual, Window
+from autodual.dual.registry import register, rewrite
+from autodual.graph import Call
+
+
+@dataclass(frozen=True)
+class DualReshape(AffineDual):
+    """The same entries in another shape."""
+
+    shape: Shape
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return operands[0].reshape(operands[0].shape[0], *self.shape)
+
+    def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        return (coefficients.reshape(coefficients.shape[0], *shapes[0]),)
+
+
+@dataclass(frozen=True)
+class DualMonotone(AffineDual):
+    """Any linear map with non-negative coefficients, given as a function of a batch; its transpose comes from autodiff."""
+
+    function: Callable[..., Tensor]
+    reads: Window | None = None
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return self.function(*operands)
+
+    def window(self, shapes: tuple[Shape, ...]) -> Window | None:
+        return self.reads
+
+
+@dataclass(frozen=True)
+class DualPad(AffineDual):
+    """Padding with a constant."""
+
+    amounts: tuple[int, ...]
+    fill: float
+    shape: Shape
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return F.pad(operands[0], self.amounts)
+
+    def bias(self) -> Tensor | None:
+        if self.fill == 0:
+            return None
+        inside = [n - a - b for n, a, b in zip(self.shape, *self._per_dimension(), strict=True)]
+        return F.pad(torch.zeros(inside), self.amounts, value=self.fill)
+
+    def _per_dimension(self) -> tuple[list[int], list[int]]:
+        missing = [0] * (len(self.shape) - len(self.amounts) // 2)
+        return missing + list(self.amounts[-2::-2]), missing + list(self.amounts[::-2])
+
+    def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        return (F.pad(coefficients, [-a for a in self.amounts]),)
+
+    def window(self, shapes: tuple[Shape, ...]) -> Window | None:
+        before, _ = self._per_dimension()
+        low = tuple(-b for b in before[1:])
+        return None if before[0] else Window((1,) * len(low), low, low)
+
+
+@register(
+    nn.Flatten, nn.Unflatten, torch.flatten, torch.Tensor.flatten, torch.Tensor.view, torch.Tensor.reshape, torch.reshape,
+    torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze, torch.Tensor.unflatten, torch.unflatten,
+    torch.Tensor.view_as, torch.Tensor.reshape_as,
+)  # fmt: skip
+def _reshape(call: Call) -> DualReshape:
+    return DualReshape(call.shape)
+
+
+@register(torch.permute, torch.Tensor.permute)
+def _permute(call: Call) -> DualMonotone:
+    order = call.args[1:] if len(call.args) > 2 else call.argument(1, "dims")
+    dims = [d % (len(call.shape) + 1) for d in (order if isinstance(order, list | tuple) else (order,))]
+    if dims[0] != 0:
+        call.dimension(0)
+    return DualMonotone(lambda x: x.permute(dims))
+
+
+@register(torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes)
+def _transpose(call: Call) -> DualMonotone:
+    first, second = call.dimension(call.argument(1, "dim0")), call.dimension(call.argument(2, "dim1"))
+    return DualMonotone(lambda x: x.transpose(first + 1, second + 1))
+
+
+@register(operator.getitem, torch.Tensor.__getitem__)
+def _index(call: Call) -> DualMonotone:
+    given = call.argument(1, "index")
+    index = given if isinstance(given, tuple) else (given,)
+    if index and index[0] is Ellipsis:
+        named = sum(i is not None for i in index[1:])
+        index = (slice(None),) * (len(call.operand.shape) + 1 - named) + index[1:]
+    if not index or index[0] != slice(None):
+        call.dimension(0)
+    return DualMonotone(lambda x: x[index], _slice_window(index, call.operand.shape))
+
+
+def _slice_window(index: tuple[Any, ...], shape: Shape) -> Window | None:
+    """Slices of the spatial dimensions alone keep neighbours together."""
+    spatial = index[2:] + (slice(None),) * (len(shape) + 1 - len(index))
+    if not all(isinstance(i, slice) for i in index) or index[1:2] not in ((), (slice(None),)):
+        return None
+    ranges = [range(size)[i] for i, size in zip(spatial, shape[1:], strict=False)]
+    starts = tuple(r.start for r in ranges)
+    return Window(tuple(r.step for r in ranges), starts, starts) if len(ranges) == len(shape) - 1 else None
+
+
+@register(torch.narrow, torch.Tensor.narrow)
+def _narrow(call: Call) -> DualMonotone:
+    dim, start = call.dimension(call.argument(1, "dim")), call.argument(2, "start")
+    length = call.argument(3, "length")
+    return DualMonotone(lambda x: x.narrow(dim + 1, start, length))
+
+
+@register(torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to)
+def _expand(call: Call) -> DualMonotone:
+    return DualMonotone(lambda x: x.expand(x.shape[0], *call.shape))
+
+
+@register(torch.flip, torch.Tensor.flip)
+def _flip(call: Call) -> DualMonotone:
+    given = call.args[1:] if len(call.args) > 2 else call.argument(1, "dims")
+    dims = [call.dimension(d) + 1 for d in (given if isinstance(given, list | tuple) else (given,))]
+    return DualMonotone(lambda x: x.flip(dims))
+
+
+@rewrite(torch.chunk, torch.Tensor.chunk)
+def _chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+    return _split(x, -(-x.shape[dim] // chunks), dim)
+
+
+@rewrite(torch.split, torch.Tensor.split)
+def _split(x: Any, size: Any, dim: int = 0) -> tuple[Any, ...]:
+    total = x.shape[dim]
+    sizes = [min(size, total - s) for s in range(0, total, size)] if isinstance(size, int) else list(size)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(x.narrow(dim, start, length) for start, length in zip(starts, sizes, strict=True))
+
+
+@rewrite(torch.unbind, torch.Tensor.unbind)
+def _unbind(x: Any, dim: int = 0) -> tuple[Any, ...]:
+    return tuple(x.narrow(dim, i, 1).squeeze(dim) for i in range(x.shape[dim]))
+
+
+@register(nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d,
+          nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d, nn.CircularPad1d,
+          nn.CircularPad2d, nn.CircularPad3d)  # fmt: skip
+def _pad_module(call: Call) -> AffineDual:
+    m: Any = call.module
+    name = type(m).__name__
+    mode = next((k for k in ("reflect", "replic", "circular") if name.lower().startswith(k)), "constant")
+    return _pad(call, tuple(m.padding), "replicate" if mode == "replic" else mode, getattr(m, "value", 0.0))
+
+
+@register(F.pad)
+def _pad_function(call: Call) -> AffineDual:
+    fill = call.argument(3, "value", None)
+    return _pad(call, tuple(call.argument(1, "pad")), call.argument(2, "mode", "constant"), fill or 0.0)
+
+
+def _pad(call: Call, amounts: tuple[int, ...], mode: str, fill: float) -> AffineDual:
+    if len(amounts) // 2 > len(call.operand.shape):
+        call.dimension(0)
+    if mode == "constant":
+        return DualPad(amounts, float(fill), call.shape)
+    return DualMonotone(lambda x: F.pad(x, amounts, mode))
+
+
+@register(nn.Upsample, F.interpolate, nn.UpsamplingNearest2d)
+def _upsample(call: Call) -> DualMonotone:
+    mode = call.module.mode if call.module is not None else call.argument(3, "mode", "nearest")
+    if mode not in ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "area"):
+        raise ArgumentError(
+            f"{call.path}: upsampling mode {mode!r} has negative coefficients and no dual layer; use 'nearest'"
+        )
+    size = call.shape[1:]
+    align = call.module.align_corners if call.module is not None else call.argument(4, "align_corners", None)
+    scale = call.module.scale_factor if call.module is not None else call.argument(2, "scale_factor", None)
+    if scale is not None and mode not in ("nearest", "area"):
+        return DualMonotone(lambda x: F.interpolate(x, scale_factor=scale, mode=mode, align_corners=align))
+    return DualMonotone(lambda x: F.interpolate(x, size=size, mode=mode, align_corners=align))
+
+
+@register(nn.PixelShuffle, F.pixel_shuffle)
+def _pixel_shuffle(call: Call) -> DualMonotone:
+    factor = call.module.upscale_factor if call.module is not None else call.argument(1, "upscale_factor")
+    return DualMonotone(lambda x: F.pixel_shuffle(x, factor))

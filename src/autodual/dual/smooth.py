@@ -1,0 +1,200 @@
+"""Curved activations. Each is a value, a derivative and the points between which it is convex or concave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodual.dual.base import Band, Lines
+from autodual.dual.curved import CurvedDual
+from autodual.dual.registry import register
+from autodual.graph import Call
+from autodual.interval import Interval
+
+SELU_ALPHA = 1.6732632423543772
+SELU_SCALE = 1.0507009873554805
+
+
+@register(nn.Tanh, torch.tanh, torch.tanh_, torch.Tensor.tanh, torch.Tensor.tanh_, F.tanh)
+class DualTanh(CurvedDual):
+    breakpoints = (0.0,)
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.tanh()
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return 1 - z.tanh().square()
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        distance = (1 - slope).clamp(min=0).sqrt().atanh()
+        return torch.where(low + high < 0, -distance, distance)
+
+
+@register(nn.Sigmoid, torch.sigmoid, torch.sigmoid_, torch.Tensor.sigmoid, torch.Tensor.sigmoid_, F.sigmoid)
+class DualSigmoid(CurvedDual):
+    breakpoints = (0.0,)
+    slopes = (0.0, 0.25)
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.sigmoid()
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return z.sigmoid() * (-z).sigmoid()
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        distance = 2 * (1 - 4 * slope).clamp(min=0).sqrt().atanh()
+        return torch.where(low + high < 0, -distance, distance)
+
+
+@dataclass(frozen=True)
+class DualSoftplus(CurvedDual):
+    """log(1 + exp(beta z)) / beta, which PyTorch replaces by z where beta z > threshold: a jump that is accounted for."""
+
+    beta: float = 1.0
+    threshold: float = 20.0
+
+    def value(self, z: Tensor) -> Tensor:
+        return F.softplus(z, self.beta, self.threshold)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return (self.beta * z).sigmoid()
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        return (torch.logit(slope) / self.beta).expand_as(low)
+
+    def band(self, z: Interval) -> Band:
+        band = super().band(z)
+        return Band(band.slope, band.centre, band.radius + self._jump(z))
+
+    def lines(self, z: Interval) -> Lines:
+        lines, jump = super().lines(z), self._jump(z)
+        return Lines(lines.lower_slope, lines.lower_offset - jump, lines.upper_slope, lines.upper_offset + jump)
+
+    def _jump(self, z: Interval) -> Tensor:
+        across = (self.beta * z.lower <= self.threshold) & (self.beta * z.upper > self.threshold)
+        return across.to(z.lower) * (math.log1p(math.exp(-self.threshold)) / self.beta)
+
+
+@register(nn.Softplus, F.softplus)
+def _softplus(call: Call) -> DualSoftplus:
+    m: Any = call.module
+    if m is not None:
+        return DualSoftplus(float(m.beta), float(m.threshold))
+    return DualSoftplus(float(call.argument(1, "beta", 1.0)), float(call.argument(2, "threshold", 20.0)))
+
+
+@dataclass(frozen=True)
+class DualELU(CurvedDual):
+    """scale * z above zero, scale * alpha * (exp(z / width) - 1) below: ELU, SELU and CELU."""
+
+    alpha: float
+    scale: float = 1.0
+    width: float = 1.0
+
+    breakpoints = (0.0,)
+
+    @property
+    def slopes(self) -> tuple[float, float]:  # type: ignore[override]
+        return 0.0, self.scale * max(1.0, self.alpha / self.width)
+
+    def value(self, z: Tensor) -> Tensor:
+        below = self.alpha * torch.expm1(z.clamp(max=0) / self.width)
+        return self.scale * torch.where(z > 0, z, below)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        below = self.alpha / self.width * torch.exp(z.clamp(max=0) / self.width)
+        return self.scale * torch.where(z > 0, torch.ones_like(z), below)
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        below = self.width * torch.log(slope * (self.width / (self.scale * self.alpha)))
+        return torch.where(low >= 0, low, below)
+
+
+@register(nn.ELU, F.elu, F.elu_)
+def _elu(call: Call) -> DualELU:
+    return DualELU(float(call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0)))
+
+
+@register(nn.CELU, F.celu, torch.celu)
+def _celu(call: Call) -> DualELU:
+    alpha = float(call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0))
+    return DualELU(alpha, width=alpha)
+
+
+@register(nn.SELU, F.selu, torch.selu, torch.selu_)
+def _selu(call: Call) -> DualELU:
+    return DualELU(SELU_ALPHA, SELU_SCALE)
+
+
+class DualGELU(CurvedDual):
+    """z * Phi(z); f'' = (2 - z^2) phi(z)."""
+
+    breakpoints = (-math.sqrt(2), math.sqrt(2))
+    slopes = (-0.13, 1.13)
+
+    def value(self, z: Tensor) -> Tensor:
+        return F.gelu(z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+        return torch.special.ndtr(z) + z * density
+
+
+class DualTanhGELU(CurvedDual):
+    """The tanh approximation of GELU; inflection points found to 17 digits."""
+
+    breakpoints = (-1.4185040087908284, 1.4185040087908284)
+    slopes = (-0.13, 1.13)
+
+    def value(self, z: Tensor) -> Tensor:
+        return F.gelu(z, approximate="tanh")
+
+    def derivative(self, z: Tensor) -> Tensor:
+        inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
+        inner_slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z.square())
+        tanh = inner.tanh()
+        return (1 + tanh) / 2 + z * (1 - tanh.square()) * inner_slope / 2
+
+
+@register(nn.GELU, F.gelu)
+def _gelu(call: Call) -> CurvedDual:
+    approximate = call.module.approximate if call.module is not None else call.argument(1, "approximate", "none")
+    return DualTanhGELU() if approximate == "tanh" else DualGELU()
+
+
+@register(nn.SiLU, F.silu)
+class DualSiLU(CurvedDual):
+    """z * sigmoid(z); inflection points found to 17 digits."""
+
+    breakpoints = (-2.3993572805154677, 2.3993572805154677)
+    slopes = (-0.1, 1.1)
+
+    def value(self, z: Tensor) -> Tensor:
+        return F.silu(z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        gate = z.sigmoid()
+        return gate * (1 + z * (-z).sigmoid())
+
+
+@register(nn.Hardswish, F.hardswish)
+class DualHardswish(CurvedDual):
+    """z * relu6(z + 3) / 6: flat, a parabola, straight."""
+
+    breakpoints = (-3.0, 3.0)
+    slopes = (-0.5, 1.5)
+
+    def value(self, z: Tensor) -> Tensor:
+        return F.hardswish(z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        inner = (2 * z + 3) / 6
+        return torch.where(z <= -3, torch.zeros_like(z), torch.where(z >= 3, torch.ones_like(z), inner))
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        return (3 * slope - 1.5).expand_as(low)

@@ -1,0 +1,8 @@
+"""MODEL -> GRAPH: capture any nn.Module as a frozen network with live parameters."""
+
+from autodual.graph.capture import capture as capture
+from autodual.graph.network import Network as Network
+from autodual.graph.network import Node as Node
+from autodual.graph.registry import Call as Call
+from autodual.graph.registry import Operand as Operand
+from autodual.graph.registry import Registry as Registry

@@ -1,0 +1,103 @@
+"""A captured model: a frozen list of calls whose parameters stay live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import map_aggregate
+
+from autodual._types import Shape
+from autodual.graph.registry import Call, Operand, Registry, refresh_hooked_parameters
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A reference to an earlier node."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A live parameter, buffer or tensor of the model: read anew at every use."""
+
+    owner: nn.Module | None
+    name: str
+    tensor: Tensor | None = None
+
+    def read(self) -> Tensor:
+        value = self.tensor if self.owner is None else getattr(self.owner, self.name)
+        assert isinstance(value, Tensor)
+        return value
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call. `depends` says whether its value depends on the network's input; `shape` is per example if so."""
+
+    name: str
+    path: str
+    target: nn.Module | Callable[..., Any] | Attribute | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    depends: bool
+    shape: Shape
+
+    @property
+    def refs(self) -> tuple[int, ...]:
+        found: list[int] = []
+        map_aggregate((self.args, self.kwargs), lambda a: found.append(a.index) if isinstance(a, Ref) else None)
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The graph of a model for one input shape. Holds references to the model's modules, never copies of weights."""
+
+    model: nn.Module
+    nodes: tuple[Node, ...]
+    output: int
+    input_shape: Shape
+    batch: int
+    registry: Registry
+
+    @property
+    def output_shape(self) -> Shape:
+        return self.nodes[self.output].shape
+
+    def parameters_now(self) -> dict[int, Any]:
+        """Values of every node that does not depend on the input, computed from today's parameters."""
+        values: dict[int, Any] = {}
+        for index, node in enumerate(self.nodes):
+            if node.depends:
+                continue
+            if isinstance(node.target, Attribute):
+                values[index] = node.target.read()
+            elif node.target is not None:
+                args, kwargs = fill((node.args, node.kwargs), values)
+                values[index] = node.target(*args, **kwargs)
+        return values
+
+    def call(self, node: Node, parameters: dict[int, Any], clean: tuple[Tensor, ...] | None) -> Call:
+        """The call of an input-dependent node, as its builder sees it."""
+        operands = {i: Operand(n.shape) for i, n in enumerate(self.nodes) if n.depends}
+        args, kwargs = fill((node.args, node.kwargs), parameters | operands)
+        module = node.target if isinstance(node.target, nn.Module) else None
+        if module is not None:
+            refresh_hooked_parameters(module)
+        return Call(node.path or node.name, node.shape, module, args, kwargs, self.batch, clean)
+
+
+def fill(arguments: Any, values: dict[int, Any]) -> Any:
+    """Replace references by values."""
+    return map_aggregate(arguments, lambda a: values[a.index] if isinstance(a, Ref) else a)
+
+
+def tensor_method(name: str) -> Callable[..., Any]:
+    """The function behind a method call `x.name(...)`."""
+    method: Callable[..., Any] = getattr(torch.Tensor, name)
+    return method

@@ -1,0 +1,185 @@
+"""The one registry: which operation of PyTorch is understood, and by what.
+
+An operation is a module type, a function, or a method of Tensor. It is understood either by a *builder*, which turns one
+call into one dual layer, or by a *rewrite*, which expresses the call in simpler operations. There is no second list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from autodual._errors import ArgumentError
+from autodual._types import Shape
+
+Target: TypeAlias = type[nn.Module] | Callable[..., Any]
+Builder: TypeAlias = Callable[["Call"], Any]
+Registered = TypeVar("Registered", bound=Callable[..., Any])
+
+_MISSING = object()
+_PARAMETER_HOOKS = (WeightNorm, SpectralNorm)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Stands for an argument that depends on the network's input."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an operation, with today's parameter values, as a builder sees it."""
+
+    path: str
+    shape: Shape
+    module: Any
+    """The module that was called; None for a function."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    batch: int = 1
+    clean: tuple[Tensor, ...] | None = None
+    """Values of the operands on the clean batch, when a training step provides them."""
+
+    def argument(self, position: int, name: str, default: Any = _MISSING) -> Any:
+        """The argument given by position or by name."""
+        if position < len(self.args):
+            return self.args[position]
+        value = self.kwargs.get(name, default)
+        if value is _MISSING:
+            raise ArgumentError(f"{self.path}: argument {name!r} is missing")
+        return value
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        flat: list[Operand] = []
+        for value in (*self.args, *self.kwargs.values()):
+            flat.extend(v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, Operand))
+        return tuple(flat)
+
+    @property
+    def operand(self) -> Operand:
+        return self.operands[0]
+
+    def dimension(self, dim: int) -> int:
+        """A dimension counted with the batch, as PyTorch does, becomes one of the example; the batch itself is refused."""
+        rank = len(self.operand.shape) + 1
+        if not -rank <= dim < rank:
+            raise ArgumentError(f"{self.path}: dimension {dim} does not exist in a tensor of {rank} dimensions")
+        if dim % rank == 0:
+            raise ArgumentError(
+                f"{self.path}: the operation works across the batch dimension, so one example's output would depend "
+                f"on the others; certificates are per example. Keep dimension 0 for the batch"
+            )
+        return dim % rank - 1
+
+    def constant(self, value: Any, like: Shape) -> Tensor:
+        """A tensor or number that broadcasts against an operand, without its batch dimension."""
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        if tensor.dim() <= len(like):
+            return tensor
+        rows = tensor if tensor.dim() == len(like) + 1 else tensor.squeeze(0)
+        if rows.shape[0] == 1 or (rows.shape[0] == self.batch and bool((rows == rows[:1]).all())):
+            return rows[0]
+        raise ArgumentError(
+            f"{self.path}: a constant of shape {tuple(tensor.shape)} differs between the examples of a batch; "
+            f"certificates need one network for all examples"
+        )
+
+
+@dataclass
+class Registry:
+    """Maps operations to builders and rewrites."""
+
+    builders: dict[Target, Builder] = field(default_factory=dict)
+    rewrites: dict[Target, Callable[..., Any]] = field(default_factory=dict)
+
+    def register(self, *targets: Target) -> Callable[[Registered], Registered]:
+        """Decorator for a dual layer (a dataclass) or for a function from `Call` to a dual layer.
+
+        The fields of a dataclass are read from the module's attributes of the same names, or filled by the function's
+        arguments after the first, in order or by name.
+        """
+        if not targets:
+            raise ArgumentError("register() needs at least one module type or function")
+
+        def add(builder: Registered) -> Registered:
+            build = _from_fields(builder) if inspect.isclass(builder) else builder
+            self.builders.update(dict.fromkeys(targets, build))
+            return builder
+
+        return add
+
+    def rewrite(self, *targets: Target) -> Callable[[Registered], Registered]:
+        """Decorator for a function that computes the same value with simpler operations.
+
+        For a module type it is called with the module first. It may return NotImplemented to leave a call as it is.
+        """
+
+        def add(function: Registered) -> Registered:
+            self.rewrites.update(dict.fromkeys(targets, function))
+            return function
+
+        return add
+
+    def builder_of(self, target: nn.Module | Callable[..., Any]) -> Builder | None:
+        return self._find(self.builders, target)
+
+    def rewrite_of(self, target: nn.Module | Callable[..., Any]) -> Callable[..., Any] | None:
+        return self._find(self.rewrites, target)
+
+    def nearest(self, name: str) -> list[str]:
+        """Names of the supported operations that read most like `name`."""
+        known = {t.__name__.lower(): t.__name__ for t in (*self.builders, *self.rewrites)}
+        return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)]
+
+    @staticmethod
+    def _find(table: dict[Target, Any], target: nn.Module | Callable[..., Any]) -> Any | None:
+        if not isinstance(target, nn.Module):
+            try:
+                return table.get(target)
+            except TypeError:  # unhashable callable
+                return None
+        if _changes_output_by_hook(target):
+            return None
+        for cls in type(target).__mro__:
+            if cls in table:
+                return table[cls]
+            if "forward" in vars(cls) or "_conv_forward" in vars(cls):
+                return None  # a subclass that computes something else is not what was registered
+        return None
+
+
+def refresh_hooked_parameters(module: nn.Module) -> None:
+    """Recompute the weight of a module under the older, hook-based weight_norm or spectral_norm."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, _PARAMETER_HOOKS):
+            hook(module, ())
+
+
+def _changes_output_by_hook(module: nn.Module) -> bool:
+    foreign = [h for h in module._forward_pre_hooks.values() if not isinstance(h, _PARAMETER_HOOKS)]
+    return bool(foreign or module._forward_hooks)
+
+
+def _from_fields(layer: type[Any]) -> Builder:
+    if not dataclasses.is_dataclass(layer):
+        return lambda call: layer()
+    names = [f.name for f in dataclasses.fields(layer)]
+
+    def build(call: Call) -> Any:
+        if call.module is not None:
+            return layer(**{name: getattr(call.module, name) for name in names})
+        values = {n: call.argument(i, n, None) for i, n in enumerate(names, start=1)}
+        return layer(**{n: v for n, v in values.items() if v is not None})
+
+    return build

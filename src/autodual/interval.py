@@ -1,0 +1,56 @@
+"""An elementwise interval: the value that every engine passes around."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All values between `lower` and `upper`, elementwise."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def __post_init__(self) -> None:
+        if self.lower.shape != self.upper.shape:
+            raise ArgumentError(
+                f"lower and upper must have one shape, got {tuple(self.lower.shape)} and {tuple(self.upper.shape)}"
+            )
+
+    @classmethod
+    def around(cls, centre: Tensor, radius: Tensor) -> Interval:
+        return cls(centre - radius, centre + radius)
+
+    @property
+    def centre(self) -> Tensor:
+        return (self.lower + self.upper) / 2
+
+    @property
+    def radius(self) -> Tensor:
+        return (self.upper - self.lower) / 2
+
+    @property
+    def width(self) -> Tensor:
+        return self.upper - self.lower
+
+    def intersect(self, other: Interval) -> Interval:
+        """What both allow. Where rounding makes them miss each other, this interval is kept as it is."""
+        lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
+        crossed = lower > upper
+        return Interval(torch.where(crossed, self.lower, lower), torch.where(crossed, self.upper, upper))
+
+    def contains(self, value: Tensor, tolerance: float = 0.0) -> Tensor:
+        """Elementwise; NaN is contained in nothing."""
+        return (value >= self.lower - tolerance) & (value <= self.upper + tolerance)
+
+    def finite(self) -> Tensor:
+        return self.lower.isfinite() & self.upper.isfinite()
+
+    def detach(self) -> Interval:
+        return Interval(self.lower.detach(), self.upper.detach())

@@ -1,0 +1,123 @@
+"""Norm balls around every input, named by the norm of the perturbation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+from autodual.sets.base import Perturbation
+from autodual.sets.norm import Box, NormSet
+
+
+@dataclass(frozen=True)
+class LinfBall(Perturbation):
+    """Every feature moves by at most eps, and stays inside `clip` = (low, high) if that is given.
+
+    eps is in the units of the input: a number, a scalar tensor, one per example [N], or one per feature.
+    """
+
+    eps: float | Tensor
+    clip: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+        if self.clip is not None and (len(self.clip) != 2 or not self.clip[0] < self.clip[1]):
+            raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
+
+    def around(self, x: Tensor) -> Box:
+        eps = _broadcast(self.eps, x)
+        if self.clip is None:
+            return Box.around(x, eps)
+        low, high = self.clip
+        lower, upper = (x - eps).clamp(min=low), (x + eps).clamp(max=high)
+        return Box.around((lower + upper) / 2, (upper - lower) / 2)
+
+    def with_eps(self, eps: float | Tensor) -> LinfBall:
+        return replace(self, eps=eps)
+
+
+@dataclass(frozen=True)
+class L2Ball(Perturbation):
+    """The whole input moves by at most eps in Euclidean distance; eps is a number or one per example."""
+
+    eps: float | Tensor
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def around(self, x: Tensor) -> NormSet:
+        return NormSet(x, _per_example(self.eps, x, "L2Ball"), 2.0)
+
+    def with_eps(self, eps: float | Tensor) -> L2Ball:
+        return replace(self, eps=eps)
+
+
+@dataclass(frozen=True)
+class L1Ball(Perturbation):
+    """The absolute changes of all features add up to at most eps; eps is a number or one per example."""
+
+    eps: float | Tensor
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def around(self, x: Tensor) -> NormSet:
+        return NormSet(x, _per_example(self.eps, x, "L1Ball"), torch.inf)
+
+    def with_eps(self, eps: float | Tensor) -> L1Ball:
+        return replace(self, eps=eps)
+
+
+def _check_eps(eps: float | Tensor) -> None:
+    if isinstance(eps, bool) or not isinstance(eps, int | float | Tensor):
+        raise ArgumentError(f"eps must be a number or a tensor, got {type(eps).__name__}")
+    if isinstance(eps, Tensor) and not eps.is_floating_point():
+        raise ArgumentError(f"eps must be a floating-point tensor, got {eps.dtype}")
+    values = torch.as_tensor(eps)
+    if not bool((values >= 0).all()) or not bool(values.isfinite().all()):
+        raise ArgumentError(f"eps must be finite and not negative everywhere, got {_describe(values)}")
+
+
+def _describe(values: Tensor) -> str:
+    return str(values.item()) if values.dim() == 0 else f"values from {values.min().item()} to {values.max().item()}"
+
+
+def _broadcast(eps: float | Tensor, x: Tensor) -> Tensor:
+    """eps as a tensor that broadcasts against x [N, *shape], with a leading dimension of 1 or N."""
+    value = torch.as_tensor(eps, dtype=x.dtype, device=x.device)
+    shape = tuple(value.shape)
+    if value.dim() == 0:
+        return value.reshape([1] * x.dim())
+    example = len(shape) == 1 and shape[0] == x.shape[0]
+    feature = len(shape) <= x.dim() - 1 and _broadcasts(shape, tuple(x.shape[1:])) and not (example and x.dim() > 2)
+    if example and feature and x.shape[0] > 1:
+        raise ArgumentError(
+            f"eps of shape {shape} could be one per example or one per feature for x of shape {tuple(x.shape)}; "
+            f"reshape it to [{shape[0]}, 1] (per example) or to [1, {shape[0]}] (per feature)"
+        )
+    if example:
+        return value.reshape(-1, *[1] * (x.dim() - 1))
+    if feature:
+        return value.reshape(*[1] * (x.dim() - len(shape)), *shape)
+    if len(shape) == x.dim() and _broadcasts(shape, tuple(x.shape)):
+        return value
+    raise ArgumentError(
+        f"eps of shape {shape} does not fit x of shape {tuple(x.shape)}: give one number, one per example "
+        f"[{x.shape[0]}], or one per feature {list(x.shape[1:])}"
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def _per_example(eps: float | Tensor, x: Tensor, name: str) -> Tensor:
+    value = torch.as_tensor(eps, dtype=x.dtype, device=x.device)
+    if value.numel() not in (1, x.shape[0]) or (value.dim() > 0 and value.shape[0] != value.numel()):
+        raise ArgumentError(
+            f"{name}: eps must be one number or one per example [{x.shape[0]}], got shape {tuple(value.shape)}"
+        )
+    return value.reshape(-1, *[1] * (x.dim() - 1))

@@ -1,0 +1,76 @@
+"""What may change: the set of inputs over which a statement is to hold.
+
+A set of your own is a subclass of `InputSet` with `centre`, `minimise` and `__getitem__`; `autodual.testing.check_input_set`
+checks it. Everything else, attacks included, follows from the support function.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from autodual.interval import Interval
+
+
+class InputSet(ABC):
+    """A convex set of inputs for each example of a batch, known by the minimum of every linear function over it."""
+
+    centre: Tensor
+    """A point of the set, [N, *shape]."""
+    dual_norm: float | None = None
+    """1, 2 or inf when the minimum of c'x is c'centre - norm(radius * c); None for a set of another kind."""
+    radius: Tensor
+    """Only for sets with a `dual_norm`: broadcastable to the centre."""
+
+    @abstractmethod
+    def minimise(self, coefficients: Tensor) -> Tensor:
+        """min over x in the set of sum(coefficients * x): [R, N or 1, *shape] -> [R, N]."""
+
+    @abstractmethod
+    def __getitem__(self, examples: slice) -> InputSet:
+        """The sets of some of the examples."""
+
+    def __len__(self) -> int:
+        return int(self.centre.shape[0])
+
+    def box(self) -> Interval:
+        """The smallest box around the set."""
+        shape = self.centre.shape
+        basis = torch.eye(shape[1:].numel(), dtype=self.centre.dtype, device=self.centre.device)
+        rows = basis.reshape(-1, 1, *shape[1:])
+        lower, upper = self.minimise(rows), -self.minimise(-rows)
+        return Interval(lower.T.reshape(shape), upper.T.reshape(shape))
+
+    def vertex(self, direction: Tensor) -> Tensor:
+        """A point of the set that is farthest in `direction` [N, *shape]: the gradient of the support function."""
+        with torch.enable_grad():
+            negative = (-direction).detach().unsqueeze(0).requires_grad_()
+            lowest = self.minimise(negative).sum()
+        return torch.autograd.grad(lowest, negative)[0].squeeze(0)
+
+    def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
+        """Move from x towards the farthest point in `direction`, staying in the set."""
+        return x + min(size, 1.0) * (self.vertex(direction) - x)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A random point of each example's set; here, a random mixture of the centre and a random extreme point."""
+        noise = torch.randn(self.centre.shape, dtype=self.centre.dtype, device=self.centre.device, generator=generator)
+        weight = torch.rand(len(self), dtype=noise.dtype, device=noise.device, generator=generator)
+        weight = weight.reshape(-1, *[1] * (noise.dim() - 1))
+        return self.centre + weight * (self.vertex(noise) - self.centre)
+
+
+class Perturbation(ABC):
+    """What may be done to any input: turns a batch of inputs into the sets around them."""
+
+    eps: float | Tensor
+
+    @abstractmethod
+    def around(self, x: Tensor) -> InputSet:
+        """The set of inputs that an adversary may choose from instead of each x."""
+
+    @abstractmethod
+    def with_eps(self, eps: float | Tensor) -> Perturbation:
+        """The same kind of perturbation with another size."""

@@ -1,0 +1,129 @@
+"""Boxes and norm balls as input sets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+from autodual._tensor import safe_sqrt
+from autodual.interval import Interval
+from autodual.sets.base import InputSet
+
+
+class Box(InputSet):
+    """All x with lower <= x <= upper, elementwise: an l-infinity ball, also a clipped one."""
+
+    dual_norm = 1.0
+
+    def __init__(self, lower: Tensor, upper: Tensor) -> None:
+        if lower.shape != upper.shape or lower.dtype != upper.dtype or lower.device != upper.device:
+            raise ArgumentError(
+                f"Box: lower and upper must agree in shape, dtype and device, got {tuple(lower.shape)} {lower.dtype} on "
+                f"{lower.device} and {tuple(upper.shape)} {upper.dtype} on {upper.device}"
+            )
+        if not bool((lower <= upper).all()):
+            count = int((~(lower <= upper)).sum())
+            raise ArgumentError(f"Box: lower must not exceed upper; {count} of {lower.numel()} entries do, or are NaN")
+        self._set((lower + upper) / 2, (upper - lower) / 2)
+
+    @classmethod
+    def around(cls, centre: Tensor, radius: Tensor) -> Box:
+        """A box by centre and radius, which broadcast; unchecked."""
+        box = cls.__new__(cls)
+        box._set(centre, radius)
+        return box
+
+    def _set(self, centre: Tensor, radius: Tensor) -> None:
+        self.centre, self.radius = centre, radius
+
+    @property
+    def lower(self) -> Tensor:
+        return self.centre - self.radius
+
+    @property
+    def upper(self) -> Tensor:
+        return self.centre + self.radius
+
+    def __getitem__(self, examples: slice) -> Box:
+        return Box.around(self.centre[examples], _some(self.radius, examples))
+
+    def minimise(self, coefficients: Tensor) -> Tensor:
+        linear = (coefficients * self.centre).flatten(2).sum(-1)
+        return linear - (coefficients.abs() * self.radius).flatten(2).sum(-1)
+
+    def box(self) -> Interval:
+        return Interval.around(self.centre, self.radius.expand_as(self.centre))
+
+    def vertex(self, direction: Tensor) -> Tensor:
+        return self.centre + self.radius * direction.sign()
+
+    def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
+        return self.project(x + size * self.radius * direction.sign())
+
+    def project(self, x: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(x, self.lower), self.upper)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        x = self.centre
+        noise = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+        return self.project(x + (2 * noise - 1) * self.radius)
+
+
+class NormSet(InputSet):
+    """All x with norm(x - centre) <= radius, in the l2 or the l1 norm; one radius per example."""
+
+    def __init__(self, centre: Tensor, radius: Tensor, dual_norm: float) -> None:
+        self.centre, self.radius, self.dual_norm = centre, radius, dual_norm
+
+    def __getitem__(self, examples: slice) -> NormSet:
+        assert self.dual_norm is not None
+        return NormSet(self.centre[examples], _some(self.radius, examples), self.dual_norm)
+
+    def minimise(self, coefficients: Tensor) -> Tensor:
+        linear = (coefficients * self.centre).flatten(2).sum(-1)
+        scaled = (coefficients * self.radius).flatten(2)
+        norm = safe_sqrt(scaled.square().sum(-1)) if self.dual_norm == 2 else scaled.abs().amax(-1)
+        return linear - norm
+
+    def box(self) -> Interval:
+        return Interval.around(self.centre, self.radius.expand_as(self.centre))
+
+    def vertex(self, direction: Tensor) -> Tensor:
+        flat = direction.flatten(1)
+        if self.dual_norm == 2:
+            unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
+        else:
+            unit = torch.zeros_like(flat)
+            best = flat.abs().argmax(1, keepdim=True)
+            unit.scatter_(1, best, flat.gather(1, best).sign())
+        return self.centre + self.radius * unit.reshape(direction.shape)
+
+    def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
+        return self.project(x + size * (self.vertex(direction) - self.centre))
+
+    def project(self, x: Tensor) -> Tensor:
+        shift = (x - self.centre).flatten(1)
+        radius = self.radius.expand(len(x), *self.radius.shape[1:]).reshape(-1, 1)
+        inside = _into_l2(shift, radius) if self.dual_norm == 2 else _into_l1(shift, radius)
+        return self.centre + inside.reshape(x.shape)
+
+
+def _into_l2(shift: Tensor, radius: Tensor) -> Tensor:
+    norm = shift.norm(dim=1, keepdim=True)
+    return torch.where(norm > radius, shift * (radius / norm.clamp(min=torch.finfo(norm.dtype).tiny)), shift)
+
+
+def _into_l1(shift: Tensor, radius: Tensor) -> Tensor:
+    """Euclidean projection onto an l1 ball: shrink every entry by the amount that makes the norm fit."""
+    size = shift.abs()
+    ordered = size.sort(dim=1, descending=True).values
+    count = torch.arange(1, size.shape[1] + 1, device=size.device, dtype=size.dtype)
+    excess = (ordered.cumsum(1) - radius) / count
+    last = (ordered > excess).sum(1, keepdim=True).clamp(min=1) - 1
+    shrink = excess.gather(1, last).clamp(min=0)
+    return torch.where(size.sum(1, keepdim=True) > radius, shift.sign() * (size - shrink).clamp(min=0), shift)
+
+
+def _some(radius: Tensor, examples: slice) -> Tensor:
+    return radius if radius.shape[0] == 1 else radius[examples]
