@@ -13,33 +13,29 @@ from autodual.bounds.memory import Budget
 from autodual.bounds.rows import Plan, Rows
 from autodual.dual import AffineDual, DualNetwork
 
-AtNode = Callable[[int, Tensor], None]
+Observer = Callable[[int, Tensor], None]
 AtActivation = Callable[[int, Tensor], Tensor | None]
 
 
 def pull_back(
-    network: DualNetwork,
-    target: int,
-    seed: Tensor,
-    at_activation: AtActivation,
-    at_affine: AtNode | None = None,
+    network: DualNetwork, target: int, seed: Tensor, at_activation: AtActivation, observe: Observer | None = None
 ) -> Tensor | None:
     """Coefficients on the network's input [R, N or 1, *shape], or None if no row reaches it.
 
     `at_activation` turns the coefficients on an activation's result into those on its operand (None stops there);
-    `at_affine` sees the coefficients on every affine layer's result.
+    `observe` sees the coefficients on every node.
     """
     coefficients: dict[int, Tensor] = {target: seed}
     for index in network.ancestors(target):
         if index not in coefficients:
             continue
         node, current = network.nodes[index], coefficients.pop(index)
+        if observe is not None:
+            observe(index, current)
         if node.layer is None:
             return current
         pulled: Iterable[Tensor | None]
         if isinstance(node.layer, AffineDual):
-            if at_affine is not None:
-                at_affine(index, current)
             merged = node.layer.transpose(merge_leading(current), network.operand_shapes(index))
             pulled = (split_leading(p, current.shape[0]) for p in merged)
         else:
@@ -51,12 +47,7 @@ def pull_back(
 
 
 def over_chunks(
-    network: DualNetwork,
-    target: int,
-    plan: Plan,
-    budget: Budget,
-    like: Tensor,
-    bound: Callable[[Rows], Tensor],
+    network: DualNetwork, target: int, plan: Plan, budget: Budget, like: Tensor, bound: Callable[[Rows], Tensor]
 ) -> Tensor:
     """`bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored."""
     size = budget.rows(network, target, like)

@@ -21,10 +21,12 @@ from autodual.bounds.base import (
     SoundBounds,
     name_layers,
 )
+from autodual.bounds.crown_solver import CrownSolver
+from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import rounding_slack
-from autodual.bounds.solvers import CrownSolver, DualSolver, Solver, constant_bands
+from autodual.bounds.rounding import prove_rows
+from autodual.bounds.solver import Solver
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -73,27 +75,25 @@ class BackwardEngine(BoundEngine):
         return kind(_join([o for o, _ in parts]), name_layers(network, joined))
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        parts = self._in_parts(network, region, spec, lambda part, rows: self._minimum(network, part, rows)[0])
+        def one(part: InputSet, rows: Spec | None) -> Minimum:
+            assert rows is not None
+            solver, found, beside = self._relaxed(network, part)
+            lower = solver.minimum(network.output, rows)
+            return Minimum(_tighter(lower, rows, solver, found, beside), found.sound)
+
+        parts = self._in_parts(network, region, spec, one)
         return Minimum(torch.cat([p.lower for p in parts]), parts[0].sound)
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        def one(part: InputSet, rows: Spec | None) -> tuple[Minimum, Tensor]:
-            found, solver = self._minimum(network, part, rows)
+        def one(part: InputSet, rows: Spec | None) -> Proof:
             assert rows is not None
-            return found, rounding_slack(solver, rows)
+            solver, found, beside = self._relaxed(network, part)
+            lower, slack = prove_rows(solver, network.output, rows)
+            return Proof(_tighter(lower, rows, solver, found, beside), found.sound, slack)
 
         parts = self._in_parts(network, region, spec, one)
-        lower, slack = torch.cat([m.lower for m, _ in parts]), torch.cat([s for _, s in parts])
-        return Proof(lower, parts[0][0].sound, slack)
-
-    def _minimum(self, network: DualNetwork, region: InputSet, spec: Spec | None) -> tuple[Minimum, Solver]:
-        assert spec is not None
-        solver, found, intervals = self._relaxed(network, region)
-        lower = solver.minimum(network.output, spec)
-        if intervals is not None:
-            plain = constant_bands(DualSolver(network, region, solver.budget), found.intervals)
-            lower = torch.maximum(lower, plain.minimum(network.output, spec))
-        return Minimum(lower, found.sound), solver
+        lower, slack = torch.cat([p.lower for p in parts]), torch.cat([p.slack for p in parts])
+        return Proof(lower, parts[0].sound, slack)
 
     def _relaxed(self, network: DualNetwork, region: InputSet) -> tuple[Solver, Preactivations, IntervalPass | None]:
         """All activations relaxed, one after the other."""
@@ -115,11 +115,7 @@ class BackwardEngine(BoundEngine):
         return solver, Preactivations(intervals, given is None or given.sound), beside
 
     def _in_parts(
-        self,
-        network: DualNetwork,
-        region: InputSet,
-        spec: Spec | None,
-        work: Callable[[InputSet, Spec | None], Part],
+        self, network: DualNetwork, region: InputSet, spec: Spec | None, work: Callable[[InputSet, Spec | None], Part]
     ) -> list[Part]:
         """The work on as many examples at a time as the memory budget allows."""
         size = Budget.of(self.max_bytes, region.centre.device).examples(network, region.centre)
@@ -143,6 +139,14 @@ class Crown(BackwardEngine):
 
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> CrownSolver:
         return CrownSolver(network, region, budget)
+
+
+def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, beside: IntervalPass | None) -> Tensor:
+    """The better of a bound and of the interval bound, where intervals run beside."""
+    if beside is None:
+        return lower
+    plain = constant_bands(DualSolver(solver.network, solver.region, solver.budget), found.intervals)
+    return torch.maximum(lower, plain.minimum(solver.network.output, spec))
 
 
 def _join(intervals: list[Interval]) -> Interval:

@@ -11,9 +11,9 @@ from torch import Tensor
 from autodual._errors import MemoryBudgetError
 from autodual._tensor import merge_leading, safe_sqrt, split_leading
 from autodual.bounds.base import BoundEngine, Bounds, Minimum, Preactivations, Proof, SoundBounds, name_layers
+from autodual.bounds.dual_solver import DualSolver
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import rounding_slack
-from autodual.bounds.solvers import DualSolver
+from autodual.bounds.rounding import prove_rows
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -139,7 +139,8 @@ class ForwardDual(BoundEngine):
         run = self._run(network, region)
         solver = DualSolver(network, region, run.budget)
         solver.bands.update(run.bands)
-        return Proof(self._project(run, spec), True, rounding_slack(solver, spec))
+        _, slack = prove_rows(solver, network.output, spec)
+        return Proof(self._project(run, spec), True, slack)
 
     def _run(self, network: DualNetwork, region: InputSet) -> ForwardPass:
         return ForwardPass(network, region, Budget.of(self.max_bytes, region.centre.device))

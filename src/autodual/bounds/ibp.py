@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
+from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import SAFETY
-from autodual.bounds.solvers import DualSolver, constant_bands
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet

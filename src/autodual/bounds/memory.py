@@ -40,6 +40,11 @@ class Budget:
         row = widest * like.shape[0] * like.element_size() * COPIES
         return max(1, self.preferred // row)
 
+    def patches(self, network: DualNetwork, rows: int, like: Tensor) -> int:
+        """How many virtual examples of a cropped network may be treated together."""
+        widest = max(math.prod(node.shape) for node in network.nodes)
+        return max(1, self.preferred // (widest * rows * like.element_size() * COPIES))
+
     def examples(self, network: DualNetwork, like: Tensor) -> int:
         """How many examples may be treated together, so that one row of all of them, and their bounds, fit."""
         units = sum(math.prod(node.shape) for node in network.nodes)

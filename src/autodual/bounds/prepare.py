@@ -37,6 +37,8 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
             f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"
         )
     check_input(input_set.centre, "input_set.centre")
+    if input_set.dual_norm is not None and not bool((input_set.radius.isfinite() & (input_set.radius >= 0)).all()):
+        raise ArgumentError("input_set.radius must be finite and not negative everywhere")
     with full_precision():
         return engine.bounds(dual_network(model, input_set.centre), input_set)
 
@@ -63,7 +65,9 @@ def _check_faithful(network: Network, dual: DualNetwork, x: Tensor) -> None:
     """A graph that computes something else than the model proves nothing about it."""
     some = x[:2].detach()
     with torch.no_grad():
-        expected, found = network.model(some), dual.forward(some)
+        expected, found = network.model(some.clone()), dual.forward(some)  # a model may write into its input
+    if not bool(expected.isfinite().all()):
+        raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
     scale = expected.abs().amax().clamp(min=1.0)
     if expected.shape != found.shape or not bool((expected - found).abs().amax() <= _AGREEMENT[x.dtype] * scale):
         raise CaptureError(
@@ -88,6 +92,8 @@ def check_input(x: Tensor, name: str) -> None:
         )
     if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
         raise ArgumentError(f"{name} must be a batch [N, *shape] with at least one example, got shape {tuple(x.shape)}")
+    if x.device.type == "meta":
+        raise ArgumentError(f"{name} is on the device 'meta', so it has a shape but no values")
     if not bool(torch.isfinite(x).all()):
         count = int((~torch.isfinite(x)).sum())
         raise ArgumentError(f"{name} holds {count} NaN or infinite values")

@@ -11,7 +11,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,10 @@ class Rows(ABC):
     seed: Tensor
 
     @abstractmethod
+    def flipped(self) -> Rows:
+        """The same rows with the opposite sign."""
+
+    @abstractmethod
     def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
         """Sum over the features of `node` of a [R, N or 1, *shape] times b [N or 1, *shape], for every unit of the rows."""
 
@@ -42,6 +46,9 @@ class DenseRows(Rows):
     """One unit per row; results are [R, N]."""
 
     seed: Tensor
+
+    def flipped(self) -> DenseRows:
+        return DenseRows(-self.seed)
 
     def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
         a, b = a.flatten(2), b.flatten(1)
@@ -70,10 +77,28 @@ class CellRows(Rows):
     cells: Shape
     windows: dict[int, Window]
 
+    def flipped(self) -> CellRows:
+        return replace(self, seed=-self.seed)
+
     def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
+        if a.shape[1] == 1 and b.numel() > 1:
+            return self._inner_shared(node, a.squeeze(1), b)
         return self._cells(node, (a * b).sum(2)).sum(self._inside)
 
+    def _inner_shared(self, node: int, a: Tensor, b: Tensor) -> Tensor:
+        """The same when all examples share the coefficients: a matrix product per cell."""
+        count, batch = a.shape[0], b.shape[0]
+        per_cell = [
+            self._cells(node, v)
+            .permute(*self._cell_dims, 0, 1, *self._inside)
+            .reshape(-1, len(v), math.prod(v.shape[1:2]) * self._inside_size(node))
+            for v in (a, b.expand(batch, *a.shape[1:]))
+        ]
+        return torch.bmm(per_cell[0], per_cell[1].transpose(1, 2)).permute(1, 2, 0).reshape(count, batch, *self.cells)
+
     def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
+        if region.dual_norm == 1 and region.radius.numel() == 1:
+            return self._cells(node, a.abs().sum(2)).sum(self._inside) * region.radius.squeeze()
         if region.dual_norm == 1:
             return self.inner(node, a.abs(), region.radius)
         scaled = a * region.radius
@@ -85,6 +110,14 @@ class CellRows(Rows):
     def _inside(self) -> list[int]:
         """Positions of the dimensions inside a cell after `_cells`."""
         return [3 + 2 * d for d in range(len(self.cells))]
+
+    @property
+    def _cell_dims(self) -> list[int]:
+        """Positions of the dimensions that number the cells after `_cells`."""
+        return [2 + 2 * d for d in range(len(self.cells))]
+
+    def _inside_size(self, node: int) -> int:
+        return math.prod(p * s for p, s in zip(self.period, self.windows[node].stride, strict=True))
 
     def _cells(self, node: int, values: Tensor) -> Tensor:
         """[R, N, *space] -> [R, N, cells, inside, cells, inside ...]: the map cut where one unit's patch gives way to the next."""
@@ -179,11 +212,10 @@ class CellPlan(Plan):
         return whole
 
 
-def plan_for(network: DualNetwork, target: int, region: InputSet) -> Plan:
-    """The cheaper way to cover all units of a node."""
+def plan_for(network: DualNetwork, target: int, windows: dict[int, Window] | None) -> Plan:
+    """The cheaper way to cover all units of a node with rows."""
     shape = network.nodes[target].shape
     dense = DensePlan(shape)
-    windows = _windows(network, target) if len(shape) > 1 and region.dual_norm is not None else None
     if windows is None:
         return dense
     sizes = [[-(-(h - a + 1) // s) for s, a, h in zip(w.stride, w.low, w.high, strict=True)] for w in windows.values()]
@@ -192,9 +224,11 @@ def plan_for(network: DualNetwork, target: int, region: InputSet) -> Plan:
     return cells if cells.count < dense.count else dense
 
 
-def _windows(network: DualNetwork, target: int) -> dict[int, Window] | None:
+def local_windows(network: DualNetwork, target: int, region: InputSet) -> dict[int, Window] | None:
     """What one unit of the target reads of every earlier node; None if some node may be read as a whole."""
     dims = len(network.nodes[target].shape) - 1
+    if dims < 1 or region.dual_norm is None:
+        return None
     windows = {target: Window.same(dims)}
     for index in network.ancestors(target):
         node, window = network.nodes[index], windows[index]
@@ -212,3 +246,8 @@ def _windows(network: DualNetwork, target: int) -> dict[int, Window] | None:
                 return None
             windows[source] = joined
     return windows
+
+
+def features(network: DualNetwork, target: int) -> int:
+    """Values that one row pulled back from a node passes through."""
+    return sum(math.prod(network.nodes[i].shape) for i in network.ancestors(target))

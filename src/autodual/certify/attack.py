@@ -46,16 +46,18 @@ def attack(
     labels = check_problem(x, labels, ball)
     check_placement(module, x, "x")
     check_evaluation_mode(module)
-    if steps < 0 or restarts < 1:
-        raise ArgumentError(f"attack needs steps >= 0 and restarts >= 1, got {steps} and {restarts}")
-    region = ball.around(x)
-    with torch.no_grad():
-        scores = module(x)
-        check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
-    best = Attack(x.clone(), _margin(scores, labels))
-    for restart in range(restarts):
-        start = x if restart == 0 else region.sample(generator)
-        best = _ascend(module, start.detach(), labels, region, steps, best)
+    if not isinstance(steps, int) or not isinstance(restarts, int) or steps < 0 or restarts < 1:
+        raise ArgumentError(f"attack needs whole numbers, steps >= 0 and restarts >= 1, got {steps!r} and {restarts!r}")
+    with torch.inference_mode(False):  # gradients are needed
+        x, labels = x.detach().clone(), labels.clone()
+        region = ball.around(x)
+        with torch.no_grad():
+            scores = module(x.clone())  # a model may write into its input
+            check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
+        best = Attack(x, _margin(scores, labels))
+        for restart in range(restarts):
+            start = x if restart == 0 else region.sample(generator)
+            best = _ascend(module, start, labels, region, steps, best)
     return best
 
 
@@ -63,7 +65,7 @@ def _ascend(module: nn.Module, x: Tensor, labels: Tensor, region: InputSet, step
     for step in range(steps + 1):
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            margin = _margin(module(x), labels)
+            margin = _margin(module(x.clone()), labels)
             (gradient,) = torch.autograd.grad(margin.sum(), x)
         best = _better(best, x.detach(), margin.detach())
         size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / max(1, steps)

@@ -19,11 +19,7 @@ from autodual.spec import margins
 
 
 def certify(
-    model: nn.Module | Network,
-    x: Tensor,
-    labels: Tensor,
-    ball: Perturbation,
-    engine: BoundEngine | None = None,
+    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine | None = None
 ) -> Certificate:
     """Try to prove that no input that `ball` allows instead of x gets another label than the given one.
 

@@ -26,6 +26,8 @@ class RobustCrossEntropy(nn.Module):
 
     def __init__(self, model: nn.Module, ball: Perturbation, engine: BoundEngine | None = None) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.engine = Dual() if engine is None else engine
         check_engine(self.engine)
         if not isinstance(ball, Perturbation):
@@ -51,7 +53,8 @@ class RobustCrossEntropy(nn.Module):
     def _network(self, x: Tensor) -> Network:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or len(x) == 0:
             raise ArgumentError("x must be a floating-point batch [N, *shape] with at least one example")
-        key = (tuple(x.shape[1:]), x.dtype, x.device, self.model.training)
+        modules = tuple((id(m), m.training) for m in self.model.modules())
+        key = (tuple(x.shape[1:]), x.dtype, x.device, modules)
         if self._captured is None or self._captured_for != key:
             self._captured, self._captured_for = capture(self.model, x, REGISTRY), key
         return self._captured

@@ -37,6 +37,7 @@ def certified_radius(
     labels = check_problem(x, labels, ball)
     if not (isinstance(tol, int | float) and tol > 0):
         raise ArgumentError(f"tol must be positive, got {tol}")
+    ball.around(x)  # refuses an eps that does not fit x
     largest = _per_example(ball, x)
     with full_precision(), torch.no_grad():
         network = dual_network(model, x)
@@ -55,11 +56,7 @@ def _bisect(
 ) -> Tensor:
     def certified(radius: Tensor, some: Tensor) -> Tensor:
         proof = prove(
-            network,
-            x[some],
-            labels[some],
-            ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1))),
-            engine,
+            network, x[some], labels[some], ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1))), engine
         )
         return _all_above_slack(proof, labels[some])
 

@@ -25,13 +25,8 @@ def check_ball(ball: Perturbation, x: Tensor) -> None:
         raise ArgumentError(f"ball must be a perturbation such as LinfBall(0.1), got {type(ball).__name__}")
     if isinstance(ball.eps, Tensor) and not bool((ball.eps.isfinite() & (ball.eps >= 0)).all()):
         raise ArgumentError("ball.eps must be finite and not negative everywhere")
-    if isinstance(ball, LinfBall) and ball.clip is not None:
-        low, high = ball.clip
-        if not bool(((x >= low) & (x <= high)).all()):
-            raise ArgumentError(
-                f"x lies outside clip = ({low}, {high}): it ranges from {x.min().item():.6g} to {x.max().item():.6g}. clip is the "
-                f"range of the data in the units of x; normalisation belongs into the model"
-            )
+    if isinstance(ball, LinfBall):
+        ball.check_inside(x)
 
 
 def check_labels(labels: Tensor, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class DualScale(AffineDual):
     shape: Shape
     """Shape of the result, which a broadcast may make larger than the operand."""
 
+    channelwise = True
+
     def linear(self, *operands: Tensor) -> Tensor:
         return (operands[0] * self.weight).expand(operands[0].shape[0], *self.shape)
 
@@ -42,6 +44,19 @@ class DualScale(AffineDual):
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         return Window.same(len(self.shape) - 1) if shapes[0] == self.shape else None
 
+    def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualScale | None:
+        if results is None or not isinstance(self.weight, Tensor) or self.weight.dim() != len(self.shape):
+            return None
+        weight = self.weight if self.weight.shape[0] == 1 else self.weight[results]
+        return replace(self, weight=weight, shift=None, shape=(len(results), *self.shape[1:]))
+
+    def cropped(self, shape: Shape) -> DualScale | None:
+        if isinstance(self.weight, Tensor):
+            per_position = self.weight.shape[1:] if self.weight.dim() == len(self.shape) else self.weight.shape
+            if any(n != 1 for n in per_position):
+                return None
+        return replace(self, shift=None, shape=shape)
+
 
 def _size(weight: Tensor | float) -> Tensor | float:
     return weight.abs() if isinstance(weight, Tensor) else abs(weight)
@@ -52,6 +67,8 @@ class DualSum(AffineDual):
     """A weighted sum of operands: a residual connection. [SPAD app. B.2]"""
 
     weights: tuple[float, ...]
+
+    channelwise = True
 
     def linear(self, *operands: Tensor) -> Tensor:
         return self._sum(operands, self.weights)
@@ -73,6 +90,12 @@ class DualSum(AffineDual):
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         return Window.same(len(shapes[0]) - 1) if len(set(shapes)) == 1 else None
+
+    def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualSum | None:
+        return None if results is None else self
+
+    def cropped(self, shape: Shape) -> DualSum:
+        return self
 
 
 _ADD = (operator.add, operator.iadd, torch.add, torch.Tensor.add, torch.Tensor.add_)

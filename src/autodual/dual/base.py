@@ -75,6 +75,17 @@ class AffineDual(ABC):
         """What each spatial position of the result reads of every operand; None when it may read everything."""
         return None
 
+    channelwise: bool = False
+    """Whether a channel of the result reads only the same channel of every operand."""
+
+    def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> AffineDual | None:
+        """The layer with only some channels of its result or operand; None if it cannot be taken apart so."""
+        return None
+
+    def cropped(self, shape: Shape) -> AffineDual | None:
+        """The layer without padding, with a result of this shape; None unless it is the same at every position."""
+        return None
+
 
 @dataclass(frozen=True)
 class Band:

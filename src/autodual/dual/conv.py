@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,6 +17,10 @@ from autodual.dual.registry import register, rewrite
 from autodual.graph import Call
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TINY = 16
+"""Up to so many positions, a convolution is fastest as one matrix."""
+NARROW = 4
+"""Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -50,27 +57,61 @@ class DualConv(AffineDual):
         return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
-        size, reach = shapes[0][1:], self.reach
+        shape = shapes[0]
+        if self.groups == 1 and math.prod(coefficients.shape[2:]) <= TINY:
+            return (self._as_matrix(coefficients, shape),)
+        if self.groups == 1 and shape[0] <= NARROW and coefficients.device.type == "cpu":
+            return (self._scatter(coefficients, shape[1:]),)
+        return (self._transposed(coefficients, shape[1:]),)
+
+    def _transposed(self, coefficients: Tensor, size: Shape) -> Tensor:
         left_over = tuple(
             n - ((m - 1) * s - 2 * p + r + 1)
-            for n, m, s, p, r in zip(size, coefficients.shape[2:], self.stride, self.padding, reach, strict=True)
+            for n, m, s, p, r in zip(size, coefficients.shape[2:], self.stride, self.padding, self.reach, strict=True)
         )
-        return (
-            _CONV_TRANSPOSE[self.dims](
-                coefficients,
-                self.weight,
-                None,
-                self.stride,
-                self.padding,
-                left_over,
-                self.groups,
-                self.dilation,
-            ),
+        return _CONV_TRANSPOSE[self.dims](
+            coefficients, self.weight, None, self.stride, self.padding, left_over, self.groups, self.dilation
         )
+
+    def _as_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
+        """The same for a patch of a few positions: the whole layer is one matrix."""
+        size = coefficients.shape[1:].numel()
+        basis = torch.eye(size, dtype=coefficients.dtype, device=coefficients.device)
+        spread = self._scatter if shape[0] <= NARROW else self._transposed
+        matrix = spread(basis.reshape(size, *coefficients.shape[1:]), shape[1:]).flatten(1)
+        return (coefficients.flatten(1) @ matrix).unflatten(1, shape)
+
+    def _scatter(self, coefficients: Tensor, size: Shape) -> Tensor:
+        """The same for few result channels: one matrix product for all taps, each then added at its place."""
+        inputs, *kernel = self.weight.shape[1:]
+        count, _, *space = coefficients.shape
+        matrix = self.weight.movedim(0, -1).movedim(0, -2).reshape(-1, self.weight.shape[0])
+        taps = torch.bmm(matrix.expand(count, *matrix.shape), coefficients.flatten(2))
+        taps = taps.unflatten(1, (math.prod(kernel), inputs)).unflatten(-1, tuple(space))
+        reached = [(m - 1) * s + r + 1 for m, s, r in zip(space, self.stride, self.reach, strict=True)]
+        padded = [max(a, n + p) for a, n, p in zip(reached, size, self.padding, strict=True)]
+        whole = coefficients.new_zeros(count, inputs, *padded)
+        for tap, position in enumerate(itertools.product(*(range(k) for k in kernel))):
+            starts = [t * d for t, d in zip(position, self.dilation, strict=True)]
+            place = [slice(a, a + (m - 1) * s + 1, s) for a, m, s in zip(starts, space, self.stride, strict=True)]
+            whole[(slice(None), slice(None), *place)] += taps[:, tap]
+        inside = [slice(p, p + n) for p, n in zip(self.padding, size, strict=True)]
+        return whole[(slice(None), slice(None), *inside)]
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         low = tuple(-p for p in self.padding)
         return Window(self.stride, low, tuple(a + r for a, r in zip(low, self.reach, strict=True)))
+
+    def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualConv | None:
+        if self.groups != 1:
+            return None
+        weight, bias = self.weight, self.bias_vector
+        if results is not None:
+            weight, bias = weight[results], None if bias is None else bias[results]
+        return replace(self, weight=weight if operands is None else weight[:, operands], bias_vector=bias)
+
+    def cropped(self, shape: Shape) -> DualConv:
+        return replace(self, padding=(0,) * self.dims)
 
 
 @dataclass(frozen=True)
@@ -117,13 +158,7 @@ def _pad_before_module(module: Any, x: Any) -> Any:
 
 @rewrite(F.conv1d, F.conv2d, F.conv3d)
 def _pad_before_function(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
     if padding != "same":
         return NotImplemented

@@ -53,19 +53,16 @@ class CurvedDual(ElementwiseDual):
     def band(self, z: Interval) -> Band:
         (low_min, low_max), (high_min, high_max) = self._bracket(z, lambda smallest, largest, _: largest > smallest)
         minimum_jumps = (high_min - low_min).abs() > (high_max - low_max).abs()
-        start, end = (
-            torch.where(minimum_jumps, low_min, low_max),
-            torch.where(minimum_jumps, high_min, high_max),
-        )
-        slope = self._chord(_live(start, z), _live(end, z))
+        start, end = (torch.where(minimum_jumps, low_min, low_max), torch.where(minimum_jumps, high_min, high_max))
+        slope = self._chord(_live(start, z), _live(end, z), (start + end) / 2)
         smallest, largest = self._extremes(slope, z)
         return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
 
     def lines(self, z: Interval) -> Lines:
         (_, left), (_, right) = self._bracket(z, lambda smallest, largest, middle: largest > middle)
-        upper = self._chord(_live(left, z), _live(right, z))
+        upper = self._chord(_live(left, z), _live(right, z), z.centre)
         (left, _), (right, _) = self._bracket(z, lambda smallest, largest, middle: smallest < middle)
-        lower = self._chord(_live(left, z), _live(right, z))
+        lower = self._chord(_live(left, z), _live(right, z), z.centre)
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
     @torch.no_grad()
@@ -82,13 +79,13 @@ class CurvedDual(ElementwiseDual):
             low, high = torch.where(up, slope, low), torch.where(up, high, slope)
         return self._arguments(low, z), self._arguments(high, z)
 
-    def _chord(self, start: Tensor, end: Tensor) -> Tensor:
-        """Slope between two points of the curve; the derivative where they are too close to tell apart."""
+    def _chord(self, start: Tensor, end: Tensor, touching: Tensor) -> Tensor:
+        """Slope between two points of the curve; where they are too close to tell apart, that of the tangent at `touching`."""
         run = end - start
         scale = torch.maximum(start.abs(), end.abs()).detach()
         close = run.abs() <= torch.finfo(run.dtype).eps ** 0.5 * scale.clamp(min=1.0)
         steep = (self.value(end) - self.value(start)) / torch.where(close, torch.ones_like(run), run)
-        return torch.where(close, self.derivative((start + end) / 2), steep)
+        return torch.where(close, self.derivative(touching), steep)
 
     def _arguments(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
         """Where f(z) - slope * z is smallest and where it is largest."""
@@ -101,14 +98,19 @@ class CurvedDual(ElementwiseDual):
     def _extremes(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
         """Smallest and largest f(z) - slope * z, moved outwards by what an inexact turning point can hide.
 
-        By convexity of a piece, that is at most |f' - slope| at the point times the length of the piece.
+        By convexity of a piece, that is at most |f' - slope| at the point times the length of the piece. Where f' - slope has
+        one sign between points just inside its ends, the piece has no turning point except, at most, in what lies beyond them.
         """
         with torch.no_grad():
             borders = self._borders(z)
             turning = self._turning_points(slope, borders, FINAL_STEPS)
-            inside = (turning > borders[:-1]) & (turning < borders[1:])
-            gaps = (self.derivative(turning) - slope).abs() * (borders[1:] - borders[:-1])
-            slack = torch.where(inside, gaps, torch.zeros_like(gaps)).amax(0)
+            low, high = borders[:-1], borders[1:]
+            margin = torch.finfo(low.dtype).eps ** 0.75 * (high - low)
+            left, right = self.derivative(low + margin) - slope, self.derivative(high - margin) - slope
+            gaps = (self.derivative(turning) - slope).abs() * (high - low)
+            at_ends = torch.maximum(left.abs(), right.abs()) * margin
+            inside = (turning > low) & (turning < high)
+            slack = torch.where(left * right > 0, at_ends, torch.where(inside, gaps, torch.zeros_like(gaps))).amax(0)
         points = _live(torch.cat([borders, turning]), z)
         errors = self.value(points) - slope * points
         return errors.amin(0) - slack, errors.amax(0) + slack

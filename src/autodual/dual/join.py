@@ -42,6 +42,9 @@ class DualConcat(AffineDual):
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         return Window.same(len(shapes[0]) - 1) if self.dim == 0 else None
 
+    def cropped(self, shape: Shape) -> DualConcat | None:
+        return self if all(part is None for part in self.parts) else None
+
 
 @register(torch.cat, torch.concat)
 def _concat(call: Call) -> DualConcat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ class DualLinear(AffineDual):
 
     weight: Tensor
     bias_vector: Tensor | None = None
+    flat: bool = False
+    """Whether examples are vectors, so that features are channels."""
 
     def linear(self, *operands: Tensor) -> Tensor:
         return F.linear(operands[0], self.weight)
@@ -35,15 +37,23 @@ class DualLinear(AffineDual):
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         return (coefficients @ self.weight,)
 
+    def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualLinear | None:
+        if not self.flat:
+            return None
+        weight, bias = self.weight, self.bias_vector
+        if results is not None:
+            weight, bias = weight[results], None if bias is None else bias[results]
+        return replace(self, weight=weight if operands is None else weight[:, operands], bias_vector=bias)
+
 
 @register(nn.Linear, F.linear)
 def _linear(call: Call) -> DualLinear:
     if call.module is not None:
-        return DualLinear(call.module.weight, call.module.bias)
+        return DualLinear(call.module.weight, call.module.bias, len(call.shape) == 1)
     weight = call.argument(1, "weight")
     if isinstance(weight, Operand):
         raise ArgumentError(f"{call.path}: the weight of F.linear depends on the input, so the layer is not affine")
-    return DualLinear(weight, call.argument(2, "bias", None))
+    return DualLinear(weight, call.argument(2, "bias", None), len(call.shape) == 1)
 
 
 @dataclass(frozen=True)

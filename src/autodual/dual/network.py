@@ -43,6 +43,15 @@ class DualNetwork:
         """Indices of the elementwise layers, in order."""
         return tuple(i for i, n in enumerate(self.nodes) if isinstance(n.layer, ElementwiseDual))
 
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For every node, the nodes that read it, once for every use."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for source in node.inputs:
+                found[source].append(index)
+        return tuple(map(tuple, found))
+
     def operand_shapes(self, index: int) -> tuple[Shape, ...]:
         return tuple(self.nodes[i].shape for i in self.nodes[index].inputs)
 

@@ -90,5 +90,5 @@ def _absolute(call: Call) -> DualKink:
 def _chord(z: Interval) -> tuple[Tensor, Tensor]:
     """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN; and min(l, 0)."""
     positive, negative = z.upper.clamp(min=0), z.lower.clamp(max=0)
-    tiny = torch.finfo(positive.dtype).tiny
-    return positive / (positive - negative).clamp(min=tiny), negative
+    width = positive - negative
+    return positive / torch.where(width == 0, torch.ones_like(width), width), negative

@@ -67,6 +67,10 @@ class DualSoftplus(CurvedDual):
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
         return (torch.logit(slope) / self.beta).expand_as(low)
 
+    def image(self, z: Interval) -> Interval:
+        image, jump = super().image(z), self._jump(z)
+        return Interval(image.lower - jump, image.upper + jump)
+
     def band(self, z: Interval) -> Band:
         band = super().band(z)
         return Band(band.slope, band.centre, band.radius + self._jump(z))

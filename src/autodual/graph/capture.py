@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from autodual._errors import ArgumentError, AutodualError, CaptureError, Unsuppo
 from autodual._types import Shape
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
-from autodual.graph.tracer import ConcreteTracer
+from autodual.graph.tracer import ConcreteTracer, strip
 
-CAPTURE_BATCH = 7
-"""Size of the batch that is traced: unlikely to be confused with another dimension."""
+CAPTURE_BATCH, OTHER_BATCH = 7, 5
+"""Sizes of the batches that are traced: a dimension that is the same for both cannot be the batch."""
 
 
 class _Root(nn.Module):
@@ -35,35 +36,55 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
     """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    sample = example.detach()[:1].expand(CAPTURE_BATCH, *example.shape[1:]).clone()
+    network, again = (_record(model, example, batch, registry) for batch in (CAPTURE_BATCH, OTHER_BATCH))
+    for one, other in zip_longest(network.nodes, again.nodes):
+        if one is None or other is None or (one.name, one.shape) != (other.name, other.shape):
+            raise CaptureError(
+                f"{(one or other).name}: is not the same for a batch of {CAPTURE_BATCH} and one of {OTHER_BATCH}, so examples mix "
+                f"with one another or the model branches on the batch size; certificates need one function per example"
+            )
+    return network
+
+
+def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -> Network:
     root = _Root(model)
     root.training = model.training
-    tracer = ConcreteTracer(registry, sample)
-    graph = _trace(tracer, root)
-    return _to_network(model, root, tracer, graph, tuple(example.shape[1:]))
+    with torch.inference_mode(False):
+        sample = example.detach()[:1].expand(batch, *example.shape[1:]).clone()
+        tracer = ConcreteTracer(registry, sample)
+        graph = _trace(tracer, root)
+    return _to_network(model, root, tracer, graph)
 
 
 def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
+    attributes = [(module, dict(vars(module))) for module in root.modules()]
     try:
-        with torch.no_grad():
+        # With gradients, a tensor that was computed from parameters can be told from a constant; without autocast, the
+        # sample shows the model's own precision.
+        with torch.enable_grad(), torch.autocast(tracer.sample.device.type, enabled=False):
             return tracer.trace(root)
     except AutodualError:
         raise
     except TraceError as error:
         raise CaptureError(
-            f"{_strip(tracer.where) or 'model'}: control flow that depends on the input's values cannot be bounded as one "
+            f"{tracer.where or 'model'}: control flow that depends on the input's values cannot be bounded as one "
             f"network ({error}). Replace it by operations on tensors (torch.maximum, clamp, a mask that is a constant), or "
             f"move it out of the module that you certify"
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"{_strip(tracer.where) or 'model'}: could not be captured for an input of shape "
+            f"{tracer.where or 'model'}: could not be captured for an input of shape "
             f"{tuple(tracer.sample.shape)}: {type(error).__name__}: {error}"
         ) from error
+    finally:  # a forward pass that stores what it saw has stored proxies
+        for module, before in attributes:
+            vars(module).clear()
+            vars(module).update(before)
 
 
-def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx.Graph, shape: Shape) -> Network:
+def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx.Graph) -> Network:
     nodes: list[Node] = []
+    values: list[Any] = []
     index: dict[fx.Node, int] = {}
     names: dict[str, int] = {}
     output = None
@@ -74,28 +95,28 @@ def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx
         if fx_node.op == "output":
             output = args[0]
             break
-        path = _strip(tracer.paths.get(fx_node, ""))
+        path = tracer.paths.get(fx_node, "")
         depends = fx_node.op == "placeholder" or any(nodes[i].depends for i in _refs((args, kwargs)))
-        target = _target(root, tracer, fx_node)
-        node_shape = _example_shape(tracer.values[fx_node], path or str(fx_node.target)) if depends else ()
+        target, value = _target(root, tracer, fx_node), tracer.values[fx_node]
+        shape = tuple(value.shape[1:]) if depends and isinstance(value, Tensor) else ()
         name = _unique(_name(fx_node, path), names)
         index[fx_node] = len(nodes)
-        node = Node(name, path, target, args, kwargs, depends, node_shape)
-        if depends and target is not None:
-            _check_supported(node, tracer.registry)
-        nodes.append(node)
+        nodes.append(Node(name, path, target, args, kwargs, depends, shape))
+        values.append(value)
     if not isinstance(output, Ref) or not nodes[output.index].depends:
         raise CaptureError(
             "model: must return one tensor that depends on its input; wrap a model that returns several "
             "values in a module that returns the one to be bounded"
         )
     used = _reachable(nodes, output.index)
-    return _compact(model, nodes, output.index, used, shape, tracer.registry)
+    for i in sorted(used):
+        if nodes[i].depends:
+            _check_value(values[i], nodes[i].name, tracer.sample)
+            _check_supported(nodes[i], tracer.registry)
+    return _compact(model, nodes, output.index, used, tracer)
 
 
-def _compact(
-    model: nn.Module, nodes: list[Node], output: int, used: set[int], shape: Shape, registry: Registry
-) -> Network:
+def _compact(model: nn.Module, nodes: list[Node], output: int, used: set[int], tracer: ConcreteTracer) -> Network:
     """Drop what does not reach the output (the input always stays, as the first node)."""
     kept = sorted(used | {next(i for i, n in enumerate(nodes) if n.target is None)})
     new = {old: i for i, old in enumerate(kept)}
@@ -104,7 +125,8 @@ def _compact(
         node = nodes[old]
         args, kwargs = map_aggregate((node.args, node.kwargs), lambda a: Ref(new[a.index]) if isinstance(a, Ref) else a)
         renumbered.append(Node(node.name, node.path, node.target, args, kwargs, node.depends, node.shape))
-    return Network(model, tuple(renumbered), new[output], shape, CAPTURE_BATCH, registry)
+    batch, *shape = tracer.sample.shape
+    return Network(model, tuple(renumbered), new[output], tuple(shape), batch, tracer.registry)
 
 
 def _replace(arguments: Any, change: Any) -> Any:
@@ -142,11 +164,12 @@ def _target(root: _Root, tracer: ConcreteTracer, node: fx.Node) -> Any:
 
 
 def _check_supported(node: Node, registry: Registry) -> None:
-    assert node.target is not None
     assert not isinstance(node.target, Attribute)
-    if registry.builder_of(node.target) is not None:
+    if node.target is None or registry.builder_of(node.target) is not None:
         return
     name = type(node.target).__name__ if isinstance(node.target, nn.Module) else node.target.__name__
+    if node.target is getattr:
+        name = f"Tensor.{node.args[1]}"
     nearest = registry.nearest(name)
     hint = f" Nearest supported: {', '.join(nearest)}." if nearest else ""
     raise UnsupportedOperationError(
@@ -155,32 +178,34 @@ def _check_supported(node: Node, registry: Registry) -> None:
     )
 
 
-def _example_shape(value: Any, where: str) -> Shape:
+def _check_value(value: Any, where: str, sample: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise CaptureError(f"{where}: yields a {type(value).__name__} instead of a tensor, which cannot be bounded")
     if not value.is_floating_point():
         raise CaptureError(f"{where}: yields {value.dtype}, and only floating-point values can be bounded")
-    if value.dim() == 0 or value.shape[0] != CAPTURE_BATCH:
+    if torch.finfo(value.dtype).eps > torch.finfo(sample.dtype).eps:
         raise CaptureError(
-            f"{where}: its result has shape {tuple(value.shape)} for a batch of {CAPTURE_BATCH}; dimension 0 must stay the "
+            f"{where}: computes in {value.dtype} for an input in {sample.dtype}, so the model rounds where its bounds do not; "
+            f"keep one precision throughout"
+        )
+    if value.dim() == 0 or value.shape[0] != len(sample):
+        raise CaptureError(
+            f"{where}: its result has shape {tuple(value.shape)} for a batch of {len(sample)}; dimension 0 must stay the "
             f"batch, because certificates are per example"
         )
-    return tuple(value.shape[1:])
 
 
 def _name(node: fx.Node, path: str) -> str:
     if node.op in ("placeholder", "get_attr"):
-        return "input" if node.op == "placeholder" else _strip(str(node.target))
+        return "input" if node.op == "placeholder" else strip(str(node.target))
     if node.op == "call_module":
         return path or "model"
     function = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    if node.target is getattr:
+        function = str(node.args[1])
     return f"{path}.{function}" if path else str(function)
 
 
 def _unique(name: str, seen: dict[str, int]) -> str:
     seen[name] = seen.get(name, 0) + 1
     return name if seen[name] == 1 else f"{name}#{seen[name]}"
-
-
-def _strip(path: str) -> str:
-    return "" if path == "model" else path.removeprefix("model.")

@@ -149,7 +149,7 @@ class Registry:
                 return table.get(target)
             except TypeError:  # unhashable callable
                 return None
-        if _changes_output_by_hook(target):
+        if _changes_output_by_hook(target) or "forward" in vars(target):
             return None
         for cls in type(target).__mro__:
             if cls in table:

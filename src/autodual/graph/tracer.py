@@ -20,43 +20,25 @@ from autodual._errors import CaptureError
 from autodual.graph.registry import Registry
 
 
+FACTS = frozenset("size dim ndimension numel nelement stride is_contiguous is_floating_point get_device".split())
+"""Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
+
+
 class ConcreteProxy(fx.Proxy):
     """A proxy that answers questions about shape, dtype and device from the sample's value."""
 
     value: Any
+    overwritten: str = ""
+    """Why it must not be read any more: its tensor was changed through a view, where the graph does not show it."""
 
-    @property
-    def shape(self) -> torch.Size:
-        return self.value.shape
-
-    @property
-    def ndim(self) -> int:
-        return int(self.value.ndim)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.value.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.value.device
-
-    @property
-    def is_cuda(self) -> bool:
-        return bool(self.value.is_cuda)
-
-    @property
-    def requires_grad(self) -> bool:
-        return bool(self.value.requires_grad)
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.value.shape if dim is None else self.value.shape[dim]
-
-    def dim(self) -> int:
-        return int(self.value.dim())
-
-    def numel(self) -> int:
-        return int(self.value.numel())
+    def __getattr__(self, name: str) -> Any:
+        """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
+        if name == "value":  # not known yet
+            raise AttributeError(name)
+        found = getattr(self.value, name)
+        if isinstance(found, Tensor):
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name) if callable(found) else found
 
     def __len__(self) -> int:
         return len(self.value)
@@ -86,6 +68,8 @@ class ConcreteTracer(fx.Tracer):
         self.registry = registry
         self.sample = sample
         self.constants: dict[str, Tensor] = {}
+        self._copies: dict[str, Tensor] = {}
+        """What the sample meets in place of the constants, so that a write cannot reach the user's tensors."""
         self.values: dict[fx.Node, Any] = {}
         self.paths: dict[fx.Node, str] = {}
         self._stack: list[str] = []
@@ -95,20 +79,35 @@ class ConcreteTracer(fx.Tracer):
 
     @property
     def where(self) -> str:
-        """Path of the module that is being traced."""
-        return self._stack[-1] if self._stack else ""
+        """Path of the module that is being traced; empty for the model itself."""
+        return strip(self._stack[-1]) if self._stack else ""
 
     def proxy(self, node: fx.Node) -> ConcreteProxy:
         return ConcreteProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(a, Tensor):  # keep it by reference: live, and nothing is written to the user's model
-            name = next((n for n, t in self.constants.items() if t is a), f"_tensor_{len(self.constants)}")
-            self.constants[name] = a
+        if isinstance(a, ConcreteProxy) and a.overwritten:
+            raise CaptureError(a.overwritten)
+        if isinstance(a, Tensor):
+            name = self._constant(a)
             node = self.create_node("get_attr", name, (), {})
-            self.values[node] = a.detach().clone()
+            self.values[node] = self._copies[name]
             return node
         return super().create_arg(a)
+
+    def _constant(self, a: Tensor) -> str:
+        """Name of a tensor that is no attribute: kept by reference, so that it stays live."""
+        known = next((n for n, t in self.constants.items() if t is a), None)
+        if known is not None:
+            return known
+        if a.grad_fn is not None:
+            raise CaptureError(
+                f"{self.where or 'model'}: uses a tensor that was computed from parameters out of sight of the capture, so it "
+                f"would not follow them; read parameters as attributes (self.weight), inside forward"
+            )
+        name = f"_tensor_{len(self.constants)}"
+        self.constants[name], self._copies[name] = a, a.detach().clone()
+        return name
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -140,6 +139,8 @@ class ConcreteTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
+        if kind == "call_method" and target in FACTS:
+            return getattr(args[0].value, target)(*args[1:], **kwargs)
         if kind in ("call_function", "call_method"):
             function = target if kind == "call_function" else getattr(torch.Tensor, target, None)
             rewrite = None if function is None else self.registry.rewrite_of(function)
@@ -149,18 +150,25 @@ class ConcreteTracer(fx.Tracer):
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         assert isinstance(proxy, ConcreteProxy)
         before = [(p, p.value._version) for p in self._proxies if isinstance(p.value, Tensor)]
+        constants = {name: copy._version for name, copy in self._copies.items()}
         self._running = True
         try:
             proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         finally:
             self._running = False
         self.paths[proxy.node] = self.where
+        if any(self._copies[name]._version != version for name, version in constants.items()):
+            raise CaptureError(
+                f"{self.where or 'model'}: writes into a tensor that it made itself ({_name(target)}); use the "
+                f"out-of-place form, torch.cat or torch.stack instead, so that the graph shows the dependency"
+            )
         self._follow_writes(proxy, before)
         self._proxies.append(proxy)
         return proxy
 
+    @torch.no_grad()
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = _concrete(args), _concrete(kwargs)
+        args, kwargs = self._concrete(args), self._concrete(kwargs)
         if kind == "placeholder":
             return self.sample
         if kind == "get_attr":
@@ -174,16 +182,20 @@ class ConcreteTracer(fx.Tracer):
         return target(*args, **kwargs)
 
     def _follow_writes(self, proxy: ConcreteProxy, before: list[tuple[ConcreteProxy, int]]) -> None:
-        """An in-place operation changes what every name of its tensor means: those names now stand for the result."""
+        """An in-place operation changes what every name of its tensor means: those names now stand for the result.
+
+        What shares only memory with it (a view, or what it is a view of) has changed too, and may not be read again.
+        """
         for other, version in before:
             if other.value._version == version:
                 continue
-            if other.value is not proxy.value:
-                raise CaptureError(
-                    f"{self.where or 'model'}: writes in place through a view ({proxy.node.target}); "
-                    f"use the out-of-place form so that the graph shows the dependency"
+            if other.value is proxy.value:
+                other.node = proxy.node
+            else:
+                other.overwritten = (
+                    f"{self.where or 'model'}: writes in place through a view ({_name(proxy.node.target)}), and the tensor behind "
+                    f"it is read again; use the out-of-place form so that the graph shows the dependency"
                 )
-            other.node = proxy.node
 
     def to_bool(self, obj: Any) -> bool:
         raise TraceError("a branch depends on the values in a tensor")
@@ -193,6 +205,19 @@ class ConcreteTracer(fx.Tracer):
             return (obj[i] for i in range(len(obj.value)))
         raise TraceError("a loop runs over the values in a tensor")
 
+    def _concrete(self, arguments: Any) -> Any:
+        def concrete(a: Any) -> Any:
+            if isinstance(a, ConcreteProxy):
+                return a.value
+            return self._copies[self._constant(a)] if isinstance(a, Tensor) else a
 
-def _concrete(arguments: Any) -> Any:
-    return map_aggregate(arguments, lambda a: a.value if isinstance(a, ConcreteProxy) else a)
+        return map_aggregate(arguments, concrete)
+
+
+def strip(path: str) -> str:
+    """A module path without the root that capture puts above the user's model."""
+    return "" if path == "model" else path.removeprefix("model.")
+
+
+def _name(target: Any) -> str:
+    return strip(target) if isinstance(target, str) else str(getattr(target, "__name__", target))

@@ -24,16 +24,27 @@ class LinfBall(Perturbation):
 
     def __post_init__(self) -> None:
         _check_eps(self.eps)
-        if self.clip is not None and (len(self.clip) != 2 or not self.clip[0] < self.clip[1]):
+        if self.clip is not None and not (
+            isinstance(self.clip, list | tuple) and len(self.clip) == 2 and self.clip[0] < self.clip[1]
+        ):
             raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
 
     def around(self, x: Tensor) -> Box:
         eps = _broadcast(self.eps, x)
         if self.clip is None:
             return Box.around(x, eps)
-        low, high = self.clip
-        lower, upper = (x - eps).clamp(min=low), (x + eps).clamp(max=high)
+        if x.device.type == "cpu":  # elsewhere it would wait for the device
+            self.check_inside(x)
+        lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
         return Box.around((lower + upper) / 2, (upper - lower) / 2)
+
+    def check_inside(self, x: Tensor) -> None:
+        """Refuse inputs that are outside `clip` already: an adversary could not choose them."""
+        if self.clip is not None and not bool(((x >= self.clip[0]) & (x <= self.clip[1])).all()):
+            raise ArgumentError(
+                f"x lies outside clip = ({self.clip[0]}, {self.clip[1]}): it ranges from {x.min().item():.6g} to "
+                f"{x.max().item():.6g}. clip is the range of the data in the units of x; normalisation belongs into the model"
+            )
 
     def with_eps(self, eps: float | Tensor) -> LinfBall:
         return replace(self, eps=eps)

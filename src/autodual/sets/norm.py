@@ -17,6 +17,10 @@ class Box(InputSet):
     dual_norm = 1.0
 
     def __init__(self, lower: Tensor, upper: Tensor) -> None:
+        if not isinstance(lower, Tensor) or not isinstance(upper, Tensor):
+            raise ArgumentError(
+                f"Box: lower and upper must be tensors [N, *shape], got {type(lower).__name__} and {type(upper).__name__}"
+            )
         if lower.shape != upper.shape or lower.dtype != upper.dtype or lower.device != upper.device:
             raise ArgumentError(
                 f"Box: lower and upper must agree in shape, dtype and device, got {tuple(lower.shape)} {lower.dtype} on "

@@ -1,0 +1,63 @@
+"""Bounds from two lines per unit."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from autodual.bounds.backward import Observer, over_chunks, pull_back
+from autodual.bounds.memory import Budget
+from autodual.bounds.rows import Rows, local_windows, plan_for
+from autodual.bounds.solver import Solver
+from autodual.dual import AffineDual, DualNetwork, Lines
+from autodual.interval import Interval
+from autodual.sets import InputSet
+
+
+class CrownSolver(Solver):
+    """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back."""
+
+    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
+        super().__init__(network, region, budget)
+        self.chosen: dict[int, Lines] = {}
+
+    def relax(self, index: int, interval: Interval) -> None:
+        self.chosen[index] = self.activation(index).lines(interval)
+
+    def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
+        total: list[Tensor] = []
+
+        def through(activation: int, coefficients: Tensor) -> Tensor:
+            lines = self.chosen[activation]
+            positive, negative = coefficients.clamp(min=0), coefficients.clamp(max=0)
+            total.append(rows.inner(activation, positive, lines.lower_offset))
+            total.append(rows.inner(activation, negative, lines.upper_offset))
+            return positive * lines.lower_slope + negative * lines.upper_slope
+
+        def add_bias(node: int, coefficients: Tensor) -> None:
+            bias = _bias(self.network, node, coefficients)
+            if bias is not None:
+                total.append(rows.inner(node, coefficients, bias))
+            if observe is not None:
+                observe(node, coefficients)
+
+        on_input = pull_back(self.network, index, rows.seed, through, add_bias)
+        assert on_input is not None
+        if self.region.dual_norm is not None:
+            centre = rows.inner(0, on_input, self.region.centre)
+            total.append(centre - rows.support(0, on_input, self.region))
+        else:
+            total.append(self.region.minimise(on_input))
+        return sum(total[1:], total[0])
+
+    def bound(self, index: int) -> Interval:
+        plan = plan_for(self.network, index, local_windows(self.network, index, self.region))
+        like = self.region.centre
+        below = over_chunks(self.network, index, plan, self.budget, like, lambda r: self.lower(index, r))
+        above = over_chunks(self.network, index, plan, self.budget, like, lambda r: self.lower(index, r.flipped()))
+        return Interval(below, -above)
+
+
+def _bias(network: DualNetwork, index: int, like: Tensor) -> Tensor | None:
+    layer = network.nodes[index].layer
+    bias = layer.bias() if isinstance(layer, AffineDual) else None
+    return None if bias is None else bias.to(like).expand(1, *network.nodes[index].shape)

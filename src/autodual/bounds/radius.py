@@ -1,0 +1,81 @@
+"""How far rows of a network with parallel lines can move: pulled back once, for both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from autodual.bounds.backward import Observer, over_chunks, pull_back
+from autodual.bounds.memory import Budget
+from autodual.bounds.patches import Patches, crop
+from autodual.bounds.rows import DensePlan, Rows, features, local_windows, plan_for
+from autodual.dual import Band, DualNetwork
+from autodual.sets import InputSet
+
+
+@dataclass(frozen=True)
+class RadiusPass:
+    """A network whose activations have bands, over a set of inputs."""
+
+    network: DualNetwork
+    region: InputSet
+    bands: dict[int, Band]
+    budget: Budget
+    constant: frozenset[int] = field(default_factory=frozenset)
+    """Activations whose band does not depend on their input: nothing is pulled back through them."""
+
+    def of_rows(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
+        """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
+        total: list[Tensor] = []
+
+        def through(activation: int, coefficients: Tensor) -> Tensor | None:
+            band = self.bands[activation]
+            total.append(rows.inner(activation, coefficients.abs(), band.radius))
+            return None if activation in self.constant else coefficients * band.slope
+
+        on_input = pull_back(self.network, index, rows.seed, through, observe)
+        if on_input is not None:
+            total.append(self._support(rows, on_input))
+        return sum(total[1:], total[0])
+
+    def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
+        if self.region.dual_norm is not None:
+            return rows.support(0, coefficients, self.region)
+        return rows.inner(0, coefficients, self.region.centre) - self.region.minimise(coefficients)
+
+    def of_units(self, index: int) -> tuple[Tensor, Tensor]:
+        """How far below and above its centre every unit of a node can be, by the cheapest way: patches, cells or rows."""
+        windows = local_windows(self.network, index, self.region)
+        plan = plan_for(self.network, index, windows)
+        patches = None if windows is None else crop(self.network, index, windows)
+        channels = self.network.nodes[index].shape[0]
+        if patches is not None and patches.cost * channels < plan.count * features(self.network, index):
+            radius = self._of_patches(patches)
+            return radius, radius
+        like = self.region.centre
+        below = over_chunks(self.network, index, plan, self.budget, like, lambda r: self.of_rows(index, r))
+        if self.region.dual_norm is not None:
+            return below, below
+        return below, over_chunks(
+            self.network, index, plan, self.budget, like, lambda r: self.of_rows(index, r.flipped())
+        )
+
+    def _of_patches(self, patches: Patches) -> Tensor:
+        """Every unit as the output of a small network over many virtual examples, some at a time."""
+        network = patches.network
+        region, bands = patches.region(self.region), patches.bands(self.bands)
+        plan = DensePlan(network.nodes[network.output].shape)
+        size = self.budget.patches(network, plan.count, region.centre)
+
+        def some(part: slice) -> Tensor:
+            cut = {i: Band(b.slope[part], b.centre, b.radius[part]) for i, b in bands.items()}
+            (rows,) = plan.chunks(plan.count, region.centre)
+            return RadiusPass(network, region[part], cut, self.budget).of_rows(network.output, rows)
+
+        parts = [slice(start, start + size) for start in range(0, len(region), size)]
+        if torch.is_grad_enabled() and len(parts) > 1:
+            return patches.assemble(torch.cat([checkpoint(some, part, use_reentrant=False) for part in parts], 1))
+        return patches.assemble(torch.cat([some(part) for part in parts], 1))

@@ -1,0 +1,54 @@
+"""The state of one backward computation: relaxations found so far, and bounds from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from autodual.bounds.backward import Observer
+from autodual.bounds.memory import Budget
+from autodual.bounds.rows import DenseRows, Rows
+from autodual.dual import DualNetwork, ElementwiseDual
+from autodual.interval import Interval
+from autodual.sets import InputSet
+from autodual.spec import Spec
+
+
+class Solver(ABC):
+    """Backward bounds with relaxations of one kind. Lives for one call.
+
+    `relax` fixes the dual layer of an activation from the bounds on its input; after that, `bound` bounds any node whose activations
+    are relaxed, and `minimum` any linear function of it.
+    """
+
+    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
+        self.network, self.region, self.budget = network, region, budget
+
+    @abstractmethod
+    def relax(self, index: int, interval: Interval) -> None:
+        """Choose the dual layer of activation `index`, whose input lies in `interval`."""
+
+    @abstractmethod
+    def bound(self, index: int) -> Interval:
+        """Bounds on the value of a node."""
+
+    @abstractmethod
+    def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
+        """Bounds from below on the rows; `observe` sees the coefficients that they are made of."""
+
+    def minimum(self, index: int, spec: Spec) -> Tensor:
+        """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
+        return self.lower(index, self.rows(index, spec)).T
+
+    def rows(self, index: int, spec: Spec) -> DenseRows:
+        return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))
+
+    def narrow(self, index: int, values: Tensor) -> Tensor:
+        """The channels of a node [N, C, *space] that coefficients are kept for: all of them, unless a solver leaves some out."""
+        return values
+
+    def activation(self, index: int) -> ElementwiseDual:
+        layer = self.network.nodes[index].layer
+        assert isinstance(layer, ElementwiseDual)
+        return layer

@@ -1,0 +1,212 @@
+"""The contract of an ElementwiseDual: sound on every interval, tight, differentiable, and honest about NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autodual._types import Shape
+from autodual.dual import Band, ElementwiseDual, Lines
+from autodual.interval import Interval
+from autodual.testing._intervals import (
+    envelope,
+    find_kinks,
+    generic_intervals,
+    interval_cases,
+    sample_points,
+    smallest_radius,
+)
+from autodual.testing._report import require_below, rounding
+
+GRADIENT_INTERVALS = 6
+
+
+@dataclass(frozen=True)
+class ElementwiseCheck:
+    """One layer, at one place of a network, under test."""
+
+    name: str
+    layer: ElementwiseDual
+    shape: Shape
+    kinks: tuple[float, ...]
+    tightness: float | None
+    lines_tightness: float | None
+    seed: int
+
+    def run(self) -> None:
+        kinks = tuple({*self.kinks, *find_kinks(self.layer.value, self.shape)})
+        generator = torch.Generator().manual_seed(self.seed)
+        cases = interval_cases(kinks, generator)
+        for dtype in (torch.float64, torch.float32):
+            z = self._spread(Interval(cases.lower.to(dtype), cases.upper.to(dtype)))
+            points = sample_points(z, kinks)
+            with torch.no_grad():
+                values = self.layer.value(points.double()).detach()
+                self._sound(z, points.double(), values, self._name(dtype))
+                if self.tightness is not None:
+                    self._tight_band(z, points.double(), values, self.tightness, self._name(dtype))
+                if self.lines_tightness is not None:
+                    self._tight_lines(z, points.double(), values, self.lines_tightness, self._name(dtype))
+            self._finite_gradients(z, self._name(dtype))
+        self._unbounded(kinks)
+        self._nan()
+        self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator))
+
+    def _name(self, dtype: torch.dtype) -> str:
+        return f"{self.name} ({str(dtype).removeprefix('torch.')})"
+
+    def _spread(self, z: Interval) -> Interval:
+        """The same intervals for every feature: [K, *shape]."""
+
+        def expand(end: Tensor) -> Tensor:
+            return end.reshape(-1, *[1] * len(self.shape)).expand(-1, *self.shape).clone()
+
+        return Interval(expand(z.lower), expand(z.upper))
+
+    def _sound(self, z: Interval, points: Tensor, values: Tensor, name: str) -> None:
+        """Image, band and lines contain every sampled value."""
+        l, u = z.lower.double(), z.upper.double()  # noqa: E741
+        image = self.layer.image(z)
+        for side, end, sign in (("below", image.lower, 1.0), ("above", image.upper, -1.0)):
+            excess = sign * (end.double() - values) - rounding(end) - rounding(values.to(end.dtype))
+            require_below(excess, f"{name}: image cuts off values {side}", l=l, u=u, z=points, f=values)
+        for kind, lines in (("band", _edges(self.layer.band(z))), ("lines", self.layer.lines(z))):
+            self._contains(lines, z, points, values, f"{name}: {kind}")
+
+    def _contains(self, lines: Lines, z: Interval, points: Tensor, values: Tensor, name: str) -> None:
+        l, u = z.lower.double(), z.upper.double()  # noqa: E741
+        for side, slope, offset, sign in (
+            ("above its lower line", lines.lower_slope, lines.lower_offset, 1.0),
+            ("below its upper line", lines.upper_slope, lines.upper_offset, -1.0),
+        ):
+            line = slope.double() * points + offset.double()
+            allowed = rounding(slope * points.to(slope.dtype), offset, values.to(slope.dtype)) + _steps(z, slope)
+            what = f"{name}: the function is not {side}"
+            require_below(sign * (line - values) - allowed, what, l=l, u=u, z=points, f=values, slope=slope.double())
+
+    def _tight_band(self, z: Interval, points: Tensor, values: Tensor, tightness: float, name: str) -> None:
+        best = smallest_radius(points, values)
+        band = self.layer.band(z)
+        allowed = tightness * best + rounding(values.abs().amax(0).to(band.slope.dtype), band.centre)
+        allowed = allowed + _steps(z, band.slope) + rounding(band.slope * z.lower, band.slope * z.upper)
+        require_below(
+            band.radius.double() - best - allowed,
+            f"{name}: the band's radius is more than {tightness:.0%} above the smallest possible",
+            l=z.lower.double(), u=z.upper.double(), radius=band.radius.double(), smallest=best,
+        )  # fmt: skip
+
+    def _tight_lines(self, z: Interval, points: Tensor, values: Tensor, tightness: float, name: str) -> None:
+        """At the middle of the interval, each line comes close to the envelope of the function."""
+        lines, middle = self.layer.lines(z), z.centre.double()
+        scale = (values.amax(0) - values.amin(0)) * tightness + _steps(z, lines.upper_slope)
+        for side, slope, offset, sign in (
+            ("upper", lines.upper_slope, lines.upper_offset, 1.0),
+            ("lower", lines.lower_slope, lines.lower_offset, -1.0),
+        ):
+            best = envelope(points, sign * values, middle)
+            height = sign * (slope.double() * middle + offset.double())
+            allowed = scale + rounding(slope * z.lower, slope * z.upper, offset, best.to(slope.dtype))
+            require_below(
+                height - best - allowed,
+                f"{name}: at the middle, the {side} line is farther than {tightness:.0%} of the function's range from its envelope",
+                l=z.lower.double(), u=z.upper.double(), height=sign * height, envelope=sign * best,
+            )  # fmt: skip
+
+    def _unbounded(self, kinks: tuple[float, ...]) -> None:
+        """An infinite end may give infinite or undefined bounds, but no finite bound that is wrong."""
+        inf = torch.inf
+        ends = torch.tensor([(-inf, 1.0), (-1.0, inf), (-inf, inf), (-inf, -2.0), (2.0, inf)], dtype=torch.float64)
+        z, reachable = (self._spread(Interval(e[:, 0], e[:, 1])) for e in (ends, ends.clamp(-1e4, 1e4)))
+        points = sample_points(reachable, kinks)
+        values = self.layer.value(points).detach()
+        with torch.no_grad():
+            image = self.layer.image(z)
+            flat = torch.zeros_like(image.lower)
+            found = _edges(self.layer.band(z)), self.layer.lines(z), Lines(flat, image.lower, flat, image.upper)
+        for kind, lines in zip(("band", "lines", "image"), found, strict=True):
+            harmless = Lines(
+                *_harmless(lines.lower_slope, lines.lower_offset, -1),
+                *_harmless(lines.upper_slope, lines.upper_offset, 1),
+            )
+            self._contains(harmless, reachable, points, values, f"{self.name}: {kind} on an unbounded interval")
+
+    def _nan(self) -> None:
+        """NaN never becomes a finite bound."""
+        ends = torch.tensor([(torch.nan, 1.0), (-1.0, torch.nan), (torch.nan, torch.nan)], dtype=torch.float64)
+        z = self._spread(Interval(ends[:, 0], ends[:, 1]))
+        with torch.no_grad():
+            image, band, lines = self.layer.image(z), self.layer.band(z), self.layer.lines(z)
+        found = {
+            "image": (image.lower, image.upper),
+            "band": (band.slope, band.centre, band.radius),
+            "lines": (lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset),
+        }
+        for kind, tensors in found.items():
+            finite = torch.stack([torch.as_tensor(t).expand_as(z.lower).isfinite() for t in tensors]).all(0)
+            what = f"{self.name}: {kind} of an interval with a NaN end is finite, which would pass for a proof"
+            require_below(finite.double(), what, l=z.lower, u=z.upper)
+
+    def _finite_gradients(self, z: Interval, name: str) -> None:
+        for kind, outputs in self._outputs().items():
+            ends = z.lower.clone().requires_grad_(), z.upper.clone().requires_grad_()
+            total = torch.stack([o.sum() for o in outputs(Interval(*ends))]).sum()
+            if not total.requires_grad:
+                continue
+            gradients = torch.autograd.grad(total, ends, allow_unused=True)
+            for end, gradient in zip(("lower", "upper"), gradients, strict=True):
+                if gradient is not None:
+                    wrong = (~gradient.isfinite()).double()
+                    what = f"{name}: the gradient of {kind} in the {end} end is not finite"
+                    require_below(wrong, what, l=z.lower.double(), u=z.upper.double())
+
+    def _gradient(self, z: Interval) -> None:
+        ends = self._spread(z)
+        single = (0,) * len(self.shape)
+        for kind, outputs in self._outputs().items():
+
+            def of_ends(lower: Tensor, upper: Tensor, outputs: _Outputs = outputs) -> tuple[Tensor, ...]:
+                first = (slice(None), *single)
+                spread = self._spread(Interval(lower, upper))
+                return tuple(o.expand_as(ends.lower)[first] for o in outputs(spread))
+
+            try:
+                torch.autograd.gradcheck(
+                    of_ends, (z.lower.clone().requires_grad_(), z.upper.clone().requires_grad_()), atol=1e-4, rtol=1e-3
+                )
+            except RuntimeError as error:
+                raise AssertionError(
+                    f"{self.name}: the gradient of {kind} is wrong on the intervals {z.lower.tolist()} to {z.upper.tolist()}: {error}"
+                ) from error
+
+    def _outputs(self) -> dict[str, _Outputs]:
+        return {"the band": self._band_outputs, "the lines": self._lines_outputs}
+
+    def _band_outputs(self, z: Interval) -> tuple[Tensor, ...]:
+        band = self.layer.band(z)
+        return band.slope, band.centre, band.radius
+
+    def _lines_outputs(self, z: Interval) -> tuple[Tensor, ...]:
+        lines = self.layer.lines(z)
+        return lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset
+
+
+_Outputs = Callable[[Interval], tuple[Tensor, ...]]
+
+
+def _edges(band: Band) -> Lines:
+    """A band as two lines."""
+    return Lines(band.slope, band.centre - band.radius, band.slope, band.centre + band.radius)
+
+
+def _harmless(slope: Tensor, offset: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+    """A line that is not finite says nothing: replaced by one far away."""
+    finite = slope.isfinite() & offset.isfinite()
+    return torch.where(finite, slope, 0.0), torch.where(finite, offset, sign * 1e30)
+
+
+def _steps(z: Interval, slope: Tensor) -> Tensor:
+    """What a slope that is off by a few units in the last place changes over the interval."""
+    return rounding((slope.abs() + torch.finfo(slope.dtype).tiny) * z.width.clamp(max=1e30))

@@ -1,0 +1,109 @@
+"""check_dual_layer: proves a dual layer right, or says where it is wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import AutodualError
+from autodual._types import Shape
+from autodual.bounds import capture
+from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, build
+from autodual.testing._affine import AffineCheck
+from autodual.testing._elementwise import ElementwiseCheck
+from autodual.testing._report import require_close, rounding
+
+USUAL_SHAPES: tuple[Shape, ...] = ((5,), (3, 8), (3, 8, 8), (2, 5, 5, 5))
+"""Tried in this order when an operation does not say what it takes."""
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def check_dual_layer(
+    operation: nn.Module | Callable[[Tensor], Tensor],
+    example: Tensor | None = None,
+    *,
+    kinks: tuple[float, ...] = (),
+    tightness: float | None = 0.01,
+    lines_tightness: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError unless the dual layers of `operation` keep their contract; the message says what failed and where.
+
+    operation: a module, or a function of one batch [N, *shape]. It is captured, so it may be made of several operations.
+    example: a batch of inputs; only its shape matters. If None, a shape is guessed.
+    kinks: points that intervals should start, end and straddle at, besides those that are found by sampling.
+    tightness: how far a band's radius may lie above the smallest possible, as a fraction; None to check soundness alone.
+    lines_tightness: the same for the two lines, at the middle of the interval and relative to the function's range.
+    """
+    module = copy.deepcopy(operation) if isinstance(operation, nn.Module) else _Function(operation)
+    module = module.double().eval()
+    example = _guess(module) if example is None else example.double()
+    name = type(module).__name__ if isinstance(operation, nn.Module) else getattr(operation, "__name__", "function")
+    network = _dual(module, example)
+    _check_value(name, module, network, example, seed)
+    for index, node in enumerate(network.nodes):
+        label = name if len(network.nodes) == 2 else f"{name}, {node.name}"
+        shapes = network.operand_shapes(index)
+        if isinstance(node.layer, AffineDual):
+            AffineCheck(label, node.layer, shapes, node.shape, seed).run()
+        elif isinstance(node.layer, ElementwiseDual):
+            layer, shape = node.layer, shapes[0]
+            ElementwiseCheck(label, layer, shape, kinks, tightness, lines_tightness, seed).run()
+    _check_value(name, module.float(), _dual(module, example.float()), example.float(), seed)
+
+
+def _dual(module: nn.Module, example: Tensor) -> DualNetwork:
+    with torch.no_grad():
+        return build(capture(module, example))
+
+
+def _check_value(name: str, module: nn.Module, network: DualNetwork, example: Tensor, seed: int) -> None:
+    """The dual layers compute what the module computes, in its dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    shape, dtype = (32, *example.shape[1:]), example.dtype
+    sizes = torch.tensor([0.0, 0.1, 1.0, 4.0, 30.0], dtype=dtype).repeat(7)[:32].reshape(-1, *[1] * (len(shape) - 1))
+    x = sizes * torch.randn(shape, dtype=dtype, generator=generator)
+    with torch.no_grad():
+        expected, found = module(x), network.forward(x)
+    if found.dtype != dtype:
+        raise AssertionError(f"{name}: its dual layers turn {dtype} into {found.dtype}")
+    scale = torch.maximum(expected.abs().flatten(1).amax(1), x.abs().flatten(1).amax(1))
+    allowed = rounding(scale.reshape(-1, *[1] * (expected.dim() - 1)), expected)
+    require_close(found, expected, allowed, f"{name} ({dtype}): the dual layers' value against the module's")
+
+
+def _guess(module: nn.Module) -> Tensor:
+    """A batch that the module accepts, from what it says of its input or from the usual shapes."""
+    failures = []
+    for shape in _candidates(module):
+        example = torch.zeros(2, *shape, dtype=torch.float64)
+        try:
+            with torch.no_grad():
+                module(example)
+            capture(module, example)
+        except AutodualError as error:
+            failures.append(f"{shape}: {error}")
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            failures.append(f"{shape}: {type(error).__name__}: {error}")
+        else:
+            return example
+    raise AssertionError("no usual input shape fits; give an example. Tried " + "; ".join(failures))
+
+
+def _candidates(module: nn.Module) -> list[Shape]:
+    for attribute in ("in_features", "in_channels", "num_features"):
+        size = getattr(module, attribute, None)
+        if isinstance(size, int):
+            return [(size,), (size, 8), (size, 8, 8), (size, 5, 5, 5)]
+    return list(USUAL_SHAPES)
