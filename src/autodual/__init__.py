@@ -26,6 +26,7 @@ from autodual.certify import attack as attack
 from autodual.certify import certified_radius as certified_radius
 from autodual.certify import certify as certify
 from autodual.digits import load_digits as load_digits
+from autodual.digits import load_digits_network as load_digits_network
 from autodual.dual import AffineDual as AffineDual
 from autodual.dual import Band as Band
 from autodual.dual import CurvedDual as CurvedDual

@@ -22,6 +22,18 @@ def split_leading(a: Tensor, rows: int) -> Tensor:
     return a.unflatten(0, (rows, -1))
 
 
+def channels_inside(a: Tensor) -> Tensor:
+    """[N, C, H, W] with the channels of a position next to each other in memory, which a CPU convolves faster; else as it is."""
+    return a.contiguous(memory_format=torch.channels_last) if a.dim() == 4 and a.device.type == "cpu" else a
+
+
+def flat_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a [R, N, *shape] and b [N, *shape] as [R, N, F] and [N, F], in the order in which `a` lies in memory."""
+    if a.dim() == 5 and a.stride(2) == 1 and a.shape[2] > 1:
+        a, b = a.movedim(2, -1), b.movedim(1, -1)
+    return a.flatten(2), b.flatten(1)
+
+
 def safe_sqrt(a: Tensor) -> Tensor:
     """Square root whose gradient at zero is zero instead of infinite."""
     positive = a > 0

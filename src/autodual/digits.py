@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 TRAIN_SIZE = 1437  # of 1,797: four fifths; the other 360 are the test split
 
@@ -39,3 +39,25 @@ def _indices(split: str, count: int) -> np.ndarray:
         case "all":
             return np.arange(count)
     raise ValueError(f"load_digits: split is {split!r}, but the parts are train, test and all; pass one of these.")
+
+
+def digits_network() -> nn.Sequential:
+    """An untrained convolutional network for 8x8 digits: 15,690 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 4, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 48),
+        nn.ReLU(),
+        nn.Linear(48, 10),
+    )
+
+
+def load_digits_network() -> nn.Sequential:
+    """The network that the package ships: trained to be certifiable at l-infinity 0.1 (examples/train_digits.py)."""
+    model = digits_network()
+    with files("autodual").joinpath("assets/digits_robust.npz").open("rb") as file, np.load(file, allow_pickle=False) as weights:
+        model.load_state_dict({name: torch.from_numpy(weights[name]) for name in weights.files})
+    return model.eval()

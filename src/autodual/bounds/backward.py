@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from autodual._tensor import merge_leading, split_leading
-from autodual.bounds.memory import Budget
+from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.rows import Plan, Rows
 from autodual.dual import AffineDual, DualNetwork
 
@@ -50,8 +50,8 @@ def over_chunks(
     network: DualNetwork, target: int, plan: Plan, budget: Budget, like: Tensor, bound: Callable[[Rows], Tensor]
 ) -> Tensor:
     """`bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored."""
-    size = budget.rows(network, target, like)
-    chunks = plan.chunks(min(size, plan.count), like)
+    size = even_split(plan.count, budget.rows(network, target, like))
+    chunks = plan.chunks(size, like)
     if torch.is_grad_enabled() and size < plan.count:
         return plan.assemble([checkpoint(bound, rows, use_reentrant=False) for rows in chunks])
     return plan.assemble([bound(rows) for rows in chunks])

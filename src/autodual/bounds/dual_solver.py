@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from autodual._tensor import channels_inside
 from autodual.bounds.backward import Observer
 from autodual.bounds.memory import Budget
 from autodual.bounds.prune import alive_channels, prune
@@ -40,6 +41,9 @@ class DualSolver(Solver):
     def narrow(self, index: int, values: Tensor) -> Tensor:
         return values.index_select(1, self._kept[index]) if index in self._kept else values
 
+    def _laid_out(self, index: int, values: Tensor) -> Tensor:
+        return channels_inside(self.narrow(index, values))
+
     def centre(self, index: int) -> Tensor:
         for i in range(len(self.centres), index + 1):
             node = self.network.nodes[i]
@@ -60,7 +64,9 @@ class DualSolver(Solver):
         return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows, observe)
 
     def _radius(self) -> RadiusPass:
-        bands = {i: Band(self.narrow(i, b.slope), b.centre, self.narrow(i, b.radius)) for i, b in self.bands.items()}
+        bands = {
+            i: Band(self._laid_out(i, b.slope), b.centre, self._laid_out(i, b.radius)) for i, b in self.bands.items()
+        }
         return RadiusPass(self._slim, self.region, bands, self.budget, frozenset(self.constant))
 
 

@@ -55,3 +55,8 @@ class Budget:
                 f"{example:,} bytes. Raise max_bytes, free memory, or use a cheaper engine such as IBP()"
             )
         return max(1, self.max_bytes // example)
+
+
+def even_split(count: int, limit: int) -> int:
+    """A chunk size of at most `limit` that leaves no small rest."""
+    return -(-count // -(-count // max(1, limit)))

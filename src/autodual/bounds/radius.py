@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from autodual._tensor import flat_pair
 from autodual.bounds.backward import Observer, over_chunks, pull_back
-from autodual.bounds.memory import Budget
+from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.patches import Patches, crop
-from autodual.bounds.rows import DensePlan, Rows, features, local_windows, plan_for
+from autodual.bounds.rows import DensePlan, DenseRows, Rows, features, local_windows, plan_for
 from autodual.dual import Band, DualNetwork
 from autodual.sets import InputSet
+
+FEW = 0.3
+"""Unstable units are gathered if at most this part of all units is unstable in some example."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +31,33 @@ class RadiusPass:
     budget: Budget
     constant: frozenset[int] = field(default_factory=frozenset)
     """Activations whose band does not depend on their input: nothing is pulled back through them."""
+    unstable: dict[int, Tensor] = field(default_factory=dict)
+    """Units of an activation that are unstable in some example, once they have been looked for."""
 
     def of_rows(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
         total: list[Tensor] = []
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
-            band = self.bands[activation]
-            total.append(rows.inner(activation, coefficients.abs(), band.radius))
-            return None if activation in self.constant else coefficients * band.slope
+            total.append(self._unstable_units(rows, activation, coefficients))
+            return None if activation in self.constant else coefficients * self.bands[activation].slope
 
         on_input = pull_back(self.network, index, rows.seed, through, observe)
         if on_input is not None:
             total.append(self._support(rows, on_input))
         return sum(total[1:], total[0])
+
+    def _unstable_units(self, rows: Rows, activation: int, coefficients: Tensor) -> Tensor:
+        """The l1 norm of the coefficients on the unstable units, weighted by their radius; few units are gathered first."""
+        radius = self.bands[activation].radius
+        if coefficients.shape[1] > 1 and isinstance(rows, DenseRows) and not torch.is_grad_enabled():
+            if activation not in self.unstable:
+                self.unstable[activation] = flat_pair(coefficients, radius)[1].any(0).nonzero().squeeze(1)
+            units = self.unstable[activation]
+            if len(units) < FEW * math.prod(radius.shape[1:]):
+                some, size = (v.index_select(-1, units) for v in flat_pair(coefficients, radius))
+                return rows.inner(activation, some.abs(), size)
+        return rows.inner(activation, coefficients.abs(), radius)
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
         if self.region.dual_norm is not None:
@@ -68,7 +86,7 @@ class RadiusPass:
         network = patches.network
         region, bands = patches.region(self.region), patches.bands(self.bands)
         plan = DensePlan(network.nodes[network.output].shape)
-        size = self.budget.patches(network, plan.count, region.centre)
+        size = even_split(len(region), self.budget.patches(network, plan.count, region.centre))
 
         def some(part: slice) -> Tensor:
             cut = {i: Band(b.slope[part], b.centre, b.radius[part]) for i, b in bands.items()}

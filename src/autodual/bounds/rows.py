@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodual._tensor import safe_sqrt
+from autodual._tensor import flat_pair, safe_sqrt
 from autodual._types import Shape
 from autodual.dual import AffineDual, DualNetwork, Window
 from autodual.sets import InputSet
@@ -51,7 +51,7 @@ class DenseRows(Rows):
         return DenseRows(-self.seed)
 
     def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
-        a, b = a.flatten(2), b.flatten(1)
+        a, b = flat_pair(a, b)
         if a.shape[1] == 1:
             return a.squeeze(1) @ b.T
         if b.shape[0] == 1:
@@ -170,7 +170,10 @@ class DensePlan(Plan):
 
 @dataclass(frozen=True)
 class CellPlan(Plan):
-    """Units `period` apart never meet on the way to the input, so they share a row."""
+    """Units `period` apart never meet on the way to the input, so they share a row.
+
+    A period may exceed the map: it is also the size of a cell, and a cell must hold all that its unit reads.
+    """
 
     shape: Shape
     period: Shape
@@ -178,11 +181,11 @@ class CellPlan(Plan):
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        return self.shape[0] * math.prod(self.period)
+        return self.shape[0] * len(self._colours)
 
     @property
     def _colours(self) -> list[Shape]:
-        return list(itertools.product(*(range(p) for p in self.period)))
+        return list(itertools.product(*(range(min(n, p)) for n, p in zip(self.shape[1:], self.period, strict=True))))
 
     def chunks(self, size: int, like: Tensor) -> Iterator[Rows]:
         channels, space = self.shape[0], self.shape[1:]
@@ -219,7 +222,7 @@ def plan_for(network: DualNetwork, target: int, windows: dict[int, Window] | Non
     if windows is None:
         return dense
     sizes = [[-(-(h - a + 1) // s) for s, a, h in zip(w.stride, w.low, w.high, strict=True)] for w in windows.values()]
-    period = tuple(min(n, max(size)) for n, *size in zip(shape[1:], *sizes, strict=True))
+    period = tuple(max(size) for size in zip(*sizes, strict=True))
     cells = CellPlan(shape, period, windows)
     return cells if cells.count < dense.count else dense
 

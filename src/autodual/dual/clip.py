@@ -43,20 +43,14 @@ class DualClip(ElementwiseDual):
         return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
 
     def lines(self, z: Interval) -> Lines:
-        """Across both kinks, a line from each end to the far kink; at one kink, a chord and the better of flat and steep."""
+        """On each side the line that is closest at the middle of the interval: flat, or from a kink or an end to the far end."""
         below, above = (self.low - z.lower).clamp(min=0), (z.upper - self.high).clamp(min=0)
         straight = torch.minimum(z.upper, _like(z.upper, self.high)) - torch.maximum(z.lower, _like(z.lower, self.low))
-        straight = straight.clamp(min=torch.finfo(straight.dtype).tiny)
-        chord = self._chord(z)
-        steep = torch.as_tensor(self.gain).to(chord)
-        lower_kink = torch.where(straight > below, steep, torch.zeros_like(chord))
-        upper_kink = torch.where(straight > above, steep, torch.zeros_like(chord))
-        lower = torch.where(
-            above > 0, steep * (straight / (straight + above)), torch.where(below > 0, lower_kink, chord)
-        )
-        upper = torch.where(
-            below > 0, steep * (straight / (straight + below)), torch.where(above > 0, upper_kink, chord)
-        )
+        straight = straight.clamp(min=0)
+        lower, upper = self.gain * _ratio(straight, straight + above), self.gain * _ratio(straight, straight + below)
+        flat = torch.zeros_like(straight)
+        lower = torch.where(below >= straight + above, flat, lower)
+        upper = torch.where(above >= straight + below, flat, upper)
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
     @property
@@ -65,7 +59,7 @@ class DualClip(ElementwiseDual):
 
     def _chord(self, z: Interval) -> Tensor:
         rise = z.upper.clamp(self.low, self.high) - z.lower.clamp(self.low, self.high)
-        return self.gain * (rise / (z.upper - z.lower).clamp(min=torch.finfo(rise.dtype).tiny))
+        return self.gain * _ratio(rise, z.upper - z.lower)
 
     def _extremes(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
         """Smallest and largest value of f(z) - slope * z: at an end or at a kink."""
@@ -77,6 +71,11 @@ class DualClip(ElementwiseDual):
         ]
         errors = [self.value(c) - slope * c for c in corners]
         return reduce(torch.minimum, errors), reduce(torch.maximum, errors)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, and zero with a harmless gradient for an interval of no width."""
+    return part / torch.where(whole == 0, torch.ones_like(whole), whole)
 
 
 def _like(tensor: Tensor, value: float) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autodual._tensor import channels_inside
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.registry import register, rewrite
@@ -70,7 +71,14 @@ class DualConv(AffineDual):
             for n, m, s, p, r in zip(size, coefficients.shape[2:], self.stride, self.padding, self.reach, strict=True)
         )
         return _CONV_TRANSPOSE[self.dims](
-            coefficients, self.weight, None, self.stride, self.padding, left_over, self.groups, self.dilation
+            channels_inside(coefficients),
+            self.weight,
+            None,
+            self.stride,
+            self.padding,
+            left_over,
+            self.groups,
+            self.dilation,
         )
 
     def _as_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:

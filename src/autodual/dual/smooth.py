@@ -65,7 +65,7 @@ class DualSoftplus(CurvedDual):
         return (self.beta * z).sigmoid()
 
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
-        return (torch.logit(slope) / self.beta).expand_as(low)
+        return (torch.logit(slope.clamp(0, 1)) / self.beta).expand_as(low)  # a chord may round to more than 1
 
     def image(self, z: Interval) -> Interval:
         image, jump = super().image(z), self._jump(z)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from itertools import zip_longest
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
-from autodual._types import Shape
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
 from autodual.graph.tracer import ConcreteTracer, strip
@@ -58,6 +58,8 @@ def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -
 
 def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
     attributes = [(module, dict(vars(module))) for module in root.modules()]
+    for module, _ in attributes:  # backward hooks see gradients, of which there are none
+        module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
     try:
         # With gradients, a tensor that was computed from parameters can be told from a constant; without autocast, the
         # sample shows the model's own precision.
@@ -67,13 +69,13 @@ def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
         raise
     except TraceError as error:
         raise CaptureError(
-            f"{tracer.where or 'model'}: control flow that depends on the input's values cannot be bounded as one "
+            f"{tracer.place_of(error)}: control flow that depends on the input's values cannot be bounded as one "
             f"network ({error}). Replace it by operations on tensors (torch.maximum, clamp, a mask that is a constant), or "
             f"move it out of the module that you certify"
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"{tracer.where or 'model'}: could not be captured for an input of shape "
+            f"{tracer.place_of(error)}: could not be captured for an input of shape "
             f"{tuple(tracer.sample.shape)}: {type(error).__name__}: {error}"
         ) from error
     finally:  # a forward pass that stores what it saw has stored proxies

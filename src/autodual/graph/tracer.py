@@ -19,8 +19,7 @@ from torch.fx.proxy import TraceError
 from autodual._errors import CaptureError
 from autodual.graph.registry import Registry
 
-
-FACTS = frozenset("size dim ndimension numel nelement stride is_contiguous is_floating_point get_device".split())
+FACTS = {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "get_device"}
 """Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
 
 
@@ -73,6 +72,7 @@ class ConcreteTracer(fx.Tracer):
         self.values: dict[fx.Node, Any] = {}
         self.paths: dict[fx.Node, str] = {}
         self._stack: list[str] = []
+        self._failure: tuple[Exception | None, str] = (None, "")
         self._proxies: list[ConcreteProxy] = []
         self._running = False
         """True while the sample passes through an operation: nothing is recorded then."""
@@ -81,6 +81,10 @@ class ConcreteTracer(fx.Tracer):
     def where(self) -> str:
         """Path of the module that is being traced; empty for the model itself."""
         return strip(self._stack[-1]) if self._stack else ""
+
+    def place_of(self, error: Exception) -> str:
+        """Path of the innermost module that raised it."""
+        return (self._failure[1] if self._failure[0] is error else self.where) or "model"
 
     def proxy(self, node: fx.Node) -> ConcreteProxy:
         return ConcreteProxy(node, self)
@@ -130,6 +134,10 @@ class ConcreteTracer(fx.Tracer):
             if self.registry.builder_of(m) is not None:
                 return self.create_proxy("call_module", path, args, kwargs)
             return forward(*args, **kwargs)
+        except Exception as error:
+            if self._failure[0] is not error:
+                self._failure = error, self.where
+            raise
         finally:
             self._stack.pop()
 

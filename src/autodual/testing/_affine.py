@@ -56,14 +56,20 @@ class AffineCheck:
             raise AssertionError(f"{self.name}: linear has shape {tuple(linear.shape)}, not {(BATCH, *self.shape)}")
         shift = linear.new_zeros(self.shape) if bias is None else bias.to(linear).expand(self.shape)
         require_close(
-            whole, linear + shift, rounding(size, shift.expand_as(size)), f"{self.name}: apply against linear + bias"
+            whole,
+            linear + shift,
+            rounding(torch.float64, size, shift.expand_as(size)),
+            f"{self.name}: apply against linear + bias",
         )
         others = self._random(generator)
         mixed = self.layer.linear(*(2 * a - 3 * b for a, b in zip(operands, others, strict=True)))
         apart = 2 * linear - 3 * self.layer.linear(*others)
         size = 3 * (size + self.layer.absolute(*(o.abs() for o in others)))
         require_close(
-            mixed, apart, rounding(size), f"{self.name}: linear is not linear: W (2 a - 3 b) against 2 W a - 3 W b"
+            mixed,
+            apart,
+            rounding(torch.float64, size),
+            f"{self.name}: linear is not linear: W (2 a - 3 b) against 2 W a - 3 W b",
         )
 
     def _transpose(self, operands: list[Tensor], size: Tensor, generator: torch.Generator) -> None:
@@ -76,10 +82,10 @@ class AffineCheck:
         total = (size * y.abs()).sum()
         for i, (found, expected) in enumerate(zip(pulled, by_autodiff, strict=True)):
             what = f"{self.name}: transpose for operand {i} against the one found by autodiff"
-            require_close(found, expected, rounding(expected, expected.abs().amax()), what)
+            require_close(found, expected, rounding(torch.float64, expected, expected.abs().amax()), what)
         left = (self.layer.linear(*operands) * y).sum()
         right = torch.stack([(a * b).sum() for a, b in zip(operands, pulled, strict=True)]).sum()
-        require_close(left, right, rounding(total), f"{self.name}: <W x, y> against <x, W' y>")
+        require_close(left, right, rounding(torch.float64, total), f"{self.name}: <W x, y> against <x, W' y>")
 
     def _absolute(self, columns: list[Tensor], matrices: list[Tensor], generator: torch.Generator) -> None:
         """absolute(r) = |W| r, for r >= 0 in the places that were looked at."""
@@ -89,7 +95,7 @@ class AffineCheck:
             radii.append(torch.tensordot(r, basis, 1).unsqueeze(0))
             expected = expected + torch.tensordot(r, matrix.abs(), 1)
         found = self.layer.absolute(*radii)[0]
-        require_close(found, expected, rounding(expected), f"{self.name}: absolute(r) against |W| r")
+        require_close(found, expected, rounding(torch.float64, expected), f"{self.name}: absolute(r) against |W| r")
 
     def _windows(self, columns: list[Tensor], matrices: list[Tensor]) -> None:
         """No entry of W lies outside the declared window."""

@@ -22,6 +22,8 @@ from autodual.testing._intervals import (
 from autodual.testing._report import require_below, rounding
 
 GRADIENT_INTERVALS = 6
+RESOLUTION = 1e-8
+"""To how much slopes are searched; a line may miss the best one by this times the width of the interval."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +33,30 @@ class ElementwiseCheck:
     name: str
     layer: ElementwiseDual
     shape: Shape
+    dtype: torch.dtype
     kinks: tuple[float, ...]
     tightness: float | None
     lines_tightness: float | None
     seed: int
 
     def run(self) -> None:
-        kinks = tuple({*self.kinks, *find_kinks(self.layer.value, self.shape)})
+        kinks = tuple(sorted({0.0, *self.kinks, *find_kinks(self.layer.value, self.shape)}))
         generator = torch.Generator().manual_seed(self.seed)
         cases = interval_cases(kinks, generator)
-        for dtype in (torch.float64, torch.float32):
-            z = self._spread(Interval(cases.lower.to(dtype), cases.upper.to(dtype)))
-            points = sample_points(z, kinks)
-            with torch.no_grad():
-                values = self.layer.value(points.double()).detach()
-                self._sound(z, points.double(), values, self._name(dtype))
-                if self.tightness is not None:
-                    self._tight_band(z, points.double(), values, self.tightness, self._name(dtype))
-                if self.lines_tightness is not None:
-                    self._tight_lines(z, points.double(), values, self.lines_tightness, self._name(dtype))
-            self._finite_gradients(z, self._name(dtype))
+        z = self._spread(Interval(cases.lower.to(self.dtype), cases.upper.to(self.dtype)))
+        points = sample_points(z, kinks).double()
+        with torch.no_grad():
+            values = self.layer.value(points)
+            self._sound(z, points, values)
+            if self.tightness is not None:
+                self._tight_band(z, points, values, self.tightness)
+            if self.lines_tightness is not None:
+                self._tight_lines(z, points, values, self.lines_tightness)
+        self._finite_gradients(z)
         self._unbounded(kinks)
         self._nan()
-        self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator))
-
-    def _name(self, dtype: torch.dtype) -> str:
-        return f"{self.name} ({str(dtype).removeprefix('torch.')})"
+        if self.dtype == torch.float64:
+            self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator))
 
     def _spread(self, z: Interval) -> Interval:
         """The same intervals for every feature: [K, *shape]."""
@@ -66,63 +66,66 @@ class ElementwiseCheck:
 
         return Interval(expand(z.lower), expand(z.upper))
 
-    def _sound(self, z: Interval, points: Tensor, values: Tensor, name: str) -> None:
+    def _sound(self, z: Interval, points: Tensor, values: Tensor) -> None:
         """Image, band and lines contain every sampled value."""
         l, u = z.lower.double(), z.upper.double()  # noqa: E741
         image = self.layer.image(z)
         for side, end, sign in (("below", image.lower, 1.0), ("above", image.upper, -1.0)):
-            excess = sign * (end.double() - values) - rounding(end) - rounding(values.to(end.dtype))
-            require_below(excess, f"{name}: image cuts off values {side}", l=l, u=u, z=points, f=values)
+            excess = sign * (end.double() - values) - self._rounding(points, values)
+            require_below(excess, f"{self.name}: image cuts off values {side}", l=l, u=u, z=points, f=values)
         for kind, lines in (("band", _edges(self.layer.band(z))), ("lines", self.layer.lines(z))):
-            self._contains(lines, z, points, values, f"{name}: {kind}")
+            self._contains(lines, z, points, values, kind)
 
-    def _contains(self, lines: Lines, z: Interval, points: Tensor, values: Tensor, name: str) -> None:
+    def _contains(self, lines: Lines, z: Interval, points: Tensor, values: Tensor, kind: str) -> None:
         l, u = z.lower.double(), z.upper.double()  # noqa: E741
         for side, slope, offset, sign in (
             ("above its lower line", lines.lower_slope, lines.lower_offset, 1.0),
             ("below its upper line", lines.upper_slope, lines.upper_offset, -1.0),
         ):
             line = slope.double() * points + offset.double()
-            allowed = rounding(slope * points.to(slope.dtype), offset, values.to(slope.dtype)) + _steps(z, slope)
-            what = f"{name}: the function is not {side}"
+            allowed = self._rounding(points, values, slope * points, offset)
+            what = f"{self.name}: {kind}: the function is not {side}"
             require_below(sign * (line - values) - allowed, what, l=l, u=u, z=points, f=values, slope=slope.double())
 
-    def _tight_band(self, z: Interval, points: Tensor, values: Tensor, tightness: float, name: str) -> None:
+    def _tight_band(self, z: Interval, points: Tensor, values: Tensor, tightness: float) -> None:
         best = smallest_radius(points, values)
         band = self.layer.band(z)
-        allowed = tightness * best + rounding(values.abs().amax(0).to(band.slope.dtype), band.centre)
-        allowed = allowed + _steps(z, band.slope) + rounding(band.slope * z.lower, band.slope * z.upper)
+        allowed = tightness * best + self._rounding(z.lower, z.upper, values.abs().amax(0))
         require_below(
             band.radius.double() - best - allowed,
-            f"{name}: the band's radius is more than {tightness:.0%} above the smallest possible",
+            f"{self.name}: the band's radius is more than {tightness:.0%} above the smallest possible",
             l=z.lower.double(), u=z.upper.double(), radius=band.radius.double(), smallest=best,
         )  # fmt: skip
 
-    def _tight_lines(self, z: Interval, points: Tensor, values: Tensor, tightness: float, name: str) -> None:
+    def _tight_lines(self, z: Interval, points: Tensor, values: Tensor, tightness: float) -> None:
         """At the middle of the interval, each line comes close to the envelope of the function."""
         lines, middle = self.layer.lines(z), z.centre.double()
-        scale = (values.amax(0) - values.amin(0)) * tightness + _steps(z, lines.upper_slope)
+        allowed = (values.amax(0) - values.amin(0)) * tightness + RESOLUTION * z.width.double()
+        allowed = allowed + self._rounding(z.lower, z.upper, values.abs().amax(0))
         for side, slope, offset, sign in (
             ("upper", lines.upper_slope, lines.upper_offset, 1.0),
             ("lower", lines.lower_slope, lines.lower_offset, -1.0),
         ):
             best = envelope(points, sign * values, middle)
             height = sign * (slope.double() * middle + offset.double())
-            allowed = scale + rounding(slope * z.lower, slope * z.upper, offset, best.to(slope.dtype))
             require_below(
                 height - best - allowed,
-                f"{name}: at the middle, the {side} line is farther than {tightness:.0%} of the function's range from its envelope",
+                f"{self.name}: at the middle, the {side} line is farther than {tightness:.0%} of the function's range from its envelope",
                 l=z.lower.double(), u=z.upper.double(), height=sign * height, envelope=sign * best,
             )  # fmt: skip
+
+    def _rounding(self, *terms: Tensor) -> Tensor:
+        """What a few units in the last place of the argument, of the value and of the terms of a line amount to."""
+        return rounding(self.dtype, *terms)
 
     def _unbounded(self, kinks: tuple[float, ...]) -> None:
         """An infinite end may give infinite or undefined bounds, but no finite bound that is wrong."""
         inf = torch.inf
-        ends = torch.tensor([(-inf, 1.0), (-1.0, inf), (-inf, inf), (-inf, -2.0), (2.0, inf)], dtype=torch.float64)
+        ends = torch.tensor([(-inf, 1.0), (-1.0, inf), (-inf, inf), (-inf, -2.0), (2.0, inf)], dtype=self.dtype)
         z, reachable = (self._spread(Interval(e[:, 0], e[:, 1])) for e in (ends, ends.clamp(-1e4, 1e4)))
         points = sample_points(reachable, kinks)
-        values = self.layer.value(points).detach()
         with torch.no_grad():
+            values = self.layer.value(points.double())
             image = self.layer.image(z)
             flat = torch.zeros_like(image.lower)
             found = _edges(self.layer.band(z)), self.layer.lines(z), Lines(flat, image.lower, flat, image.upper)
@@ -131,11 +134,11 @@ class ElementwiseCheck:
                 *_harmless(lines.lower_slope, lines.lower_offset, -1),
                 *_harmless(lines.upper_slope, lines.upper_offset, 1),
             )
-            self._contains(harmless, reachable, points, values, f"{self.name}: {kind} on an unbounded interval")
+            self._contains(harmless, reachable, points.double(), values, f"{kind} on an unbounded interval")
 
     def _nan(self) -> None:
         """NaN never becomes a finite bound."""
-        ends = torch.tensor([(torch.nan, 1.0), (-1.0, torch.nan), (torch.nan, torch.nan)], dtype=torch.float64)
+        ends = torch.tensor([(torch.nan, 1.0), (-1.0, torch.nan), (torch.nan, torch.nan)], dtype=self.dtype)
         z = self._spread(Interval(ends[:, 0], ends[:, 1]))
         with torch.no_grad():
             image, band, lines = self.layer.image(z), self.layer.band(z), self.layer.lines(z)
@@ -149,7 +152,7 @@ class ElementwiseCheck:
             what = f"{self.name}: {kind} of an interval with a NaN end is finite, which would pass for a proof"
             require_below(finite.double(), what, l=z.lower, u=z.upper)
 
-    def _finite_gradients(self, z: Interval, name: str) -> None:
+    def _finite_gradients(self, z: Interval) -> None:
         for kind, outputs in self._outputs().items():
             ends = z.lower.clone().requires_grad_(), z.upper.clone().requires_grad_()
             total = torch.stack([o.sum() for o in outputs(Interval(*ends))]).sum()
@@ -159,7 +162,7 @@ class ElementwiseCheck:
             for end, gradient in zip(("lower", "upper"), gradients, strict=True):
                 if gradient is not None:
                     wrong = (~gradient.isfinite()).double()
-                    what = f"{name}: the gradient of {kind} in the {end} end is not finite"
+                    what = f"{self.name}: the gradient of {kind} in the {end} end is not finite"
                     require_below(wrong, what, l=z.lower.double(), u=z.upper.double())
 
     def _gradient(self, z: Interval) -> None:
@@ -205,8 +208,3 @@ def _harmless(slope: Tensor, offset: Tensor, sign: int) -> tuple[Tensor, Tensor]
     """A line that is not finite says nothing: replaced by one far away."""
     finite = slope.isfinite() & offset.isfinite()
     return torch.where(finite, slope, 0.0), torch.where(finite, offset, sign * 1e30)
-
-
-def _steps(z: Interval, slope: Tensor) -> Tensor:
-    """What a slope that is off by a few units in the last place changes over the interval."""
-    return rounding((slope.abs() + torch.finfo(slope.dtype).tiny) * z.width.clamp(max=1e30))

@@ -9,11 +9,10 @@ ROUNDING = 32.0
 """Units in the last place that a short computation may be off by."""
 
 
-def rounding(*terms: Tensor) -> Tensor:
-    """What rounding may have done to a sum of these terms, in the coarsest of their dtypes."""
-    unit = max(torch.finfo(term.dtype).eps for term in terms)
+def rounding(dtype: torch.dtype, *terms: Tensor) -> Tensor:
+    """What rounding in `dtype` may have done to a sum of these terms."""
     total = sum((term.detach().abs().double() for term in terms[1:]), terms[0].detach().abs().double())
-    return ROUNDING * unit * total
+    return ROUNDING * torch.finfo(dtype).eps * total
 
 
 def require_below(excess: Tensor, what: str, **where: Tensor) -> None:

@@ -50,17 +50,18 @@ def check_dual_layer(
     module = module.double().eval()
     example = _guess(module) if example is None else example.double()
     name = type(module).__name__ if isinstance(operation, nn.Module) else getattr(operation, "__name__", "function")
-    network = _dual(module, example)
-    _check_value(name, module, network, example, seed)
-    for index, node in enumerate(network.nodes):
-        label = name if len(network.nodes) == 2 else f"{name}, {node.name}"
-        shapes = network.operand_shapes(index)
-        if isinstance(node.layer, AffineDual):
-            AffineCheck(label, node.layer, shapes, node.shape, seed).run()
-        elif isinstance(node.layer, ElementwiseDual):
-            layer, shape = node.layer, shapes[0]
-            ElementwiseCheck(label, layer, shape, kinks, tightness, lines_tightness, seed).run()
-    _check_value(name, module.float(), _dual(module, example.float()), example.float(), seed)
+    for dtype in (torch.float64, torch.float32):
+        label = f"{name} ({str(dtype).removeprefix('torch.')})"
+        module, example = module.to(dtype), example.to(dtype)
+        network = _dual(module, example)
+        _check_value(label, module, network, example, seed)
+        for index, node in enumerate(network.nodes):
+            where, shapes = label if len(network.nodes) == 2 else f"{label}, {node.name}", network.operand_shapes(index)
+            if isinstance(node.layer, ElementwiseDual):
+                tight = (tightness, lines_tightness)
+                ElementwiseCheck(where, node.layer, shapes[0], dtype, kinks, *tight, seed).run()
+            elif isinstance(node.layer, AffineDual) and dtype == torch.float64:
+                AffineCheck(where, node.layer, shapes, node.shape, seed).run()
 
 
 def _dual(module: nn.Module, example: Tensor) -> DualNetwork:
@@ -79,8 +80,8 @@ def _check_value(name: str, module: nn.Module, network: DualNetwork, example: Te
     if found.dtype != dtype:
         raise AssertionError(f"{name}: its dual layers turn {dtype} into {found.dtype}")
     scale = torch.maximum(expected.abs().flatten(1).amax(1), x.abs().flatten(1).amax(1))
-    allowed = rounding(scale.reshape(-1, *[1] * (expected.dim() - 1)), expected)
-    require_close(found, expected, allowed, f"{name} ({dtype}): the dual layers' value against the module's")
+    allowed = rounding(dtype, scale.reshape(-1, *[1] * (expected.dim() - 1)), expected)
+    require_close(found, expected, allowed, f"{name}: the dual layers' value against the module's")
 
 
 def _guess(module: nn.Module) -> Tensor:

@@ -1,0 +1,179 @@
+"""The robust loss bounds the cross-entropy of every allowed input, equals the plain one without room, and trains."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import DOUBLE, ENGINES, batch, convnet, mlp
+from torch import nn
+
+import autodual as ad
+
+every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+X, LABELS = batch(6, 6), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def _normalised() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 8), nn.BatchNorm1d(8, affine=False), nn.ReLU(),
+        nn.Linear(8, 3),
+    ).to(DOUBLE)  # fmt: skip
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": lambda: mlp(6, 10, 8, 3), "batch-norm": _normalised}
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+
+
+@every_engine
+@every_model
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_without_perturbation_it_is_the_cross_entropy(
+    make: Callable[[], nn.Module], training: bool, engine: ad.BoundEngine
+) -> None:
+    model = make().train(training)
+    twin = copy.deepcopy(model)
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.0), engine)(X, LABELS)
+    plain = F.cross_entropy(twin(X), LABELS)
+    torch.testing.assert_close(loss, plain)
+    for (name, ours), (_, expected) in zip(model.named_buffers(), twin.named_buffers(), strict=True):
+        torch.testing.assert_close(ours, expected, msg=lambda text, name=name: f"{name}, moved once: {text}")
+    ours = torch.autograd.grad(loss, list(model.parameters()))
+    for a, b in zip(ours, torch.autograd.grad(plain, list(twin.parameters())), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_running_statistics_move_once_per_call() -> None:
+    model = _normalised().train()
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.1), ad.Dual(max_bytes=20_000))
+    for step in (1, 2, 3):
+        loss(X, LABELS)
+        assert model[1].num_batches_tracked == step
+
+
+def test_running_statistics_stand_still_in_evaluation() -> None:
+    model = _normalised().eval()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    ad.RobustCrossEntropy(model, ad.LinfBall(0.1))(X, LABELS)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+@every_engine
+@every_model
+@pytest.mark.parametrize(
+    "ball", [ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.2), ad.L1Ball(0.4)], ids=lambda b: type(b).__name__
+)
+def test_no_attack_has_a_larger_loss(
+    make: Callable[[], nn.Module], ball: ad.Perturbation, engine: ad.BoundEngine
+) -> None:
+    model = make().eval()
+    loss = ad.RobustCrossEntropy(model, ball, engine)(X, LABELS)
+    found = ad.attack(model, X, LABELS, ball, restarts=3)
+    assert loss >= F.cross_entropy(model(found.examples), LABELS)
+    for _ in range(10):
+        assert loss >= F.cross_entropy(model(ball.around(X).sample()), LABELS)
+
+
+@every_engine
+def test_worst_scores_are_the_negative_margins(engine: ad.BoundEngine) -> None:
+    model = mlp(6, 10, 8, 3)
+    ball = ad.LinfBall(0.1)
+    scores = ad.RobustCrossEntropy(model, ball, engine).worst_scores(X, LABELS)
+    margins = ad.certify(model, X, LABELS, ball, engine).margins
+    others = margins.isfinite()
+    torch.testing.assert_close(scores[others], -margins[others])
+    torch.testing.assert_close(scores[~others], torch.zeros(6, dtype=DOUBLE))
+
+
+@every_engine
+@every_model
+def test_gradients_are_right(make: Callable[[], nn.Module], engine: ad.BoundEngine) -> None:
+    """Against central differences along a random direction."""
+    model = make().train()
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.05), engine)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss(X, LABELS), parameters)
+    direction = [torch.randn_like(p) for p in parameters]
+    slope = sum((g * d).sum() for g, d in zip(gradients, direction, strict=True))
+    values, step = [], 1e-6
+    for sign in (1, -1):
+        with torch.no_grad():
+            for p, d in zip(parameters, direction, strict=True):
+                p.add_(d, alpha=sign * step)
+            values.append(loss(X, LABELS))
+            for p, d in zip(parameters, direction, strict=True):
+                p.sub_(d, alpha=sign * step)
+    torch.testing.assert_close((values[0] - values[1]) / (2 * step), slope, rtol=1e-4, atol=1e-6)
+
+
+@every_engine
+@every_model
+def test_twenty_steps_of_adam_lower_it(make: Callable[[], nn.Module], engine: ad.BoundEngine) -> None:
+    model = make().train()
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.05), engine)
+    optimiser = torch.optim.Adam(loss.parameters(), lr=0.03)
+    history = []
+    for _ in range(20):
+        optimiser.zero_grad()
+        value = loss(X, LABELS)
+        value.backward()
+        optimiser.step()
+        history.append(value.item())
+    assert history[-1] < 0.8 * history[0]
+
+
+def test_it_owns_nothing_but_the_model() -> None:
+    model = _normalised()
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.1))
+    loss(X, LABELS)
+    assert [id(p) for p in loss.parameters()] == [id(p) for p in model.parameters()]
+    assert [id(b) for b in loss.buffers()] == [id(b) for b in model.buffers()]
+    assert list(loss.state_dict()) == [f"model.{name}" for name in model.state_dict()]
+
+
+def test_a_copy_trains_alone() -> None:
+    loss = ad.RobustCrossEntropy(mlp(6, 8, 3), ad.LinfBall(0.1))
+    before = loss(X, LABELS)
+    twin = copy.deepcopy(loss)
+    with torch.no_grad():
+        for p in twin.model.parameters():
+            p.zero_()
+    assert torch.equal(loss(X, LABELS), before)
+    torch.testing.assert_close(twin(X, LABELS), torch.tensor(3.0, dtype=DOUBLE).log())
+
+
+def test_changes_of_mode_shape_and_modules_are_followed() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(model, nn.Linear(2, 3)).to(DOUBLE).train()
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.0))
+    for training, size in ((True, 6), (False, 6), (False, 8), (True, 8)):
+        model.train(training)
+        x = batch(6, 1, size, size)
+        torch.testing.assert_close(loss(x, LABELS), F.cross_entropy(copy.deepcopy(model)(x), LABELS))
+    model.train()
+    model[0][1].eval()  # frozen statistics in a model that trains
+    x = batch(6, 1, 6, 6)
+    torch.testing.assert_close(loss(x, LABELS), F.cross_entropy(copy.deepcopy(model)(x), LABELS))
+    model[1] = nn.Linear(2, 3, dtype=DOUBLE)
+    torch.testing.assert_close(loss(x, LABELS), F.cross_entropy(copy.deepcopy(model)(x), LABELS))
+
+
+def test_single_precision_and_images() -> None:
+    model = convnet(torch.float32)
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.01))(batch(6, 1, 6, 6, dtype=torch.float32), LABELS)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_labels_may_be_any_integers(dtype: torch.dtype) -> None:
+    loss = ad.RobustCrossEntropy(mlp(6, 8, 3), ad.LinfBall(0.1))
+    assert torch.equal(loss(X, LABELS.to(dtype)), loss(X, LABELS))
+
+
+def test_active_dropout_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)).to(DOUBLE).train()
+    with pytest.raises(ad.ArgumentError, match="1: dropout is active"):
+        ad.RobustCrossEntropy(model, ad.LinfBall(0.1))(X, LABELS)

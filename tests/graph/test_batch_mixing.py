@@ -1,0 +1,106 @@
+"""Certificates are per example: a model whose examples influence one another is refused, whatever the shapes happen to be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autodual as ad
+from small import Net, batch
+
+# Widths include 5 and 7, the batches that capture tries: a feature dimension must not be taken for the batch.
+WIDTHS = (2, 4, 5, 7)
+
+MIXING: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "mean over the batch": lambda m, x: m.fc(x - x.mean(0)),
+    "mean over the batch, kept": lambda m, x: m.fc(x - x.mean(dim=0, keepdim=True)),
+    "sum of everything": lambda m, x: m.fc(x) + x.sum(),
+    "x.T": lambda m, x: (x.T @ torch.ones(x.shape[0], x.shape[0], dtype=x.dtype)).T,
+    "x.t()": lambda m, x: m.fc(x.t().t()),
+    "transpose": lambda m, x: m.fc(x.transpose(0, 1).transpose(0, 1)),
+    "permute": lambda m, x: m.fc(x.permute(1, 0).permute(1, 0)),
+    "flatten(0)": lambda m, x: m.fc(x.flatten(0).view(x.shape)),
+    "reshape by width": lambda m, x: m.fc(x.reshape(x.shape[1], -1).reshape(x.shape)),
+    "flip": lambda m, x: m.fc(x.flip(0)),
+    "first example": lambda m, x: m.fc(x - x[0]),
+    "other examples": lambda m, x: m.fc(x[torch.arange(x.shape[0]).roll(1)]),
+    "every second example": lambda m, x: m.fc(x[::2]),
+    "forgotten keepdim": lambda m, x: m.fc(x).sum(1, keepdim=True) - x.sum(1),
+    "outer sum": lambda m, x: (m.fc(x) + m.fc(x).unsqueeze(1)).mean(1),
+    "concatenation": lambda m, x: torch.cat([m.fc(x), m.fc(x)]),
+    "stack": lambda m, x: torch.stack([m.fc(x), m.fc(x)]),
+    "split": lambda m, x: m.fc(x.split(1)[0]),
+    "softmax over the batch": lambda m, x: m.fc(x).softmax(0),
+    "batch statistics": lambda m, x: m.fc(torch.nn.functional.batch_norm(x, None, None, training=True)),
+    "one constant per example": lambda m, x: m.fc(x) + torch.arange(x.shape[0]).unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("compute", MIXING.values(), ids=MIXING.keys())
+def test_examples_that_influence_one_another_are_refused(compute: Callable[[Any, Tensor], Tensor], width: int) -> None:
+    model = Net(compute, fc=nn.Linear(width, width))
+    for count in (1, 2, 7):
+        with pytest.raises(ad.AutodualError):
+            ad.bounds(model, ad.LinfBall(0.1).around(batch(count, width)))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("compute", MIXING.values(), ids=MIXING.keys())
+def test_the_robust_loss_refuses_them_too(compute: Callable[[Any, Tensor], Tensor], width: int) -> None:
+    model = Net(compute, fc=nn.Linear(width, width))
+    with pytest.raises(ad.AutodualError):
+        ad.RobustCrossEntropy(model, ad.LinfBall(0.1))(batch(7, width), torch.zeros(7, dtype=torch.long))
+
+
+BRANCHING: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "more than six": lambda m, x: m.fc(x) if x.shape[0] > 6 else -m.fc(x),
+    "more than two": lambda m, x: m.fc(x) if len(x) > 2 else -m.fc(x),
+    "one": lambda m, x: m.fc(x) * (2 if x.size(0) == 1 else 1),
+    "as a factor": lambda m, x: m.fc(x) / x.shape[0],
+}
+
+
+@pytest.mark.parametrize("compute", BRANCHING.values(), ids=BRANCHING.keys())
+def test_a_model_that_depends_on_the_batch_size_is_refused(compute: Callable[[Any, Tensor], Tensor]) -> None:
+    with pytest.raises(ad.CaptureError, match="batch size"):
+        ad.bounds(Net(compute, fc=nn.Linear(4, 3)), ad.LinfBall(0.1).around(batch(1, 4)))
+
+
+RANDOM: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "noise like the input": lambda m, x: m.fc(x + torch.randn_like(x)),
+    "noise of its shape": lambda m, x: m.fc(x + torch.randn(x.shape, dtype=x.dtype)),
+    "noise of an example's shape": lambda m, x: m.fc(x + torch.randn(x.shape[1:], dtype=x.dtype)),
+    "one random number": lambda m, x: m.fc(x) * torch.rand(1, dtype=x.dtype),
+    "random columns": lambda m, x: m.fc(x[:, torch.randperm(4)]),
+    "dropout that never sleeps": lambda m, x: m.fc(torch.nn.functional.dropout(x, 0.5)),
+    "randomised ReLU": lambda m, x: torch.nn.functional.rrelu(m.fc(x), training=True),
+}
+
+
+@pytest.mark.parametrize("compute", RANDOM.values(), ids=RANDOM.keys())
+def test_a_random_model_is_refused(compute: Callable[[Any, Tensor], Tensor]) -> None:
+    with pytest.raises(ad.AutodualError):
+        ad.bounds(Net(compute, fc=nn.Linear(4, 3)), ad.LinfBall(0.1).around(batch(3, 4)))
+
+
+HARMLESS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "batch size in view": lambda m, x: m.fc(x.view(x.size(0), 2, 2).reshape(x.shape[0], -1)),
+    "constant expanded to the batch": lambda m, x: torch.cat([m.fc(x), m.token.expand(x.shape[0], -1)], 1),
+    "zeros for the batch": lambda m, x: m.fc(x) + torch.zeros(x.shape[0], 3, dtype=x.dtype),
+    "column of ones": lambda m, x: torch.cat([torch.ones(len(x), 1, dtype=x.dtype), m.fc(x)], dim=1),
+    "square matrices": lambda m, x: (m.square @ m.fc(x).unsqueeze(2)).squeeze(2),
+}
+
+
+@pytest.mark.parametrize("compute", HARMLESS.values(), ids=HARMLESS.keys())
+def test_use_of_the_batch_size_in_shapes_is_fine(compute: Callable[[Any, Tensor], Tensor]) -> None:
+    parts: dict[str, Any] = {
+        "fc": nn.Linear(4, 3),
+        "token": nn.Parameter(torch.rand(1, 2)),
+        "square": nn.Parameter(torch.rand(3, 3)),
+    }
+    model, x = Net(compute, **parts), batch(3, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))

@@ -1,0 +1,114 @@
+"""A branch on shapes is resolved at capture; a branch on values is refused, with the path of the module that does it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autodual as ad
+from small import DOUBLE, Net, batch
+
+
+def _while(m: Any, x: Tensor) -> Tensor:
+    while x.norm() > 1:
+        x = x / 2
+    return x
+
+
+def _loop(m: Any, x: Tensor) -> Tensor:
+    total = 0
+    for row in x:
+        total = total + row
+    return total
+
+
+DEPENDS_ON_VALUES: dict[str, Callable[[Any, Tensor], Any]] = {
+    "if": lambda m, x: x if x.sum() > 0 else -x,
+    "if with and": lambda m, x: x if x.min() >= 0 and x.max() <= 1 else x.clamp(0, 1),
+    "while": _while,
+    "loop over examples": _loop,
+    "any": lambda m, x: x * 2 if (x > 0.5).any() else x,
+    "bool()": lambda m, x: x * bool(x.sum()),
+    "not": lambda m, x: x if not x.sum() else x + 1,
+}
+
+
+@pytest.mark.parametrize("compute", DEPENDS_ON_VALUES.values(), ids=DEPENDS_ON_VALUES.keys())
+def test_branches_on_values_are_refused_with_the_path(compute: Callable[[Any, Tensor], Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, dtype=DOUBLE), nn.Sequential(Net(compute)))
+    with pytest.raises(ad.CaptureError, match=r"^1\.0: control flow that depends on the input's values"):
+        ad.capture(model, batch(2, 4))
+
+
+@pytest.mark.parametrize("compute", DEPENDS_ON_VALUES.values(), ids=DEPENDS_ON_VALUES.keys())
+def test_in_the_model_itself_the_path_is_model(compute: Callable[[Any, Tensor], Any]) -> None:
+    with pytest.raises(ad.CaptureError, match=r"^model: control flow"):
+        ad.capture(Net(compute), batch(2, 4))
+
+
+NUMBERS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "float()": lambda m, x: x * float(x[0, 0]),
+    "int()": lambda m, x: x[:, : int(x.sum())],
+    "item()": lambda m, x: x * x.sum().item(),
+    "tolist()": lambda m, x: x + torch.tensor(x.tolist()),
+    "numpy()": lambda m, x: x + torch.from_numpy(x.numpy()),
+    "boolean mask": lambda m, x: x[x > 0],
+    "where": lambda m, x: torch.where(x > 0, x, -x),
+    "gather": lambda m, x: x.gather(1, x.argmax(1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("compute", NUMBERS.values(), ids=NUMBERS.keys())
+def test_values_that_leave_the_graph_are_refused(compute: Callable[[Any, Tensor], Any]) -> None:
+    with pytest.raises(ad.CaptureError):
+        ad.bounds(Net(compute), ad.LinfBall(0.1).around(batch(1, 4)))
+
+
+def _facts(m: Any, x: Tensor) -> Tensor:
+    assert x.dim() == x.ndim == x.ndimension() == 3
+    assert x.shape[1:] == (2, 4)
+    assert x.size(-1) == 4
+    assert x.size()[1] == 2
+    assert x.numel() == x.nelement() == len(x) * 8
+    assert x.is_floating_point()
+    assert x.is_contiguous()
+    assert not x.is_cuda
+    assert not x.requires_grad
+    assert x.stride() == (8, 4, 1)
+    assert x.device.type == "cpu"
+    assert hasattr(x, "shape")
+    assert not hasattr(x, "no_such_thing")
+    n, c, w = x.shape
+    y = x.to(x.dtype).reshape(n, c * w)
+    return m.fc(y) if x.dtype == DOUBLE else y
+
+
+def test_shape_type_and_device_are_plain_facts() -> None:
+    model, x = Net(_facts, fc=nn.Linear(8, 3)), batch(3, 2, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        pytest.param(lambda m, x: x @ m.w.T, id="w.T"),
+        pytest.param(lambda m, x: x @ m.w.mT, id="w.mT"),
+        pytest.param(lambda m, x: x @ m.w.data.t(), id="w.data"),
+        pytest.param(lambda m, x: torch.matmul(x, m.w.transpose(0, 1)), id="transpose"),
+    ],
+)
+def test_tensors_behind_attributes_of_parameters_are_followed(compute: Callable[[Any, Tensor], Tensor]) -> None:
+    model, x = Net(compute, w=nn.Parameter(torch.randn(3, 4))), batch(2, 4)
+    network = ad.capture(model, x)
+    model.w.data.mul_(2)
+    torch.testing.assert_close(ad.bounds(network, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+
+
+def test_capture_works_inside_inference_mode() -> None:
+    model, x = nn.Linear(4, 3, dtype=DOUBLE), batch(2, 4)
+    with torch.inference_mode():
+        inside = ad.certify(model, x.clone(), torch.tensor([0, 1]), ad.LinfBall(0.1))
+    outside = ad.certify(model, x, torch.tensor([0, 1]), ad.LinfBall(0.1))
+    assert torch.equal(inside.margins, outside.margins)

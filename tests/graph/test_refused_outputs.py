@@ -1,0 +1,69 @@
+"""A model must return one tensor that depends on its input."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autodual as ad
+from small import DOUBLE, Net, batch
+
+REFUSED: dict[str, Callable[[Any, Tensor], Any]] = {
+    "two outputs": lambda m, x: (m.fc(x), x),
+    "list": lambda m, x: [m.fc(x)],
+    "dictionary": lambda m, x: {"logits": m.fc(x)},
+    "nothing": lambda m, x: None,
+    "a parameter": lambda m, x: m.fc.weight,
+    "a constant": lambda m, x: torch.ones(x.shape[0], 3),
+    "a number": lambda m, x: x.shape[0],
+}
+
+
+@pytest.mark.parametrize("compute", REFUSED.values(), ids=REFUSED.keys())
+def test_other_outputs_are_refused(compute: Callable[[Any, Tensor], Any]) -> None:
+    with pytest.raises(ad.CaptureError, match="must return one tensor that depends on its input"):
+        ad.capture(Net(compute, fc=nn.Linear(4, 3)), batch(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        pytest.param(lambda m, x: m.fc(x).argmax(1), "argmax: yields torch.int64", id="labels"),
+        pytest.param(lambda m, x: m.fc(x) > 0, "gt: yields torch.bool", id="comparison"),
+        pytest.param(lambda m, x: m.fc(x).max(1), "max: yields a max instead of a tensor", id="values and indices"),
+        pytest.param(lambda m, x: m.fc(x).sum().item(), "sum: its result has shape", id="number from a tensor"),
+        pytest.param(lambda m, x: m.fc(x).half(), "half: computes in torch.float16", id="half precision"),
+        pytest.param(lambda m, x: m.fc(x.float().double()), "float: computes in torch.float32", id="rounding inside"),
+    ],
+)
+def test_values_that_cannot_be_bounded_are_refused(compute: Callable[[Any, Tensor], Any], message: str) -> None:
+    with pytest.raises(ad.CaptureError, match=message):
+        ad.capture(Net(compute, fc=nn.Linear(4, 3)), batch(2, 4))
+
+
+def test_results_that_are_not_used_may_be_anything() -> None:
+    def compute(m: Any, x: Tensor) -> Tensor:
+        scores = m.fc(x)
+        m.probabilities = scores.softmax(1)
+        m.guess, m.spread = scores.argmax(1), scores.std()
+        return scores
+
+    model, x = Net(compute, fc=nn.Linear(4, 3)), batch(2, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+
+
+def test_a_model_with_two_inputs_is_refused() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    with pytest.raises(ad.CaptureError, match=r"could not be captured .* missing 1 required positional argument"):
+        ad.capture(Two(), batch(2, 4))
+
+
+def test_a_module_that_is_no_submodule_is_refused() -> None:
+    outside = nn.Linear(4, 3, dtype=DOUBLE)
+    with pytest.raises(ad.CaptureError, match="calls a Linear that is not one of its submodules"):
+        ad.capture(Net(lambda m, x: outside(x)), batch(2, 4))

@@ -1,0 +1,88 @@
+"""A set of the user's own, given by its support function alone, works everywhere."""
+
+import pytest
+import torch
+from small import DOUBLE, ENGINES, Unknown, batch, bounds_of, convnet, mlp, tilted
+
+import autodual as ad
+
+BALL = tilted(6, 0.15)
+every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+
+
+@every_engine
+def test_bounds_hold_at_every_layer(engine: ad.BoundEngine) -> None:
+    model, region = mlp(6, 8, 7, 3), BALL.around(batch(3, 6))
+    found = ad.bounds(model, region, engine)
+    assert isinstance(found, ad.SoundBounds)
+    for i in range(200):
+        point = region.vertex(torch.randn(3, 6, dtype=DOUBLE)) if i % 2 else region.sample()
+        assert found.layers["1"].contains(model[0](point), tolerance=1e-9).all()
+        assert found.layers["3"].contains(model[:3](point), tolerance=1e-9).all()
+        assert found.output.contains(model(point), tolerance=1e-9).all()
+
+
+def test_bounds_on_a_linear_model_are_exact() -> None:
+    model, region = mlp(6, 3), BALL.around(batch(3, 6))
+    rows = model[0].weight.unsqueeze(1)
+    for engine in (ad.Dual(), ad.Crown(), ad.ForwardDual()):
+        output = ad.bounds(model, region, engine).output
+        torch.testing.assert_close(output.lower, region.minimise(rows).T + model[0].bias)
+        torch.testing.assert_close(output.upper, -region.minimise(-rows).T + model[0].bias)
+
+
+def test_the_ellipsoid_is_not_treated_as_its_box() -> None:
+    model, region = mlp(6, 3), BALL.around(batch(3, 6))
+    box = region.box()
+    tight, loose = ad.bounds(model, region).output, ad.bounds(model, ad.Box(box.lower, box.upper)).output
+    assert (tight.width < loose.width).all()
+
+
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.1), ad.L2Ball(0.2), ad.L1Ball(0.3)], ids=lambda b: type(b).__name__)
+@every_engine
+def test_a_known_set_in_disguise_gives_the_same_numbers(engine: ad.BoundEngine, ball: ad.Perturbation) -> None:
+    model, region = convnet(), ball.around(batch(2, 1, 6, 6))
+    for known, unknown in zip(
+        bounds_of(model, region, engine), bounds_of(model, Unknown(region), engine), strict=True
+    ):
+        torch.testing.assert_close(known, unknown)
+
+
+@every_engine
+def test_certificates_hold_under_attack(engine: ad.BoundEngine) -> None:
+    model, x = mlp(6, 8, 7, 3), batch(20, 6)
+    labels = model(x).argmax(1)
+    certificate = ad.certify(model, x, labels, BALL, engine)
+    found = ad.attack(model, x, labels, BALL, restarts=3)
+    assert BALL.around(x).holds(found.examples).all()
+    assert not (certificate.certified & found.success).any()
+    assert "Tilted" in certificate.perturbation
+
+
+def test_some_examples_are_certified_and_others_are_attacked() -> None:
+    model, x = mlp(6, 8, 7, 3), batch(20, 6)
+    labels = model(x).argmax(1)
+    assert ad.certify(model, x, labels, BALL).certified.any()
+    assert ad.attack(model, x, labels, BALL, restarts=3).success.any()
+
+
+def test_certified_radii_are_found() -> None:
+    model, x = mlp(6, 8, 7, 3), batch(6, 6)
+    labels = model(x).argmax(1)
+    radii = ad.certified_radius(model, x, labels, tilted(6, 0.5), tol=0.01)
+    assert (radii > 0).any()
+    again = ad.certify(model, x, labels, tilted(6, 0.5).with_eps(radii))
+    assert again.certified[radii > 0].all()
+
+
+def test_the_robust_loss_trains_with_it() -> None:
+    model, x = mlp(6, 8, 3), batch(6, 6)
+    loss = ad.RobustCrossEntropy(model, BALL)(x, model(x).argmax(1))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_examples_are_cut_into_parts() -> None:
+    model, region = mlp(6, 8, 7, 3), BALL.around(batch(5, 6))
+    for a, b in zip(bounds_of(model, region), bounds_of(model, region, ad.Dual(max_bytes=4_000)), strict=True):
+        torch.testing.assert_close(a, b)
