@@ -27,9 +27,14 @@ def channels_inside(a: Tensor) -> Tensor:
     return a.contiguous(memory_format=torch.channels_last) if a.dim() == 4 and a.device.type == "cpu" else a
 
 
+def has_channels_inside(a: Tensor) -> bool:
+    """Whether the channels of a position of a [R, N, C, H, W] lie next to each other in memory."""
+    return a.dim() == 5 and a.stride(2) == 1 and a.shape[2] > 1
+
+
 def flat_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """a [R, N, *shape] and b [N, *shape] as [R, N, F] and [N, F], in the order in which `a` lies in memory."""
-    if a.dim() == 5 and a.stride(2) == 1 and a.shape[2] > 1:
+    if has_channels_inside(a):
         a, b = a.movedim(2, -1), b.movedim(1, -1)
     return a.flatten(2), b.flatten(1)
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from small import DOUBLE, Net, batch, mlp, tilted
 from torch import nn
 
 import autodual as ad
+from small import DOUBLE, Net, batch, mlp, tilted
 
 X = batch(12, 6)
 BALLS: dict[str, ad.Perturbation] = {

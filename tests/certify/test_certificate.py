@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from small import DOUBLE, ENGINES, batch, mlp
 from torch import Tensor
 
 import autodual as ad
+from small import DOUBLE, ENGINES, batch, mlp
 
 NAN, INF = float("nan"), float("inf")
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -147,7 +147,8 @@ def test_a_captured_network_gives_the_same_certificate() -> None:
     model, x, labels = mlp(6, 8, 4), batch(5, 6), torch.tensor([0, 1, 2, 3, 0])
     network = ad.capture(model, x[:1])
     assert torch.equal(
-        ad.certify(network, x, labels, ad.LinfBall(0.05)).margins, ad.certify(model, x, labels, ad.LinfBall(0.05)).margins
+        ad.certify(network, x, labels, ad.LinfBall(0.05)).margins,
+        ad.certify(model, x, labels, ad.LinfBall(0.05)).margins,
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from small import DOUBLE, ENGINES, batch, convnet, mlp
 from torch import nn
 
 import autodual as ad
+from small import DOUBLE, ENGINES, batch, convnet, mlp
 
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 X, LABELS = batch(6, 6), torch.tensor([0, 1, 2, 0, 1, 2])

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from small import batch, mlp
 
 import autodual as ad
+from small import batch, mlp
 
 X, LABELS = batch(2, 4, dtype=torch.float32), torch.tensor([0, 1])
 
@@ -93,7 +93,9 @@ def test_gradient_mode_comes_back() -> None:
 
 
 @every_call
-@pytest.mark.xfail(reason="_tensor.full_precision mixes the older TF32 switches with the newer ones", raises=RuntimeError)
+@pytest.mark.xfail(
+    reason="_tensor.full_precision mixes the older TF32 switches with the newer ones", raises=RuntimeError
+)
 def test_the_newer_tf32_switch_is_understood(call: Callable[[Any], Any]) -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from small import DOUBLE, ENGINES, Unknown, batch, bounds_of, convnet, mlp, tilted
 
 import autodual as ad
+from small import DOUBLE, ENGINES, Unknown, batch, bounds_of, convnet, mlp, tilted
 
 BALL = tilted(6, 0.15)
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -42,9 +42,7 @@ def test_the_ellipsoid_is_not_treated_as_its_box() -> None:
 @every_engine
 def test_a_known_set_in_disguise_gives_the_same_numbers(engine: ad.BoundEngine, ball: ad.Perturbation) -> None:
     model, region = convnet(), ball.around(batch(2, 1, 6, 6))
-    for known, unknown in zip(
-        bounds_of(model, region, engine), bounds_of(model, Unknown(region), engine), strict=True
-    ):
+    for known, unknown in zip(bounds_of(model, region, engine), bounds_of(model, Unknown(region), engine), strict=True):
         torch.testing.assert_close(known, unknown)
 
 

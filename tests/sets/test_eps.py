@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from small import DOUBLE, batch, mlp
 from torch import Tensor
 
 import autodual as ad
+from small import DOUBLE, batch, mlp
 
 X = batch(3, 2, 4, 4)
 
@@ -83,7 +83,11 @@ def test_bounds_are_differentiable_in_eps() -> None:
 
 
 REFUSED_BY_SHAPE = {
-    "one per example or per feature": (ad.LinfBall(torch.ones(4)), (4, 4), "could be one per example or one per feature"),
+    "one per example or per feature": (
+        ad.LinfBall(torch.ones(4)),
+        (4, 4),
+        "could be one per example or one per feature",
+    ),
     "wrong count": (ad.LinfBall(torch.ones(5)), (3, 4), r"eps of shape \(5,\) does not fit x of shape \(3, 4\)"),
     "channels without space": (ad.LinfBall(torch.ones(2)), (3, 2, 4, 4), r"does not fit"),
     "too many dimensions": (ad.LinfBall(torch.ones(1, 1, 4)), (3, 4), "does not fit"),

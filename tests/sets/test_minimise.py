@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small import DOUBLE, batch, corners, tilted
 from torch import Tensor
 
 import autodual as ad
+from small import DOUBLE, batch, corners, tilted
 
 FEATURES, COUNT, ROWS = 5, 3, 8
 

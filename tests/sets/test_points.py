@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small import DOUBLE, batch, tilted
 from torch import Tensor
 
 import autodual as ad
+from small import DOUBLE, batch, tilted
 
 Member = Callable[[Tensor, Tensor], Tensor]
 """(x, point) -> [N] bool, from the definition of the set around x."""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small import DOUBLE, batch
 from torch import Tensor
 
 import autodual as ad
+from small import DOUBLE, batch
 
 BALLS: dict[str, Callable[[Tensor], ad.InputSet]] = {
     "linf": lambda x: ad.LinfBall(0.2).around(x),

@@ -77,7 +77,7 @@ class BackwardEngine(BoundEngine):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         def one(part: InputSet, rows: Spec | None) -> Minimum:
             assert rows is not None
-            solver, found, beside = self._relaxed(network, part)
+            solver, found, beside = self._relaxed(network, part, exact=False)
             lower = solver.minimum(network.output, rows)
             return Minimum(_tighter(lower, rows, solver, found, beside), found.sound)
 
@@ -87,7 +87,7 @@ class BackwardEngine(BoundEngine):
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         def one(part: InputSet, rows: Spec | None) -> Proof:
             assert rows is not None
-            solver, found, beside = self._relaxed(network, part)
+            solver, found, beside = self._relaxed(network, part, exact=False)
             lower, slack = prove_rows(solver, network.output, rows)
             return Proof(_tighter(lower, rows, solver, found, beside), found.sound, slack)
 
@@ -95,8 +95,10 @@ class BackwardEngine(BoundEngine):
         lower, slack = torch.cat([p.lower for p in parts]), torch.cat([p.slack for p in parts])
         return Proof(lower, parts[0].sound, slack)
 
-    def _relaxed(self, network: DualNetwork, region: InputSet) -> tuple[Solver, Preactivations, IntervalPass | None]:
-        """All activations relaxed, one after the other."""
+    def _relaxed(
+        self, network: DualNetwork, region: InputSet, exact: bool = True
+    ) -> tuple[Solver, Preactivations, IntervalPass | None]:
+        """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest."""
         solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device))
         given = None if self.intermediate is None else self.intermediate.preactivations(network, region)
         beside = IntervalPass(network, region) if self.intersect else None
@@ -105,7 +107,7 @@ class BackwardEngine(BoundEngine):
         for index in network.activations:
             source = network.nodes[index].inputs[0]
             if source not in known:
-                interval = solver.bound(source) if given is None else given.intervals[index]
+                interval = given.intervals[index] if given else solver.bound(source) if exact else solver.settle(index)
                 if beside is not None:
                     interval = interval.intersect(beside.at(source))
                     beside.narrow(source, interval)

@@ -10,11 +10,14 @@ from autodual.bounds.backward import Observer
 from autodual.bounds.memory import Budget
 from autodual.bounds.prune import alive_channels, prune
 from autodual.bounds.radius import RadiusPass
-from autodual.bounds.rows import Rows
+from autodual.bounds.rows import DensePlan, Rows
 from autodual.bounds.solver import Solver
 from autodual.dual import AffineDual, Band, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
+
+WORTHWHILE = 0.7
+"""Units are singled out for exact bounds if at most this part of them needs any."""
 
 
 class DualSolver(Solver):
@@ -27,6 +30,7 @@ class DualSolver(Solver):
         self.centres: list[Tensor] = [region.centre]
         self._alive: dict[int, Tensor] = {}
         self._slim, self._kept = network, dict[int, Tensor]()
+        self._reaches = {} if region.dual_norm is None else {0: region.radius.expand_as(region.centre)}
 
     def relax(self, index: int, interval: Interval) -> None:
         self.set_band(index, self.activation(index).band(interval))
@@ -59,6 +63,42 @@ class DualSolver(Solver):
         centre = self.centre(index)
         below, above = self._radius().of_units(index)
         return Interval(centre - below, centre + above)
+
+    def settle(self, index: int) -> Interval:
+        """Exact bounds only for the units that need them.
+
+        The radius is a norm of the unit's generators, so |W| times the radii of the layer before is never smaller. Where even
+        with that one the activation is straight, its band is what the exact radius would give.
+        """
+        source = self.network.nodes[index].inputs[0]
+        radius = self._radius()
+        dense = self.region.dual_norm is not None and isinstance(radius.plan(source), DensePlan)
+        if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
+            return self._remember(source, self.bound(source))
+        centre, reach = self.centre(source), self._reach(source)
+        curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
+        units = curved.flatten(1).any(0).nonzero().squeeze(1)
+        if len(units) > WORTHWHILE * curved[0].numel():
+            return self._remember(source, self.bound(source))
+        if len(units) > 0:
+            reach = reach.flatten(1).index_copy(1, units, radius.of_some_units(source, units)).reshape(centre.shape)
+        return self._remember(source, Interval.around(centre, reach))
+
+    def _remember(self, index: int, interval: Interval) -> Interval:
+        self._reaches[index] = interval.radius
+        return interval
+
+    def _reach(self, index: int) -> Tensor:
+        """A radius that is at least the exact one, from those known so far."""
+        for i in range(index + 1):
+            if i not in self._reaches:
+                node = self.network.nodes[i]
+                operands = [self._reaches[j] for j in node.inputs]
+                if isinstance(node.layer, AffineDual):
+                    self._reaches[i] = node.layer.absolute(*operands)
+                else:
+                    self._reaches[i] = self.bands[i].slope.abs() * operands[0] + self.bands[i].radius
+        return self._reaches[index]
 
     def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows, observe)

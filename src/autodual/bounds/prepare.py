@@ -45,9 +45,10 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
 
 def dual_network(model: nn.Module | Network, x: Tensor) -> DualNetwork:
     """Dual layers of a model in evaluation mode, checked to compute what the model computes on x."""
-    network = model if isinstance(model, Network) else capture(model, x)
-    check_evaluation_mode(network.model)
-    check_placement(network.model, x, "x")
+    module = model.model if isinstance(model, Network) else model
+    check_placement(module, x, "x")
+    check_evaluation_mode(module)
+    network = model if isinstance(model, Network) else capture_with(model, x, REGISTRY)
     if tuple(x.shape[1:]) != network.input_shape:
         raise ArgumentError(
             f"x has examples of shape {tuple(x.shape[1:])}, but the network was captured for {network.input_shape}; "

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from autodual._tensor import flat_pair
+from autodual._tensor import flat_pair, has_channels_inside
 from autodual.bounds.backward import Observer, over_chunks, pull_back
 from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.patches import Patches, crop
-from autodual.bounds.rows import DensePlan, DenseRows, Rows, features, local_windows, plan_for
+from autodual.bounds.rows import DensePlan, DenseRows, Plan, Rows, SomeUnitsPlan, features, local_windows, plan_for
 from autodual.dual import Band, DualNetwork
 from autodual.sets import InputSet
 
@@ -31,8 +31,8 @@ class RadiusPass:
     budget: Budget
     constant: frozenset[int] = field(default_factory=frozenset)
     """Activations whose band does not depend on their input: nothing is pulled back through them."""
-    unstable: dict[int, Tensor] = field(default_factory=dict)
-    """Units of an activation that are unstable in some example, once they have been looked for."""
+    unstable: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+    """Units of an activation that are unstable in some example, per order in memory, once they have been looked for."""
 
     def of_rows(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
@@ -51,9 +51,10 @@ class RadiusPass:
         """The l1 norm of the coefficients on the unstable units, weighted by their radius; few units are gathered first."""
         radius = self.bands[activation].radius
         if coefficients.shape[1] > 1 and isinstance(rows, DenseRows) and not torch.is_grad_enabled():
-            if activation not in self.unstable:
-                self.unstable[activation] = flat_pair(coefficients, radius)[1].any(0).nonzero().squeeze(1)
-            units = self.unstable[activation]
+            key = (activation, has_channels_inside(coefficients))
+            if key not in self.unstable:
+                self.unstable[key] = flat_pair(coefficients, radius)[1].any(0).nonzero().squeeze(1)
+            units = self.unstable[key]
             if len(units) < FEW * math.prod(radius.shape[1:]):
                 some, size = (v.index_select(-1, units) for v in flat_pair(coefficients, radius))
                 return rows.inner(activation, some.abs(), size)
@@ -64,14 +65,26 @@ class RadiusPass:
             return rows.support(0, coefficients, self.region)
         return rows.inner(0, coefficients, self.region.centre) - self.region.minimise(coefficients)
 
-    def of_units(self, index: int) -> tuple[Tensor, Tensor]:
-        """How far below and above its centre every unit of a node can be, by the cheapest way: patches, cells or rows."""
+    def plan(self, index: int) -> Plan | Patches:
+        """The cheapest way to treat all units of a node, by counting values."""
         windows = local_windows(self.network, index, self.region)
         plan = plan_for(self.network, index, windows)
         patches = None if windows is None else crop(self.network, index, windows)
         channels = self.network.nodes[index].shape[0]
         if patches is not None and patches.cost * channels < plan.count * features(self.network, index):
-            radius = self._of_patches(patches)
+            return patches
+        return plan
+
+    def of_some_units(self, index: int, units: Tensor) -> Tensor:
+        """[N, len(units)]: the same for some units of a node, given by their place in the flattened shape."""
+        plan = SomeUnitsPlan(self.network.nodes[index].shape, units)
+        return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda r: self.of_rows(index, r))
+
+    def of_units(self, index: int) -> tuple[Tensor, Tensor]:
+        """How far below and above its centre every unit of a node can be, by the cheapest way: patches, cells or rows."""
+        plan = self.plan(index)
+        if isinstance(plan, Patches):
+            radius = self._of_patches(plan)
             return radius, radius
         like = self.region.centre
         below = over_chunks(self.network, index, plan, self.budget, like, lambda r: self.of_rows(index, r))

@@ -42,7 +42,7 @@ def magnitudes(network: DualNetwork, region: InputSet) -> list[Tensor]:
         if isinstance(node.layer, AffineDual):
             bias = node.layer.bias()
             size = node.layer.absolute(*(o.abs() for o in operands))
-            sizes.append(size if bias is None else size + bias.abs())
+            sizes.append(size if bias is None else size + bias.abs().to(size))
         else:
             sizes.append(values[-1].abs())
     return sizes

@@ -169,6 +169,26 @@ class DensePlan(Plan):
 
 
 @dataclass(frozen=True)
+class SomeUnitsPlan(Plan):
+    """One row for each of some units; results are [N, units]."""
+
+    shape: Shape
+    units: Tensor
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.units)
+
+    def chunks(self, size: int, like: Tensor) -> Iterator[Rows]:
+        for units in self.units.split(size):
+            seed = like.new_zeros(len(units), math.prod(self.shape)).scatter_(1, units.unsqueeze(1), 1.0)
+            yield DenseRows(seed.reshape(len(units), 1, *self.shape))
+
+    def assemble(self, results: list[Tensor]) -> Tensor:
+        return torch.cat(results).T
+
+
+@dataclass(frozen=True)
 class CellPlan(Plan):
     """Units `period` apart never meet on the way to the input, so they share a row.
 

@@ -33,6 +33,10 @@ class Solver(ABC):
     def bound(self, index: int) -> Interval:
         """Bounds on the value of a node."""
 
+    def settle(self, index: int) -> Interval:
+        """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
+        return self.bound(self.network.nodes[index].inputs[0])
+
     @abstractmethod
     def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         """Bounds from below on the rows; `observe` sees the coefficients that they are made of."""

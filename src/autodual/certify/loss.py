@@ -9,7 +9,7 @@ from autodual._errors import ArgumentError
 from autodual.bounds.base import BoundEngine
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import check_engine
-from autodual.certify.validate import check_classifier, check_label_range, check_labels
+from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
 from autodual.dual import REGISTRY, build
 from autodual.graph import Network, capture
 from autodual.sets import Perturbation
@@ -30,8 +30,7 @@ class RobustCrossEntropy(nn.Module):
             raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.engine = Dual() if engine is None else engine
         check_engine(self.engine)
-        if not isinstance(ball, Perturbation):
-            raise ArgumentError(f"ball must be a perturbation such as LinfBall(0.1), got {type(ball).__name__}")
+        check_perturbation(ball)
         self.model, self.ball = model, ball
         self._captured: Network | None = None
         self._captured_for: tuple[object, ...] = ()

@@ -20,9 +20,14 @@ def check_problem(x: Tensor, labels: Tensor, ball: Perturbation) -> Tensor:
     return check_labels(labels, x)
 
 
-def check_ball(ball: Perturbation, x: Tensor) -> None:
+def check_perturbation(ball: Perturbation) -> None:
     if not isinstance(ball, Perturbation):
-        raise ArgumentError(f"ball must be a perturbation such as LinfBall(0.1), got {type(ball).__name__}")
+        kind = f"the class {ball.__name__}" if isinstance(ball, type) else type(ball).__name__
+        raise ArgumentError(f"ball must be a perturbation such as LinfBall(0.1), got {kind}")
+
+
+def check_ball(ball: Perturbation, x: Tensor) -> None:
+    check_perturbation(ball)
     if isinstance(ball.eps, Tensor) and not bool((ball.eps.isfinite() & (ball.eps >= 0)).all()):
         raise ArgumentError("ball.eps must be finite and not negative everywhere")
     if isinstance(ball, LinfBall):

@@ -176,4 +176,6 @@ def _drop_probability(call: Call) -> float:
 
 
 def _number(call: Call, value: Any, operand: Operand) -> Any:
-    return call.constant(value, operand.shape) if isinstance(value, Tensor) else torch.as_tensor(float(value))
+    if isinstance(value, Tensor):
+        return call.constant(value, operand.shape)
+    return torch.tensor(float(value), dtype=torch.float64)  # exact, and as a scalar it leaves the operand's dtype alone

@@ -54,15 +54,17 @@ class CurvedDual(ElementwiseDual):
         (low_min, low_max), (high_min, high_max) = self._bracket(z, lambda smallest, largest, _: largest > smallest)
         minimum_jumps = (high_min - low_min).abs() > (high_max - low_max).abs()
         start, end = (torch.where(minimum_jumps, low_min, low_max), torch.where(minimum_jumps, high_min, high_max))
-        slope = self._chord(_live(start, z), _live(end, z), (start + end) / 2)
+        start, end = _live(start, z), _live(end, z)
+        slope = self._chord(start, end, (start + end) / 2, torch.zeros_like(start))
         smallest, largest = self._extremes(slope, z)
         return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
 
     def lines(self, z: Interval) -> Lines:
+        near = torch.finfo(z.lower.dtype).eps ** 0.25 * z.width.detach()  # so close to the middle, it is where the line touches
         (_, left), (_, right) = self._bracket(z, lambda smallest, largest, middle: largest > middle)
-        upper = self._chord(_live(left, z), _live(right, z), z.centre)
+        upper = self._chord(_live(left, z), _live(right, z), z.centre, near)
         (left, _), (right, _) = self._bracket(z, lambda smallest, largest, middle: smallest < middle)
-        lower = self._chord(_live(left, z), _live(right, z), z.centre)
+        lower = self._chord(_live(left, z), _live(right, z), z.centre, near)
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
     @torch.no_grad()
@@ -79,12 +81,12 @@ class CurvedDual(ElementwiseDual):
             low, high = torch.where(up, slope, low), torch.where(up, high, slope)
         return self._arguments(low, z), self._arguments(high, z)
 
-    def _chord(self, start: Tensor, end: Tensor, touching: Tensor) -> Tensor:
-        """Slope between two points of the curve; where they are too close to tell apart, that of the tangent at `touching`."""
-        run = end - start
-        scale = torch.maximum(start.abs(), end.abs()).detach()
-        close = run.abs() <= torch.finfo(run.dtype).eps ** 0.5 * scale.clamp(min=1.0)
-        steep = (self.value(end) - self.value(start)) / torch.where(close, torch.ones_like(run), run)
+    def _chord(self, start: Tensor, end: Tensor, touching: Tensor, near: Tensor) -> Tensor:
+        """Slope between two points of the curve; that of the tangent at `touching` if they are near or cannot be told apart."""
+        run, (low, high) = end - start, (self.value(start), self.value(end))
+        scale = torch.stack([start, end, low, high]).detach().abs().amax(0)
+        close = run.abs() <= torch.maximum(near, torch.finfo(run.dtype).eps ** 0.5 * scale)
+        steep = (high - low) / torch.where(close, torch.ones_like(run), run)
         return torch.where(close, self.derivative(touching), steep)
 
     def _arguments(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
@@ -103,14 +105,18 @@ class CurvedDual(ElementwiseDual):
         """
         with torch.no_grad():
             borders = self._borders(z)
-            turning = self._turning_points(slope, borders, FINAL_STEPS)
             low, high = borders[:-1], borders[1:]
-            margin = torch.finfo(low.dtype).eps ** 0.75 * (high - low)
+            eps, length = torch.finfo(low.dtype).eps, high - low
+            ulps = 4 * eps * torch.maximum(low.abs(), high.abs())  # at a kink, an end itself may have the other side's slope
+            margin = torch.minimum(torch.maximum(eps**0.75 * length, ulps), length / 2)
             left, right = self.derivative(low + margin) - slope, self.derivative(high - margin) - slope
-            gaps = (self.derivative(turning) - slope).abs() * (high - low)
-            at_ends = torch.maximum(left.abs(), right.abs()) * margin
+            straight_through = left * right > 0
+            turning = self._turning_points(slope, borders, FINAL_STEPS)
+            turning = torch.where(straight_through, low, turning)
             inside = (turning > low) & (turning < high)
-            slack = torch.where(left * right > 0, at_ends, torch.where(inside, gaps, torch.zeros_like(gaps))).amax(0)
+            gaps = (self.derivative(turning) - slope).abs() * length
+            at_ends = torch.maximum(left.abs(), right.abs()) * margin
+            slack = torch.where(straight_through, at_ends, torch.where(inside, gaps, torch.zeros_like(gaps))).amax(0)
         points = _live(torch.cat([borders, turning]), z)
         errors = self.value(points) - slope * points
         return errors.amin(0) - slack, errors.amax(0) + slack

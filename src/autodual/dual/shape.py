@@ -60,7 +60,10 @@ class DualPad(AffineDual):
         if self.fill == 0:
             return None
         inside = [n - a - b for n, a, b in zip(self.shape, *self._per_dimension(), strict=True)]
-        return F.pad(torch.zeros(inside), self.amounts, value=self.fill)
+        return F.pad(torch.zeros(inside, dtype=torch.float64), self.amounts, value=self.fill)
+
+    def apply(self, *operands: Tensor) -> Tensor:
+        return F.pad(operands[0], self.amounts, value=self.fill)
 
     def _per_dimension(self) -> tuple[list[int], list[int]]:
         missing = [0] * (len(self.shape) - len(self.amounts) // 2)

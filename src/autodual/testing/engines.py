@@ -1,0 +1,126 @@
+"""check_engine: do an engine's bounds contain what the network computes?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from autodual.bounds import BoundEngine, EstimatedBounds, SoundBounds
+from autodual.bounds.prepare import dual_network
+from autodual.dual import DualNetwork
+from autodual.dual.network import evaluate
+from autodual.graph import Network
+from autodual.interval import Interval
+from autodual.sets import Box, InputSet
+from autodual.spec import Spec
+from autodual.testing._report import require_below, require_close
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+"""Rounding that a bound may be off by, relative to the largest value at its node."""
+
+
+def check_engine(
+    engine: BoundEngine,
+    model: nn.Module | Network,
+    input_set: InputSet,
+    *,
+    samples: int = 16,
+    steps: int = 8,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError unless `engine` bounds `model` over `input_set` soundly; the message says which bound failed.
+
+    Bounds on every activation's input, on every output and on random linear functions of it must hold at samples, at vertices
+    and at points found by gradient steps on each output. On a set of single points, bounds are the network's own output. For
+    an engine that only estimates, this last property alone is checked.
+    """
+    network = dual_network(model, input_set.centre)
+    name = repr(engine)
+    with torch.no_grad():
+        found = engine.bounds(network, input_set)
+        if not isinstance(found, SoundBounds | EstimatedBounds):
+            raise AssertionError(
+                f"{name}: bounds() must return SoundBounds or EstimatedBounds, not {type(found).__name__}"
+            )
+        if isinstance(found, SoundBounds):
+            points = torch.stack(attack_points(network, input_set, samples, steps, seed))
+            values = node_values(network, points.flatten(0, 1))
+            for index, (layer, interval) in zip(network.activations, found.layers.items(), strict=True):
+                source = network.nodes[index].inputs[0]
+                require_inside(interval, values[source].unflatten(0, points.shape[:2]), f"{name}: input of {layer}")
+            output = values[network.output].unflatten(0, points.shape[:2])
+            require_inside(found.output, output, f"{name}: output")
+            _check_minimum(engine, network, input_set, output, seed)
+        _check_single_points(engine, network, input_set)
+
+
+def require_inside(interval: Interval, values: Tensor, what: str) -> None:
+    """Values [P, N, *shape] must lie in the interval [N, *shape], up to rounding."""
+    allowed = TOLERANCE[values.dtype] * values.abs().amax().clamp(min=1.0)
+    require_below(interval.lower - values - allowed, f"{what}: the lower bound is above a value", value=values)
+    require_below(values - interval.upper - allowed, f"{what}: the upper bound is below a value", value=values)
+
+
+def node_values(network: DualNetwork, x: Tensor) -> list[Tensor]:
+    """What every node computes for a batch of inputs."""
+    values = [x]
+    for node in network.nodes[1:]:
+        assert node.layer is not None
+        values.append(evaluate(node.layer, *(values[i] for i in node.inputs)))
+    return values
+
+
+def attack_points(network: DualNetwork, input_set: InputSet, samples: int, steps: int, seed: int) -> list[Tensor]:
+    """Points of the set [N, *shape]: its centre, samples, random vertices, and worst points for every output found by gradients."""
+    x = input_set.centre
+    generator = torch.Generator(x.device).manual_seed(seed)
+    points = [x, *(input_set.sample(generator) for _ in range(samples))]
+    noise = torch.randn(samples, *x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    points += [input_set.vertex(direction) for direction in noise]
+    outputs = torch.Size(network.nodes[network.output].shape).numel()
+    for output in range(min(outputs, 8)):
+        for sign in (1.0, -1.0):
+            points += _ascend(network, input_set, output, sign, steps)
+    return points
+
+
+def _ascend(network: DualNetwork, input_set: InputSet, output: int, sign: float, steps: int) -> list[Tensor]:
+    x = input_set.centre
+    for step in range(steps):
+        gradient = _gradient(network, x, output)
+        if step == 0:
+            corner = input_set.vertex(sign * gradient)
+        x = input_set.step(x, sign * gradient, 1.0 / (1 + step))
+    return [corner, x] if steps else []
+
+
+def _gradient(network: DualNetwork, x: Tensor, output: int) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        value = network.forward(x).flatten(1)[:, output].sum()
+        return torch.autograd.grad(value, x)[0]
+
+
+def _check_minimum(engine: BoundEngine, network: DualNetwork, input_set: InputSet, output: Tensor, seed: int) -> None:
+    """minimum and prove hold for random linear functions of the output."""
+    flat = output.flatten(2)
+    generator = torch.Generator(flat.device).manual_seed(seed)
+    rows = torch.randn(4, 1, flat.shape[-1], dtype=flat.dtype, device=flat.device, generator=generator)
+    values = torch.einsum("knc,pmc->pmk", rows, flat)
+    for verb in (engine.minimum, engine.prove):
+        found = verb(network, input_set, Spec(rows))
+        what = f"{engine!r}: {verb.__name__}"
+        if not found.sound:
+            raise AssertionError(f"{what} says that it only estimates, but bounds() returned SoundBounds")
+        if tuple(found.lower.shape) != tuple(values.shape[1:]):
+            raise AssertionError(f"{what} has shape {tuple(found.lower.shape)} instead of {tuple(values.shape[1:])}")
+        require_inside(Interval(found.lower, torch.full_like(found.lower, torch.inf)), values, what)
+
+
+def _check_single_points(engine: BoundEngine, network: DualNetwork, input_set: InputSet) -> None:
+    x = input_set.centre
+    expected = network.forward(x)
+    found = engine.bounds(network, Box.around(x, torch.zeros_like(x))).output
+    allowed = TOLERANCE[x.dtype] * expected.abs().amax().clamp(min=1.0).expand_as(expected)
+    for side, end in (("lower", found.lower), ("upper", found.upper)):
+        require_close(end, expected, allowed, f"{engine!r}: the {side} bound over single points against the output")
