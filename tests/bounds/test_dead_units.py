@@ -72,6 +72,8 @@ def test_gradients_are_those_of_the_forward_pass(make: Callable[..., nn.Module],
     for engine in (ad.Dual(), ad.ForwardDual()):
         output = ad.bounds(model, region, engine).output
         total = (output.upper - 0.5 * output.lower).sum()
-        gradients.append(torch.autograd.grad(total, list(model.parameters()), allow_unused=True, materialize_grads=True))
+        gradients.append(
+            torch.autograd.grad(total, list(model.parameters()), allow_unused=True, materialize_grads=True)
+        )
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)

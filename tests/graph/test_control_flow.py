@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import autodual as ad
-from small import DOUBLE, Net, batch
+from small import DOUBLE, Net, batch, mlp
 
 
 def _while(m: Any, x: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ def _facts(m: Any, x: Tensor) -> Tensor:
     assert not x.requires_grad
     assert x.stride() == (8, 4, 1)
     assert x.device.type == "cpu"
+    assert torch.is_floating_point(x)
     assert hasattr(x, "shape")
     assert not hasattr(x, "no_such_thing")
     n, c, w = x.shape
@@ -104,6 +106,21 @@ def test_tensors_behind_attributes_of_parameters_are_followed(compute: Callable[
     network = ad.capture(model, x)
     model.w.data.mul_(2)
     torch.testing.assert_close(ad.bounds(network, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+
+
+def test_a_branch_on_being_a_tensor_is_noticed() -> None:
+    """A proxy is no tensor (PyTorch would read it as one, and crash), so such a branch goes the wrong way."""
+    model = Net(lambda m, x: x if isinstance(x, Tensor) else -x)
+    with pytest.raises(ad.CaptureError, match="does not reproduce"):
+        ad.bounds(model, ad.LinfBall(0.1).around(batch(2, 4)))
+
+
+def test_checkpointed_parts_are_followed() -> None:
+    def compute(m: Any, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(m.body, x, use_reentrant=False)
+
+    model, x = Net(compute, body=mlp(4, 5, 3)), batch(2, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
 
 
 def test_capture_works_inside_inference_mode() -> None:

@@ -98,6 +98,23 @@ def test_capture_alone_leaves_no_proxy_behind() -> None:
     assert pruned[0].weight is weight
 
 
+def test_buffers_that_forward_assigns_are_left_as_they_were() -> None:
+    def compute(m: Any, x: Tensor) -> Tensor:
+        m.calls += 1
+        m.average = 0.9 * m.average + 0.1 * x.mean()
+        return m.fc(x)
+
+    model = Net(compute, fc=nn.Linear(4, 3))
+    model.register_buffer("calls", torch.tensor(0))
+    model.register_buffer("average", torch.tensor(0.0, dtype=DOUBLE))
+    before = _state(model)
+    ad.capture(model, batch(2, 4))
+    assert _state(model) == before
+    x = batch(2, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+    assert model.calls == 2, "once to compare, once just now"
+
+
 def test_a_refused_model_is_left_as_it_was() -> None:
     def compute(m: Any, x: Tensor) -> Tensor:
         m.seen = m.fc(x)

@@ -30,18 +30,29 @@ def network_of(model: torch.nn.Module, region: ad.InputSet) -> DualNetwork:
         return dual_network(model, region.centre)
 
 
+def random_rows(network: DualNetwork, examples: int) -> Spec:
+    """A few linear functions of the output, the same for all examples or one for each."""
+    size = torch.Size(network.nodes[network.output].shape).numel()
+    return Spec(torch.randn(4, examples, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)))
+
+
 @torch.no_grad()
 def bounds_contain_values(
     network: DualNetwork, region: ad.InputSet, engines: tuple[ad.BoundEngine, ...] = ENGINES
 ) -> None:
-    """(a) Bounds hold at samples, at corners and at the ends of gradient steps, at every activation and the output."""
+    """(a) Bounds on every activation's input, on the output and on linear functions of it hold at samples, corners and the
+    ends of gradient steps."""
     points = torch.stack(attack_points(network, region, samples=6, steps=4, seed=0))
     if isinstance(region, ad.Box) and region.centre[0].numel() <= SMALL:
         points = torch.cat([points, corners(region)])
     values = [v.unflatten(0, points.shape[:2]) for v in node_values(network, points.flatten(0, 1))]
+    spec = random_rows(network, 1)
+    functions = torch.einsum("knc,pmc->pmk", spec.rows, values[network.output].flatten(2))
     for engine in engines:
         found = engine.bounds(network, region)
         assert isinstance(found, ad.SoundBounds)
+        lower = engine.minimum(network, region, spec).lower
+        require_inside(ad.Interval(lower, torch.full_like(lower, torch.inf)), functions, f"{engine!r}: minimum")
         require_inside(found.output, values[network.output], f"{engine!r}: output")
         for index, (name, interval) in zip(network.activations, found.layers.items(), strict=True):
             require_inside(interval, values[network.nodes[index].inputs[0]], f"{engine!r}: input of {name}")
@@ -54,6 +65,9 @@ def forward_equals_backward(network: DualNetwork, region: ad.InputSet) -> None:
     for name, interval in forward.layers.items():
         assert_close(interval.lower, backward.layers[name].lower, 1e-10, f"lower bound of {name}")
         assert_close(interval.upper, backward.layers[name].upper, 1e-10, f"upper bound of {name}")
+    spec = random_rows(network, len(region))
+    forward_minimum, backward_minimum = (e.minimum(network, region, spec).lower for e in (ad.ForwardDual(), ad.Dual()))
+    assert_close(forward_minimum, backward_minimum, 1e-10, "minimum of linear functions")
     assert_close(forward.output.lower, backward.output.lower, 1e-10, "lower bound of the output")
     assert_close(forward.output.upper, backward.output.upper, 1e-10, "upper bound of the output")
 
@@ -63,21 +77,20 @@ def single_points_give_the_output(network: DualNetwork, region: ad.InputSet) -> 
     """(c) With eps = 0 both bounds are the network's output."""
     x = region.centre
     expected = network.forward(x)
-    for nothing in (ad.LinfBall(0.0).around(x), ad.L2Ball(0.0).around(x), ad.L1Ball(0.0).around(x)):
-        for engine in (ad.Dual(), ad.Crown(), ad.IBP()):
-            found = engine.bounds(network, nothing).output
-            assert_close(found.lower, expected, 1e-10, f"{engine!r}: lower bound at eps = 0")
-            assert_close(found.upper, expected, 1e-10, f"{engine!r}: upper bound at eps = 0")
+    nothing = (ad.LinfBall(0.0), ad.L2Ball(0.0), ad.L1Ball(0.0))
+    for engine, ball in zip((ad.Dual(), ad.Crown(), ad.IBP()), nothing, strict=True):
+        found = engine.bounds(network, ball.around(x)).output
+        assert_close(found.lower, expected, 1e-10, f"{engine!r}: lower bound at eps = 0")
+        assert_close(found.upper, expected, 1e-10, f"{engine!r}: upper bound at eps = 0")
 
 
 @torch.no_grad()
-def minimum_is_homogeneous(network: DualNetwork, region: ad.InputSet, seed: int = 0) -> None:
+def minimum_is_homogeneous(network: DualNetwork, region: ad.InputSet) -> None:
     """(d) J(a c) = a J(c) for a > 0."""
-    generator = torch.Generator().manual_seed(seed)
-    size = torch.Size(network.nodes[network.output].shape).numel()
-    rows = torch.randn(4, len(region), size, dtype=torch.float64, generator=generator)
+    rows = random_rows(network, len(region)).rows
+    factors = torch.tensor([1.0, 0.01, 7.0], dtype=torch.float64).reshape(-1, 1, 1, 1)
     for engine in (ad.Dual(), ad.Crown(), ad.IBP()):
-        once = engine.minimum(network, region, Spec(rows)).lower
-        for factor in (0.01, 7.0):
-            found = engine.minimum(network, region, Spec(factor * rows)).lower
-            assert_close(found / factor, once, 1e-10, f"{engine!r}: J({factor} c) / {factor} against J(c)")
+        scaled = engine.minimum(network, region, Spec((factors * rows).flatten(0, 1))).lower
+        found = scaled.unflatten(1, (len(factors), -1)) / factors.reshape(-1, 1)
+        for other in (1, 2):
+            assert_close(found[:, other], found[:, 0], 1e-10, f"{engine!r}: J(a c) / a against J(c)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+
+import autodual as ad
 from soundness.graphs import SETS, build, drawn_recipe, region, unstable_units
 from soundness.properties import (
     bounds_contain_values,
@@ -12,9 +14,7 @@ from soundness.properties import (
     single_points_give_the_output,
 )
 
-import autodual as ad
-
-GRAPHS, EXAMPLES = 120, 22
+GRAPHS, EXAMPLES = 80, 32
 LEAST_CASES, LEAST_UNSTABLE = 5000, 0.2
 
 
@@ -30,7 +30,7 @@ def test_at_least_5000_cases_hold() -> None:
             bounds_contain_values(network, sets)
             forward_equals_backward(network, sets)
             single_points_give_the_output(network, sets)
-            minimum_is_homogeneous(network, sets, seed)
+            minimum_is_homogeneous(network, sets)
             with torch.no_grad():
                 across, there = unstable_units(network, ad.Dual().bounds(network, sets).layers)
             cases, unstable, units = cases + len(sets), unstable + across, units + there

@@ -81,7 +81,10 @@ class DualSolver(Solver):
         if len(units) > WORTHWHILE * curved[0].numel():
             return self._remember(source, self.bound(source))
         if len(units) > 0:
-            reach = reach.flatten(1).index_copy(1, units, radius.of_some_units(source, units)).reshape(centre.shape)
+            exact = radius.of_some_units(source, units).expand(
+                len(centre), -1
+            )  # one row if the examples share their radius
+            reach = reach.flatten(1).index_copy(1, units, exact).reshape(centre.shape)
         return self._remember(source, Interval.around(centre, reach))
 
     def _remember(self, index: int, interval: Interval) -> Interval:

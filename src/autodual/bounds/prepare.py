@@ -64,16 +64,18 @@ def dual_network(model: nn.Module | Network, x: Tensor) -> DualNetwork:
 
 def _check_faithful(network: Network, dual: DualNetwork, x: Tensor) -> None:
     """A graph that computes something else than the model proves nothing about it."""
-    some = x[:2].detach()
-    with torch.no_grad():
-        expected, found = network.model(some.clone()), dual.forward(some)  # a model may write into its input
+    with (
+        torch.no_grad()
+    ):  # the whole batch, since a model may branch on its size; a copy, since it may write into its input
+        expected, found = network.model(x.detach().clone())[:2], dual.forward(x[:2].detach())
     if not bool(expected.isfinite().all()):
         raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
     scale = expected.abs().amax().clamp(min=1.0)
     if expected.shape != found.shape or not bool((expected - found).abs().amax() <= _AGREEMENT[x.dtype] * scale):
         raise CaptureError(
-            "model: the captured graph does not reproduce the model's output. The model may be random, may treat "
-            "examples of a batch differently, or may branch on the batch size; certificates need one function per example"
+            "model: the captured graph does not reproduce the model's output. The model may be random, may branch on the batch "
+            "size or on isinstance(x, Tensor), or has got other modules or hooks since it was captured (then capture it again); "
+            "certificates need one function per example"
         )
 
 

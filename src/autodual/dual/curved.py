@@ -106,9 +106,9 @@ class CurvedDual(ElementwiseDual):
         with torch.no_grad():
             borders = self._borders(z)
             low, high = borders[:-1], borders[1:]
-            eps, length = torch.finfo(low.dtype).eps, high - low
-            ulps = 4 * eps * torch.maximum(low.abs(), high.abs())  # at a kink, an end itself may have the other side's slope
-            margin = torch.minimum(torch.maximum(eps**0.75 * length, ulps), length / 2)
+            length = high - low
+            ulps = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
+            margin = torch.minimum(ulps, length / 2)  # at a kink, an end itself may have the other side's slope
             left, right = self.derivative(low + margin) - slope, self.derivative(high - margin) - slope
             straight_through = left * right > 0
             turning = self._turning_points(slope, borders, FINAL_STEPS)

@@ -57,8 +57,9 @@ def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -
 
 
 def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
-    attributes = [(module, dict(vars(module))) for module in root.modules()]
-    for module, _ in attributes:  # backward hooks see gradients, of which there are none
+    attributes = [(vars(module), dict(vars(module))) for module in root.modules()]
+    attributes += [(module._buffers, dict(module._buffers)) for module in root.modules()]
+    for module in root.modules():  # backward hooks see gradients, of which there are none
         module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
     try:
         # With gradients, a tensor that was computed from parameters can be told from a constant; without autocast, the
@@ -79,9 +80,9 @@ def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
             f"{tuple(tracer.sample.shape)}: {type(error).__name__}: {error}"
         ) from error
     finally:  # a forward pass that stores what it saw has stored proxies
-        for module, before in attributes:
-            vars(module).clear()
-            vars(module).update(before)
+        for now, before in attributes:
+            now.clear()
+            now.update(before)
 
 
 def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx.Graph) -> Network:

@@ -62,7 +62,7 @@ class ConcreteTracer(fx.Tracer):
     """Records a graph of registered operations, expanding rewrites as they are met."""
 
     def __init__(self, registry: Registry, sample: Tensor) -> None:
-        super().__init__(param_shapes_constant=False)
+        super().__init__(autowrap_modules=(), param_shapes_constant=False)
         self.proxy_buffer_attributes = True
         self.registry = registry
         self.sample = sample
@@ -90,8 +90,10 @@ class ConcreteTracer(fx.Tracer):
         return ConcreteProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(a, ConcreteProxy) and a.overwritten:
-            raise CaptureError(a.overwritten)
+        if isinstance(a, ConcreteProxy):
+            if a.overwritten:
+                raise CaptureError(a.overwritten)
+            return a.node
         if isinstance(a, Tensor):
             name = self._constant(a)
             node = self.create_node("get_attr", name, (), {})
@@ -147,8 +149,8 @@ class ConcreteTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
-        if kind == "call_method" and target in FACTS:
-            return getattr(args[0].value, target)(*args[1:], **kwargs)
+        if kind in ("call_function", "call_method") and _name(target) in FACTS:
+            return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
         if kind in ("call_function", "call_method"):
             function = target if kind == "call_function" else getattr(torch.Tensor, target, None)
             rewrite = None if function is None else self.registry.rewrite_of(function)

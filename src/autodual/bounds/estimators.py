@@ -1,0 +1,77 @@
+"""Estimators of the scale of Cauchy samples: how an l1 norm is read off its random projections. [SPAD Thm 2; app. D]
+
+Samples are [k, *shape]: k independent values of scale * standard Cauchy. Spreads below are standard deviations relative to the scale.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Estimator(ABC):
+    """Turns k samples into one estimate of their scale."""
+
+    @abstractmethod
+    def scale(self, samples: Tensor) -> Tensor:
+        """[k, *shape] -> [*shape]."""
+
+
+@dataclass(frozen=True)
+class Median(Estimator):
+    """The paper's: the median of the absolute values, the lower of the two middle ones for even k. Spread about 1.57 / sqrt(k).
+
+    Gradients flow through the middle sample alone. Odd k overestimates on average and even k underestimates (k = 11: mean 1.12;
+    k = 10: mean 0.97, median 0.86; k = 50: mean 0.99).
+    """
+
+    def scale(self, samples: Tensor) -> Tensor:
+        return samples.abs().median(0).values
+
+
+@dataclass(frozen=True)
+class GeometricMean(Estimator):
+    """exp(mean log |x|), times cos(pi / 2k)^k if `unbiased`. Has the tail bound that certificates rest on. Spread pi / 2 / sqrt(k)."""
+
+    unbiased: bool = True
+
+    def scale(self, samples: Tensor) -> Tensor:
+        k = samples.shape[0]
+        tiny = torch.finfo(samples.dtype).tiny
+        mean = samples.abs().clamp(min=tiny).log().mean(0).exp()
+        mean = torch.where((samples == 0).all(0), torch.zeros_like(mean), mean)
+        return mean * math.cos(math.pi / (2 * k)) ** k if self.unbiased and k > 1 else mean
+
+
+@dataclass(frozen=True)
+class MaximumLikelihood(Estimator):
+    """The scale under which the samples are most likely, corrected by 1 - 1/k for its bias. Spread 1.41 / sqrt(k): the smallest.
+
+    Solves mean(s^2 / (s^2 + x^2)) = 1/2 for s by Newton steps in log s from the median; the gradient is that of the solution.
+    """
+
+    steps: int = 6
+
+    def scale(self, samples: Tensor) -> Tensor:
+        k, tiny = samples.shape[0], torch.finfo(samples.dtype).tiny
+        logs = samples.abs().clamp(min=tiny).log()
+        with torch.no_grad():
+            solution = logs.median(0).values
+            for _ in range(self.steps):
+                solution = solution - _excess(solution, logs) / _slope(solution, logs)
+            slope = _slope(solution, logs)
+        scale = (solution - _excess(solution, logs) / slope).exp() * (1 - 1 / k if k > 1 else 1.0)
+        return torch.where((samples == 0).all(0), torch.zeros_like(scale), scale)
+
+
+def _excess(log_scale: Tensor, logs: Tensor) -> Tensor:
+    return torch.sigmoid(2 * (log_scale - logs)).mean(0) - 0.5
+
+
+def _slope(log_scale: Tensor, logs: Tensor) -> Tensor:
+    part = torch.sigmoid(2 * (log_scale - logs))
+    return (2 * part * (1 - part)).mean(0).clamp(min=0.05)
