@@ -135,10 +135,7 @@ class DenseNet(nn.Module):
         self.block = nn.Sequential(*[DenseLayer((2 + i) * growth, growth) for i in range(depth)])
         channels = (2 + depth) * growth
         self.transition = nn.Sequential(
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(channels, channels // 2, 1),
-            nn.AvgPool2d(2),
+            nn.BatchNorm2d(channels), nn.ReLU(inplace=True), nn.Conv2d(channels, channels // 2, 1), nn.AvgPool2d(2)
         )
         self.classifier = nn.Linear(channels // 2, num_classes)
 
@@ -236,12 +233,7 @@ class VGG(nn.Module):
 
 def _mlp_gelu() -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(20, 32),
-        nn.GELU(),
-        nn.Linear(32, 24),
-        nn.GELU(approximate="tanh"),
-        nn.Linear(24, 5),
+        nn.Flatten(), nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 24), nn.GELU(approximate="tanh"), nn.Linear(24, 5)
     )
 
 
@@ -268,10 +260,7 @@ class AutoEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, 4, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(4, 8, 3, stride=2, padding=1),
-            nn.ReLU(),
+            nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU()
         )
         self.decoder = nn.Sequential(
             nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1),

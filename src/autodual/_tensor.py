@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,14 +48,33 @@ def safe_sqrt(a: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 and no autocast inside: certificates rest on the rounding of the dtype they state."""
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    """No TF32, no bf16 products and no autocast inside: certificates rest on the rounding of the dtype they state."""
+    settings = _precision_settings()
+    before = [getattr(owner, name) for owner, name, _ in settings]
+    for owner, name, strict in settings:
+        setattr(owner, name, strict)
     try:
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+        for (owner, name, _), value in zip(settings, before, strict=True):
+            setattr(owner, name, value)
+
+
+def _precision_settings() -> list[tuple[Any, str, Any]]:
+    """Where PyTorch keeps the precision of float32 products, and the strict values.
+
+    Version 2.9 brought new switches; the older ones answer only as long as nobody has touched the new ones.
+    """
+    cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    new = [getattr(mkldnn, part) for part in ("conv", "rnn", "matmul") if hasattr(mkldnn, part)]
+    older = [(cuda, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    try:
+        for owner, name, _ in older:
+            getattr(owner, name)
+    except RuntimeError:
+        new, older = [*new, cuda, cudnn.conv, cudnn.rnn], []  # type: ignore[attr-defined]
+    return older + [(owner, "fp32_precision", "ieee") for owner in new]
 
 
 def free_bytes(device: torch.device) -> int:

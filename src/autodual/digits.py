@@ -58,6 +58,9 @@ def digits_network() -> nn.Sequential:
 def load_digits_network() -> nn.Sequential:
     """The network that the package ships: trained to be certifiable at l-infinity 0.1 (examples/train_digits.py)."""
     model = digits_network()
-    with files("autodual").joinpath("assets/digits_robust.npz").open("rb") as file, np.load(file, allow_pickle=False) as weights:
+    with (
+        files("autodual").joinpath("assets/digits_robust.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as weights,
+    ):
         model.load_state_dict({name: torch.from_numpy(weights[name]) for name in weights.files})
     return model.eval()

@@ -20,11 +20,18 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "steps are negative": (lambda: ad.attack(*_arguments(), steps=-1), "steps >= 0 and restarts >= 1, got -1 and 1"),
     "steps are broken": (lambda: ad.attack(*_arguments(), steps=1.5), "whole numbers, steps >= 0"),
     "no start": (lambda: ad.attack(*_arguments(), restarts=0), "restarts >= 1, got 40 and 0"),
-    "max_bytes is zero": (lambda: ad.Dual(max_bytes=0), "max_bytes must be positive, got 0"),
-    "max_bytes is negative": (lambda: ad.Crown(max_bytes=-1), "max_bytes must be positive, got -1"),
+    "max_bytes is zero": (
+        lambda: ad.Dual(max_bytes=0),
+        "max_bytes must be a positive whole number of bytes, or None, got 0",
+    ),
+    "max_bytes is a word": (lambda: ad.Dual(max_bytes="1GB"), "max_bytes must be a positive whole number"),  # type: ignore[arg-type]
+    "max_bytes is negative": (
+        lambda: ad.Crown(max_bytes=-1),
+        "max_bytes must be a positive whole number of bytes, or None, got -1",
+    ),
     "max_bytes of the forward pass": (
         lambda: ad.certify(*_arguments(), ad.ForwardDual(max_bytes=-1)),
-        "max_bytes must be positive",
+        "max_bytes must be a positive whole number",
     ),
     "intermediate is a class": (lambda: ad.Dual(intermediate=ad.IBP), "intermediate must be an engine such as IBP"),
     "intermediate is a name": (lambda: ad.Crown(intermediate="ibp"), "intermediate must be an engine .* got str"),

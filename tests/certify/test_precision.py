@@ -93,9 +93,6 @@ def test_gradient_mode_comes_back() -> None:
 
 
 @every_call
-@pytest.mark.xfail(
-    reason="_tensor.full_precision mixes the older TF32 switches with the newer ones", raises=RuntimeError
-)
 def test_the_newer_tf32_switch_is_understood(call: Callable[[Any], Any]) -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"

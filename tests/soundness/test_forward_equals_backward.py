@@ -10,7 +10,7 @@ from soundness.graphs import SETS, Recipe, build, recipes, region
 from soundness.properties import forward_equals_backward, network_of
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(recipes(), st.sampled_from(SETS), st.integers(0, 1000))
 def test_on_random_graphs(recipe: Recipe, kind: str, seed: int) -> None:
     sets = region(kind, recipe.shape, 3, seed)

@@ -35,7 +35,7 @@ def _worst_ratio(model: nn.Module, x: torch.Tensor, ball: ad.Perturbation, engin
     ids=repr,
 )
 def test_margins_differ_by_less_than_the_slack(engine: ad.BoundEngine) -> None:
-    for seed in range(1000, 1030):
+    for seed in range(1000, 1020):
         recipe = drawn_recipe(seed)
         x = 2 * torch.rand(6, *recipe.shape, generator=torch.Generator().manual_seed(seed)) - 1
         ratio = _worst_ratio(build(recipe), x, BALLS[seed % len(BALLS)], engine)

@@ -24,7 +24,7 @@ from autodual.bounds.base import (
 from autodual.bounds.crown_solver import CrownSolver
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
-from autodual.bounds.memory import Budget
+from autodual.bounds.memory import Budget, check_max_bytes
 from autodual.bounds.rounding import prove_rows
 from autodual.bounds.solver import Solver
 from autodual.dual import DualNetwork
@@ -51,8 +51,7 @@ class BackwardEngine(BoundEngine):
     def __post_init__(self) -> None:
         if self.intermediate is not None and not isinstance(self.intermediate, BoundEngine):
             raise ArgumentError(f"intermediate must be an engine such as IBP(), got {type(self.intermediate).__name__}")
-        if self.max_bytes is not None and self.max_bytes <= 0:
-            raise ArgumentError(f"max_bytes must be positive, got {self.max_bytes}")
+        check_max_bytes(self.max_bytes)
 
     @abstractmethod
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> Solver:

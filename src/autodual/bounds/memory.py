@@ -29,8 +29,7 @@ class Budget:
 
     @classmethod
     def of(cls, max_bytes: int | None, device: torch.device) -> Budget:
-        if max_bytes is not None and max_bytes <= 0:
-            raise ArgumentError(f"max_bytes must be positive, got {max_bytes}")
+        check_max_bytes(max_bytes)
         limit = int(free_bytes(device) * DEFAULT_SHARE) if max_bytes is None else max_bytes
         return cls(limit, min(limit, CACHE_BYTES) if device.type == "cpu" and not torch.is_grad_enabled() else limit)
 
@@ -60,3 +59,8 @@ class Budget:
 def even_split(count: int, limit: int) -> int:
     """A chunk size of at most `limit` that leaves no small rest."""
     return -(-count // -(-count // max(1, limit)))
+
+
+def check_max_bytes(max_bytes: int | None) -> None:
+    if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0):
+        raise ArgumentError(f"max_bytes must be a positive whole number of bytes, or None, got {max_bytes!r}")

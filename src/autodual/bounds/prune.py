@@ -57,6 +57,8 @@ def _shape(shape: tuple[int, ...], kept: Tensor | None) -> tuple[int, ...]:
 
 
 def _narrow(network: DualNetwork, activation: int, channels: Tensor, draft: _Draft) -> bool:
+    if activation == network.output:
+        return False
     draft.kept[activation] = channels
     source = network.nodes[activation].inputs[0]
     readers = network.readers[activation]

@@ -117,13 +117,13 @@ def _subtract(call: Call) -> AffineDual:
 
 @register(torch.rsub)
 def _reverse_subtract(call: Call) -> AffineDual:
-    swapped = (call.argument(1, "other"), call.args[0])
+    swapped = (call.argument(1, "other"), call.argument(0, "input"))
     return _combine(Call(call.path, call.shape, None, swapped, call.kwargs, call.batch), -1.0)
 
 
 def _combine(call: Call, sign: float) -> AffineDual:
     """left + sign * alpha * right."""
-    left, right = call.args[0], call.argument(1, "other")
+    left, right = call.argument(0, "input"), call.argument(1, "other")
     factor = sign * call.kwargs.get("alpha", 1)
     if isinstance(left, Operand) and isinstance(right, Operand):
         return DualSum((1.0, factor))
@@ -134,7 +134,7 @@ def _combine(call: Call, sign: float) -> AffineDual:
 
 @register(*_MULTIPLY)
 def _multiply(call: Call) -> AffineDual:
-    left, right = call.args[0], call.argument(1, "other")
+    left, right = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(left, Operand) and isinstance(right, Operand):
         raise ArgumentError(
             f"{call.path}: a product of two tensors that both depend on the input is not affine and has no dual layer"
@@ -145,7 +145,7 @@ def _multiply(call: Call) -> AffineDual:
 
 @register(*_DIVIDE)
 def _divide(call: Call) -> AffineDual:
-    left, right = call.args[0], call.argument(1, "other")
+    left, right = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(right, Operand) or call.kwargs.get("rounding_mode") is not None:
         raise ArgumentError(f"{call.path}: only a division by a constant, without rounding, has a dual layer")
     return DualScale(1 / _number(call, right, left), None, call.shape)
@@ -162,13 +162,17 @@ def _negate(call: Call) -> AffineDual:
     torch.nn.functional.dropout2d, torch.Tensor.float, torch.Tensor.double, torch.Tensor.to, torch.Tensor.type_as,
 )  # fmt: skip
 def _identity(call: Call) -> AffineDual:
-    active = call.module.training if call.module is not None else call.argument(2, "training", False) is True
+    active = call.module.training if call.module is not None else _training(call)
     if active and not isinstance(call.module, nn.Identity) and _drop_probability(call) > 0:
         raise ArgumentError(
             f"{call.path}: dropout is active, so the network is random and a bound would hold for one draw only; "
             f"call model.eval() before certifying, or set p=0 for robust training"
         )
     return DualScale(1.0, None, call.shape)
+
+
+def _training(call: Call) -> bool:
+    return call.kwargs.get("train", call.argument(2, "training", False)) is True
 
 
 def _drop_probability(call: Call) -> float:

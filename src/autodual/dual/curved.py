@@ -60,7 +60,9 @@ class CurvedDual(ElementwiseDual):
         return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
 
     def lines(self, z: Interval) -> Lines:
-        near = torch.finfo(z.lower.dtype).eps ** 0.25 * z.width.detach()  # so close to the middle, it is where the line touches
+        near = (
+            torch.finfo(z.lower.dtype).eps ** 0.25 * z.width.detach()
+        )  # so close to the middle, it is where the line touches
         (_, left), (_, right) = self._bracket(z, lambda smallest, largest, middle: largest > middle)
         upper = self._chord(_live(left, z), _live(right, z), z.centre, near)
         (left, _), (right, _) = self._bracket(z, lambda smallest, largest, middle: smallest < middle)

@@ -71,7 +71,7 @@ class DualMatmulLeft(AffineDual):
 
 @register(torch.matmul, operator.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm)
 def _matmul(call: Call) -> AffineDual:
-    left, right = call.args[0], call.argument(1, "other")
+    left, right = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(left, Operand) and isinstance(right, Operand):
         raise ArgumentError(
             f"{call.path}: a product of two tensors that both depend on the input is not affine and has no dual layer"

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from autodual._errors import ArgumentError
+from autodual._errors import ArgumentError, CaptureError
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, DualLayer, ElementwiseDual
 from autodual.graph import Network
@@ -32,10 +32,13 @@ class DualNetwork:
     output: int
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network itself, computed from its dual layers."""
-        values: list[Tensor] = []
-        for node in self.nodes:
-            values.append(x if node.layer is None else evaluate(node.layer, *(values[i] for i in node.inputs)))
+        """The network itself, computed from its dual layers; values are dropped once nothing reads them any more."""
+        values: dict[int, Tensor] = {}
+        for index, node in enumerate(self.nodes):
+            values[index] = x if node.layer is None else evaluate(node.layer, *(values[i] for i in node.inputs))
+            for source in set(node.inputs):
+                if source != self.output and max(self.readers[source]) == index:
+                    del values[source]
         return values[self.output]
 
     @cached_property
@@ -82,7 +85,10 @@ def build(network: Network, clean: Tensor | None = None) -> DualNetwork:
         layer = None
         if node.target is not None:
             builder = network.registry.builder_of(node.target)  # type: ignore[arg-type]
-            assert builder is not None, node.name
+            if builder is None:
+                raise CaptureError(
+                    f"{node.name}: has got a hook or another forward since it was captured; capture the model again"
+                )
             operands = None if clean is None else tuple(values[i] for i in inputs)
             layer = builder(network.call(node, parameters, operands))
             if not isinstance(layer, AffineDual | ElementwiseDual):

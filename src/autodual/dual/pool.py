@@ -75,30 +75,40 @@ def _sum(call: Call) -> DualMonotone:
 
 
 def _reduced_dims(call: Call) -> tuple[list[int], bool]:
-    given = call.argument(1, "dim", 0)
+    given = call.kwargs.get("axis", call.argument(1, "dim", 0))
     dims = given if isinstance(given, list | tuple) else (given,)
     return [call.dimension(d) + 1 for d in dims], call.argument(2, "keepdim", False)
 
 
 @rewrite(torch.maximum, torch.Tensor.maximum)
-def maximum(a: Any, b: Any) -> Any:
+def maximum(input: Any, other: Any) -> Any:
     """max(a, b) = a + relu(b - a)."""
-    return a + torch.relu(b - a)
+    return input + torch.relu(other - input)
 
 
 @rewrite(torch.minimum, torch.Tensor.minimum)
-def minimum(a: Any, b: Any) -> Any:
+def minimum(input: Any, other: Any) -> Any:
     """min(a, b) = a - relu(a - b)."""
-    return a - torch.relu(a - b)
+    return input - torch.relu(input - other)
+
+
+@rewrite(torch.max, torch.Tensor.max)
+def _max(input: Any, other: Any = None, *rest: Any, **named: Any) -> Any:
+    return maximum(input, other) if hasattr(other, "shape") and not (rest or named) else NotImplemented
+
+
+@rewrite(torch.min, torch.Tensor.min)
+def _min(input: Any, other: Any = None, *rest: Any, **named: Any) -> Any:
+    return minimum(input, other) if hasattr(other, "shape") and not (rest or named) else NotImplemented
 
 
 @rewrite(torch.amax, torch.Tensor.amax)
-def _amax(x: Any, dim: Any, keepdim: bool = False) -> Any:
-    dims = sorted((d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim)), reverse=True)
+def _amax(input: Any, dim: Any, keepdim: bool = False) -> Any:
+    dims = sorted((d % input.dim() for d in ((dim,) if isinstance(dim, int) else dim)), reverse=True)
     for d in dims:
-        x = _tournament([x.narrow(d, i, 1) for i in range(x.shape[d])])
-        x = x if keepdim else x.squeeze(d)
-    return x
+        input = _tournament([input.narrow(d, i, 1) for i in range(input.shape[d])])
+        input = input if keepdim else input.squeeze(d)
+    return input
 
 
 @rewrite(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ def _prelu(call: Call) -> DualKink:
     return DualKink(weight.reshape(-1, *[1] * (len(call.shape) - 1)))
 
 
-@register(torch.abs, torch.Tensor.abs, torch.absolute)
+@register(torch.abs, torch.Tensor.abs, torch.absolute, operator.abs, abs)
 def _absolute(call: Call) -> DualKink:
     return DualKink(-1.0)
 

@@ -144,21 +144,27 @@ def _flip(call: Call) -> DualMonotone:
 
 
 @rewrite(torch.chunk, torch.Tensor.chunk)
-def _chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-    return _split(x, -(-x.shape[dim] // chunks), dim)
+def _chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+    return _split(input, -(-input.shape[dim] // chunks), dim)
 
 
-@rewrite(torch.split, torch.Tensor.split)
-def _split(x: Any, size: Any, dim: int = 0) -> tuple[Any, ...]:
+@rewrite(torch.split)
+def _split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
+    x, size = tensor, split_size_or_sections
     total = x.shape[dim]
     sizes = [min(size, total - s) for s in range(0, total, size)] if isinstance(size, int) else list(size)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(x.narrow(dim, start, length) for start, length in zip(starts, sizes, strict=True))
 
 
+@rewrite(torch.Tensor.split)
+def _split_method(x: Any, split_size: Any, dim: int = 0) -> tuple[Any, ...]:
+    return _split(x, split_size, dim)
+
+
 @rewrite(torch.unbind, torch.Tensor.unbind)
-def _unbind(x: Any, dim: int = 0) -> tuple[Any, ...]:
-    return tuple(x.narrow(dim, i, 1).squeeze(dim) for i in range(x.shape[dim]))
+def _unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
+    return tuple(input.narrow(dim, i, 1).squeeze(dim) for i in range(input.shape[dim]))
 
 
 @register(nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d,

@@ -62,7 +62,7 @@ class ConcreteTracer(fx.Tracer):
     """Records a graph of registered operations, expanding rewrites as they are met."""
 
     def __init__(self, registry: Registry, sample: Tensor) -> None:
-        super().__init__(autowrap_modules=(), param_shapes_constant=False)
+        super().__init__(autowrap_modules=(), param_shapes_constant=False)  # type: ignore[arg-type]
         self.proxy_buffer_attributes = True
         self.registry = registry
         self.sample = sample

@@ -7,23 +7,11 @@ with a 4x4 kernel and stride 2 do the downsampling. `mean` and `std`, if given, 
 
 from torch import nn
 
-from autodual.models._build import (
-    Channels,
-    assemble,
-    check_factor,
-    check_image,
-    halved_twice,
-    initialise_convolutions,
-)
+from autodual.models._build import Channels, assemble, check_factor, check_image, halved_twice, initialise_convolutions
 
 
 def small(
-    in_channels: int = 1,
-    width: int = 28,
-    classes: int = 10,
-    *,
-    mean: Channels = None,
-    std: Channels = None,
+    in_channels: int = 1, width: int = 28, classes: int = 10, *, mean: Channels = None, std: Channels = None
 ) -> nn.Sequential:
     """Two convolutions and two linear layers; 166,406 parameters on MNIST, 214,918 on CIFAR-10.
 
@@ -44,12 +32,7 @@ def small(
 
 
 def large(
-    in_channels: int = 1,
-    width: int = 28,
-    classes: int = 10,
-    *,
-    mean: Channels = None,
-    std: Channels = None,
+    in_channels: int = 1, width: int = 28, classes: int = 10, *, mean: Channels = None, std: Channels = None
 ) -> nn.Sequential:
     """Four convolutions and three linear layers; 1,974,762 parameters on MNIST, 2,466,858 on CIFAR-10."""
     check_image("large", in_channels, width, classes)
@@ -67,13 +50,7 @@ def large(
 
 
 def wide(
-    k: int,
-    in_channels: int = 1,
-    width: int = 28,
-    classes: int = 10,
-    *,
-    mean: Channels = None,
-    std: Channels = None,
+    k: int, in_channels: int = 1, width: int = 28, classes: int = 10, *, mean: Channels = None, std: Channels = None
 ) -> nn.Sequential:
     """As deep as small, with 4k and 8k filters and 128k linear units; 1,304k hidden units on MNIST."""
     check_factor("wide", k, "width")
@@ -89,13 +66,7 @@ def wide(
 
 
 def deep(
-    k: int,
-    in_channels: int = 1,
-    width: int = 28,
-    classes: int = 10,
-    *,
-    mean: Channels = None,
-    std: Channels = None,
+    k: int, in_channels: int = 1, width: int = 28, classes: int = 10, *, mean: Channels = None, std: Channels = None
 ) -> nn.Sequential:
     """k convolutions with 8 filters, k with 16, the last of each halving the image; two linear layers."""
     check_factor("deep", k, "depth")

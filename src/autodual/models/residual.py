@@ -28,12 +28,7 @@ class ResidualBlock(nn.Module):
 
 
 def resnet(
-    in_channels: int = 3,
-    width: int = 32,
-    classes: int = 10,
-    *,
-    mean: Channels = None,
-    std: Channels = None,
+    in_channels: int = 3, width: int = 32, classes: int = 10, *, mean: Channels = None, std: Channels = None
 ) -> nn.Sequential:
     """A convolution, four residual blocks and two linear layers; 4,214,850 parameters on CIFAR-10."""
     check_image("resnet", in_channels, width, classes)

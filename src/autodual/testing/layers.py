@@ -103,8 +103,9 @@ def _guess(module: nn.Module) -> Tensor:
 
 
 def _candidates(module: nn.Module) -> list[Shape]:
-    for attribute in ("in_features", "in_channels", "num_features"):
-        size = getattr(module, attribute, None)
-        if isinstance(size, int):
-            return [(size,), (size, 8), (size, 8, 8), (size, 5, 5, 5)]
-    return list(USUAL_SHAPES)
+    """Shapes with as many channels as the module says, those with as many dimensions as its name says first."""
+    sizes = (getattr(module, attribute, None) for attribute in ("in_features", "in_channels", "num_features"))
+    channels = next((size for size in sizes if isinstance(size, int)), None)
+    shapes = [shape if channels is None else (channels, *shape[1:]) for shape in USUAL_SHAPES]
+    named = [d for d in (1, 2, 3) if f"{d}d" in type(module).__name__]
+    return sorted(shapes, key=lambda shape: len(shape) - 1 not in named)
