@@ -42,7 +42,7 @@ def test_captured_and_bounded(compute: Callable[[Any, Tensor], Tensor]) -> None:
 
 def test_dropout_with_its_older_keyword_is_refused() -> None:
     model = Net(lambda m, x: torch.dropout(m.fc(x), p=1e-3, train=True), fc=nn.Linear(4, 4))
-    with pytest.raises(ad.AutodualError, match="random|dropout"):
+    with pytest.raises(ad.AutodualError, match=r"random|dropout"):
         ad.bounds(model, ad.LinfBall(0.1).around(batch(2, 4)))
 
 
