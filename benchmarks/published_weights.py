@@ -3,8 +3,8 @@
     python benchmarks/published_weights.py [FOLDER] [--device cuda --batch 2000]
 
 FOLDER, or $AUTODUAL_DATA, holds the raw files of MNIST (t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte), itself or in mnist/.
-Expected of 10,000: 564 not certified, 180 misclassified. Writes published_weights.json (_gpu.json for a GPU) into benchmarks/results or
-the folder that --out names.
+Expected of 10,000: 564 not certified, 180 misclassified. Writes published_weights.json (_gpu.json for a GPU) into the folder that
+--out names, benchmarks/results if none.
 """
 
 from __future__ import annotations

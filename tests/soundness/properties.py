@@ -37,30 +37,29 @@ def random_rows(network: DualNetwork, examples: int) -> Spec:
 
 
 @torch.no_grad()
-def bounds_contain_values(
-    network: DualNetwork, region: ad.InputSet, engines: tuple[ad.BoundEngine, ...] = ENGINES
-) -> None:
+def bounds_contain_values(network: DualNetwork, region: ad.InputSet) -> None:
     """(a) Bounds on every activation's input, on the output and on linear functions of it hold at samples, corners and the
     ends of gradient steps."""
     points = torch.stack(attack_points(network, region, samples=6, steps=4, seed=0))
     if isinstance(region, ad.Box) and region.centre[0].numel() <= SMALL:
         points = torch.cat([points, corners(region)])
     values = [v.unflatten(0, points.shape[:2]) for v in node_values(network, points.flatten(0, 1))]
-    spec = random_rows(network, 1)
-    functions = torch.einsum("knc,pmc->pmk", spec.rows, values[network.output].flatten(2))
-    for engine in engines:
+    for engine in ENGINES:
         found = engine.bounds(network, region)
         assert isinstance(found, ad.SoundBounds)
-        lower = engine.minimum(network, region, spec).lower
-        require_inside(ad.Interval(lower, torch.full_like(lower, torch.inf)), functions, f"{engine!r}: minimum")
         require_inside(found.output, values[network.output], f"{engine!r}: output")
         for index, (name, interval) in zip(network.activations, found.layers.items(), strict=True):
             require_inside(interval, values[network.nodes[index].inputs[0]], f"{engine!r}: input of {name}")
+    spec = random_rows(network, 1)
+    functions = torch.einsum("knc,pmc->pmk", spec.rows, values[network.output].flatten(2))
+    for engine in (ad.Crown(), ad.Dual(intersect=True)):
+        lower = engine.minimum(network, region, spec).lower
+        require_inside(ad.Interval(lower, torch.full_like(lower, torch.inf)), functions, f"{engine!r}: minimum")
 
 
 @torch.no_grad()
-def forward_equals_backward(network: DualNetwork, region: ad.InputSet) -> None:
-    """(b) The forward pass over generators and the dual objective are the same number."""
+def forward_equals_backward(network: DualNetwork, region: ad.InputSet) -> ad.Bounds:
+    """(b) The forward pass over generators and the dual objective are the same number; returns these bounds."""
     forward, backward = ad.ForwardDual().bounds(network, region), ad.Dual().bounds(network, region)
     for name, interval in forward.layers.items():
         assert_close(interval.lower, backward.layers[name].lower, 1e-10, f"lower bound of {name}")
@@ -70,6 +69,7 @@ def forward_equals_backward(network: DualNetwork, region: ad.InputSet) -> None:
     assert_close(forward_minimum, backward_minimum, 1e-10, "minimum of linear functions")
     assert_close(forward.output.lower, backward.output.lower, 1e-10, "lower bound of the output")
     assert_close(forward.output.upper, backward.output.upper, 1e-10, "upper bound of the output")
+    return backward
 
 
 @torch.no_grad()

@@ -11,11 +11,10 @@ from soundness.graphs import build, drawn_recipe
 
 BALLS = (ad.LinfBall(2**-4), ad.LinfBall(2**-2, clip=(-1, 1)), ad.L2Ball(2**-2), ad.L1Ball(2**-1), ad.LinfBall(2**-10))
 """Sizes that float32 holds exactly, so that both precisions bound the same set."""
-ENGINES = (ad.Dual(), ad.ForwardDual(), ad.Crown(), ad.Dual(intersect=True))
-IBP_SLACK = "IBP's slack is a multiple of its output, whatever was added up and cancelled on the way there"
-WIDE_SLACK = (
-    "slack is measured at the centre of the set, but offsets grow with intermediate bounds much wider than that"
-)
+ENGINES = (
+    ad.Dual(), ad.ForwardDual(), ad.Crown(), ad.Dual(intersect=True), ad.IBP(), ad.Crown(intermediate=ad.IBP()),
+    ad.Dual(intermediate=ad.IBP()),
+)  # fmt: skip
 
 
 def _worst_ratio(model: nn.Module, x: torch.Tensor, ball: ad.Perturbation, engine: ad.BoundEngine) -> float:
@@ -29,22 +28,16 @@ def _worst_ratio(model: nn.Module, x: torch.Tensor, ball: ad.Perturbation, engin
     return ((low.margins.double() - high.margins).abs()[others] / low.slack.double()[others]).max().item()
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [*ENGINES, ad.IBP(), pytest.param(ad.Crown(intermediate=ad.IBP()), marks=pytest.mark.xfail(reason=WIDE_SLACK))],
-    ids=repr,
-)
+@pytest.mark.parametrize("engine", ENGINES, ids=repr)
 def test_margins_differ_by_less_than_the_slack(engine: ad.BoundEngine) -> None:
-    for seed in range(1000, 1020):
+    for seed in range(1000, 1040):
         recipe = drawn_recipe(seed)
-        x = 2 * torch.rand(6, *recipe.shape, generator=torch.Generator().manual_seed(seed)) - 1
+        x = 2 * torch.rand(4, *recipe.shape, generator=torch.Generator().manual_seed(seed)) - 1
         ratio = _worst_ratio(build(recipe), x, BALLS[seed % len(BALLS)], engine)
         assert ratio < 1, f"{recipe}: the margin moved by {ratio:.2f} times the slack"
 
 
-@pytest.mark.parametrize(
-    "engine", [*ENGINES, pytest.param(ad.IBP(), marks=pytest.mark.xfail(reason=IBP_SLACK))], ids=repr
-)
+@pytest.mark.parametrize("engine", ENGINES, ids=repr)
 def test_large_terms_that_cancel(engine: ad.BoundEngine) -> None:
     """Pairs of equal units whose large outgoing weights cancel: the output is small, what it is summed from is not."""
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)).eval()

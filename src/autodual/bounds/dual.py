@@ -83,11 +83,14 @@ class BackwardEngine(BoundEngine):
         parts = self._in_parts(network, region, spec, one)
         return Minimum(torch.cat([p.lower for p in parts]), parts[0].sound)
 
+    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
+        return {} if self.intermediate is None else self.intermediate.rounding(network, region)
+
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         def one(part: InputSet, rows: Spec | None) -> Proof:
             assert rows is not None
             solver, found, beside = self._relaxed(network, part, exact=False)
-            lower, slack = prove_rows(solver, network.output, rows)
+            lower, slack = prove_rows(solver, network.output, rows, found.intervals, self.rounding(network, part))
             return Proof(_tighter(lower, rows, solver, found, beside), found.sound, slack)
 
         parts = self._in_parts(network, region, spec, one)

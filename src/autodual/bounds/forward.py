@@ -139,7 +139,7 @@ class ForwardDual(BoundEngine):
         run = self._run(network, region)
         solver = DualSolver(network, region, run.budget)
         solver.bands.update(run.bands)
-        _, slack = prove_rows(solver, network.output, spec)
+        _, slack = prove_rows(solver, network.output, spec, run.preactivations, {})
         return Proof(self._project(run, spec), True, slack)
 
     def _run(self, network: DualNetwork, region: InputSet) -> ForwardPass:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import SAFETY
+from autodual.bounds.rounding import interval_errors
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -24,6 +24,12 @@ class IBP(BoundEngine):
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         return Preactivations(self._intervals(IntervalPass(network, region)), sound=True)
 
+    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
+        intervals = IntervalPass(network, region)
+        intervals.at(len(network.nodes) - 1)
+        errors = interval_errors(network, intervals.intervals)
+        return {i: errors[i] for i in network.activations}
+
     def bounds(self, network: DualNetwork, region: InputSet) -> SoundBounds:
         intervals = IntervalPass(network, region)
         return SoundBounds(intervals.at(network.output), name_layers(network, self._intervals(intervals)))
@@ -34,12 +40,16 @@ class IBP(BoundEngine):
         return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec), sound=True)
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        found = self.minimum(network, region, spec)
-        output = IntervalPass(network, region).at(network.output)
-        size = torch.maximum(output.lower.abs(), output.upper.abs()).flatten(1)
-        depth = sum(node.layer is not None for node in network.nodes)
-        slack = SAFETY * torch.finfo(size.dtype).eps * depth * (spec.rows.abs().flatten(2) * size).sum(-1).T
-        return Proof(found.lower, found.sound, slack)
+        intervals = IntervalPass(network, region)
+        found = self._intervals(intervals)
+        intervals.at(len(network.nodes) - 1)
+        errors = interval_errors(network, intervals.intervals)
+        solver = constant_bands(DualSolver(network, region, Budget.of(None, region.centre.device)), found)
+        rows, terms = solver.rows(network.output, spec), list[Tensor]()
+        lower = solver.lower(
+            network.output, rows, lambda node, a: terms.append(rows.inner(node, a.abs(), errors[node]))
+        )
+        return Proof(lower.T, True, sum(terms[1:], terms[0]).T)
 
     @staticmethod
     def _intervals(intervals: IntervalPass) -> dict[int, Interval]:

@@ -1,4 +1,9 @@
-"""How far rounding may have moved a bound: a running error estimate from the sizes of what was added up."""
+"""How far rounding may have moved a bound: a running error estimate from the sizes of what was added up.
+
+Every sum W z + b is wrong by a few units in the last place of |W| |z| + |b|, and reaches the result multiplied by the coefficient
+that stands before it. Sizes are taken over the whole interval of each activation, since relaxations of wide intervals have
+large offsets even where the centre is small.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +11,71 @@ import torch
 from torch import Tensor
 
 from autodual.bounds.solver import Solver
-from autodual.dual import AffineDual, DualNetwork
-from autodual.dual.network import evaluate
+from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
+from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
 
 SAFETY = 4.0
-"""Slack is SAFETY * machine epsilon * (sum of the absolute values of all terms). Observed errors are below a tenth of it."""
+"""Slack is SAFETY * machine epsilon * (sum of the absolute values of all terms). A test compares float32 with float64."""
 
 
-def prove_rows(solver: Solver, index: int, spec: Spec) -> tuple[Tensor, Tensor]:
+def unit(like: Tensor) -> float:
+    """What a sum of terms of total size 1 may be wrong by."""
+    return SAFETY * torch.finfo(like.dtype).eps
+
+
+def prove_rows(
+    solver: Solver, index: int, spec: Spec, intervals: dict[int, Interval], errors: dict[int, Tensor]
+) -> tuple[Tensor, Tensor]:
     """Bounds from below on the rows and their rounding slack, both [N, K].
 
-    Every sum W z + b that enters the bound is wrong by a few units in the last place of |W| |z| + |b|, and reaches the result
-    multiplied by the coefficient that stands before it.
+    `intervals` are those of the activations' inputs; `errors` what rounding has added to the activations' values on the way there.
     """
     rows = solver.rows(index, spec)
-    sizes = magnitudes(solver.network, solver.region)
+    sizes = [unit(s) * s for s in magnitudes(solver.network, solver.region, intervals)]
+    for activation, error in errors.items():
+        sizes[activation] = sizes[activation] + error
     terms: list[Tensor] = []
     lower = solver.lower(
         index, rows, lambda node, a: terms.append(rows.inner(node, a.abs(), solver.narrow(node, sizes[node])))
     )
-    return lower.T, SAFETY * torch.finfo(lower.dtype).eps * sum(terms[1:], terms[0]).T
+    return lower.T, sum(terms[1:], terms[0]).T
 
 
-def magnitudes(network: DualNetwork, region: InputSet) -> list[Tensor]:
-    """Per node, the size of the terms whose sum it is, at the centre and widened by the set's box."""
-    box = region.box()
-    reach = torch.maximum(box.lower.abs(), box.upper.abs())
-    values, sizes = [region.centre], [reach]
-    for node in network.nodes[1:]:
-        operands = [values[i] for i in node.inputs]
-        assert node.layer is not None
-        values.append(evaluate(node.layer, *operands))
+def magnitudes(network: DualNetwork, region: InputSet, intervals: dict[int, Interval]) -> list[Tensor]:
+    """Per node, the size of the terms whose sum it is, anywhere in the set."""
+    sizes = [_largest(region.box())]
+    for index, node in enumerate(network.nodes[1:], start=1):
         if isinstance(node.layer, AffineDual):
-            bias = node.layer.bias()
-            size = node.layer.absolute(*(o.abs() for o in operands))
-            sizes.append(size if bias is None else size + bias.abs().to(size))
+            sizes.append(_sum_of_sizes(node.layer, [sizes[i] for i in node.inputs]))
         else:
-            sizes.append(values[-1].abs())
+            assert isinstance(node.layer, ElementwiseDual)
+            sizes.append(_largest(node.layer.image(intervals[index])))
     return sizes
+
+
+def interval_errors(network: DualNetwork, intervals: dict[int, Interval]) -> list[Tensor]:
+    """Per node, how far rounding may have moved its interval, for intervals of all nodes that were computed layer by layer."""
+    errors = [unit(intervals[0].lower) * _largest(intervals[0])]
+    for index, node in enumerate(network.nodes[1:], start=1):
+        operands = [errors[i] for i in node.inputs]
+        if isinstance(node.layer, AffineDual):
+            sizes = _sum_of_sizes(node.layer, [_largest(intervals[i]) for i in node.inputs])
+            errors.append(node.layer.absolute(*operands) + unit(sizes) * sizes)
+        else:
+            assert isinstance(node.layer, ElementwiseDual)
+            before, image = intervals[node.inputs[0]], intervals[index]
+            wider = node.layer.image(Interval(before.lower - operands[0], before.upper + operands[0]))
+            moved = torch.maximum(image.lower - wider.lower, wider.upper - image.upper)
+            errors.append(moved + unit(moved) * _largest(image))
+    return errors
+
+
+def _sum_of_sizes(layer: AffineDual, operands: list[Tensor]) -> Tensor:
+    bias, size = layer.bias(), layer.absolute(*operands)
+    return size if bias is None else size + bias.abs()
+
+
+def _largest(interval: Interval) -> Tensor:
+    return torch.maximum(interval.lower.abs(), interval.upper.abs())
