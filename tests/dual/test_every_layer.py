@@ -187,6 +187,7 @@ ARITHMETIC = [
     Case("divided by a number", function(lambda x: x / 0.3), (3,)),
     Case("plus a number", function(lambda x: x + 0.1), (3,)),
     Case("broadcast sum", function(lambda x: x + x.mean(2, keepdim=True)), (2, 3)),
+    Case("sum broadcast over channels", function(lambda x: x - x[:, :1]), (3, 4)),
     Case("constants", WithConstants, (3, 4, 4)),
     Case("in place", function(lambda x: (x * 2).add_(1).mul_(0.5)), (3,)),
     Case("cat", function(lambda x: torch.cat([x, 2 * x, x.flip(1)], 1)), (2, 3)),

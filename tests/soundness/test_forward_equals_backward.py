@@ -31,6 +31,19 @@ class Block(nn.Module):
         return self.long(x) + self.short(x)
 
 
+class Dead(nn.Module):
+    """Half of the channels are dead everywhere; what they are summed with has a channel for each, or one for all."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.many, self.others = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(1, channels, 3, padding=1)
+        self.last = nn.Conv2d(6, 2, 3)
+        self.many.bias.data[::2] = -50
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.many(x) + self.others(x)))
+
+
 WINDOWS = {
     "one side much shorter than the kernel": ((1, 2, 20), [nn.Conv2d(1, 2, (5, 1), padding=(2, 0))]),
     "one side of one pixel": ((1, 1, 12), [nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, (1, 3))]),
@@ -40,6 +53,8 @@ WINDOWS = {
         (1, 11, 9),
         [nn.Conv2d(1, 2, 3, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 2, dilation=2, padding=1)],
     ),
+    "dead channels": ((1, 6, 7), [Dead(6)]),
+    "dead channels, one sum for all": ((1, 6, 7), [Dead(1)]),
     "residual": ((2, 8, 9), [Block(2, 1), nn.Tanh(), Block(2, 2)]),
     "average pools": (
         (1, 9, 7),

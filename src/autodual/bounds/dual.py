@@ -104,6 +104,7 @@ class BackwardEngine(BoundEngine):
         solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device))
         given = None if self.intermediate is None else self.intermediate.preactivations(network, region)
         beside = IntervalPass(network, region) if self.intersect else None
+        exact = exact or self.intersect  # the interval pass goes on from these bounds, also from those of stable units
         intervals: dict[int, Interval] = {}
         known: dict[int, Interval] = {}
         for index in network.activations:

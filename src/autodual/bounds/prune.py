@@ -78,7 +78,10 @@ def _narrow_result(network: DualNetwork, index: int, reader: int, channels: Tens
     draft.layers[index], draft.kept[index] = narrowed, channels
     if not layer.channelwise:
         return True
-    return all(_narrow_result(network, i, index, channels, draft) for i in network.nodes[index].inputs)
+    shape, inputs = network.nodes[index].shape, network.nodes[index].inputs
+    if any(len(s) != len(shape) or s[0] != shape[0] for s in network.operand_shapes(index)):
+        return False  # an operand is broadcast over the channels
+    return all(_narrow_result(network, i, index, channels, draft) for i in inputs)
 
 
 def _narrow_operand(network: DualNetwork, index: int, source: int, channels: Tensor, draft: _Draft) -> bool:

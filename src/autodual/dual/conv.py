@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class DualConv(AffineDual):
     padding: Shape
     dilation: Shape
     groups: int
+    matrices: dict[Shape, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """The layer as a matrix, per shape of a patch, once it has been needed."""
 
     @property
     def dims(self) -> int:
@@ -83,10 +85,15 @@ class DualConv(AffineDual):
 
     def _as_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
         """The same for a patch of a few positions: the whole layer is one matrix."""
-        size = coefficients.shape[1:].numel()
-        basis = torch.eye(size, dtype=coefficients.dtype, device=coefficients.device)
-        spread = self._scatter if shape[0] <= NARROW else self._transposed
-        matrix = spread(basis.reshape(size, *coefficients.shape[1:]), shape[1:]).flatten(1)
+        key = (*coefficients.shape[1:], *shape)
+        matrix = self.matrices.get(key)
+        if matrix is None:
+            size = coefficients.shape[1:].numel()
+            basis = torch.eye(size, dtype=coefficients.dtype, device=coefficients.device)
+            spread = self._scatter if shape[0] <= NARROW else self._transposed
+            matrix = spread(basis.reshape(size, *coefficients.shape[1:]), shape[1:]).flatten(1)
+            if not torch.is_grad_enabled():  # a checkpoint must find the same operations when it runs again
+                self.matrices[key] = matrix
         return (coefficients.flatten(1) @ matrix).unflatten(1, shape)
 
     def _scatter(self, coefficients: Tensor, size: Shape) -> Tensor:

@@ -17,8 +17,8 @@ from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
 from autodual.graph.tracer import ConcreteTracer, strip
 
-CAPTURE_BATCH, OTHER_BATCH = 7, 5
-"""Sizes of the batches that are traced: a dimension that is the same for both cannot be the batch."""
+CAPTURE_BATCH, OTHER_BATCH = 13, 11
+"""Sizes of the batches that are traced; the second only where a dimension is a multiple of the first and might hide the batch."""
 
 
 class _Root(nn.Module):
@@ -36,7 +36,10 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
     """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    network, again = (_record(model, example, batch, registry) for batch in (CAPTURE_BATCH, OTHER_BATCH))
+    network = _record(model, example, CAPTURE_BATCH, registry)
+    if all(size % CAPTURE_BATCH for node in network.nodes for size in node.shape):
+        return network
+    again = _record(model, example, OTHER_BATCH, registry)
     for one, other in zip_longest(network.nodes, again.nodes):
         if one is None or other is None or (one.name, one.shape) != (other.name, other.shape):
             raise CaptureError(

@@ -37,6 +37,8 @@ class AffineCheck:
             self._transpose(operands, size, generator)
             self._absolute(columns, matrices, generator)
             self._windows(columns, matrices)
+            self._narrowed(operands, size)
+            self._cropped(operands, size)
 
     def _random(self, generator: torch.Generator) -> list[Tensor]:
         shapes = self.operand_shapes
@@ -107,6 +109,51 @@ class AffineCheck:
             outside = ~_inside(window, basis, self.operand_shapes[i], self.shape[1:])
             what = f"{self.name}: a position of the result reads operand {i} outside of its {window}"
             require_below(torch.where(outside, entries, 0.0), what)
+
+    def _narrowed(self, operands: list[Tensor], size: Tensor) -> None:
+        """With some channels of the result, or of the operand, the layer is what it was on these."""
+        layer, whole = self.layer, self.layer.linear(*operands)
+        some = torch.arange(0, self.shape[0], 2)
+        part = layer.narrowed(results=some)
+        broadcast = any(len(s) != len(self.shape) or s[0] != self.shape[0] for s in self.operand_shapes)
+        if part is not None and not (layer.channelwise and broadcast):  # then engines leave it alone
+            what = f"{self.name}: narrowed(results=...) against these channels of the whole"
+            given = [o[:, some] for o in operands] if layer.channelwise else operands
+            require_close(part.linear(*given), whole[:, some], rounding(torch.float64, size[:, some]), what)
+        if layer.channelwise or len(operands) != 1:
+            return
+        some = torch.arange(0, self.operand_shapes[0][0], 2)
+        part = layer.narrowed(operands=some)
+        if part is not None:
+            (x,) = operands
+            expected = layer.linear(torch.zeros_like(x).index_copy(1, some, x[:, some]))
+            what = f"{self.name}: narrowed(operands=...) against the whole with zeros in the other channels"
+            require_close(part.linear(x[:, some]), expected, rounding(torch.float64, size), what)
+
+    def _cropped(self, operands: list[Tensor], size: Tensor) -> None:
+        """On the patch that two neighbouring positions read, with zeros outside, the cropped layer gives their values."""
+        window = self.layer.window(self.operand_shapes)
+        count = tuple(min(2, n) for n in self.shape[1:])
+        part = None if window is None else self.layer.cropped((self.shape[0], *count))
+        if window is None or part is None:
+            return
+        for start in {(0,) * len(count), tuple(n - c for n, c in zip(self.shape[1:], count, strict=True))}:
+            patches = [_patch(o, window, start, count) for o in operands]
+            place = (slice(None), slice(None), *(slice(a, a + c) for a, c in zip(start, count, strict=True)))
+            what = f"{self.name}: cropped(...) on the patch at {start} against the whole"
+            require_close(
+                part.linear(*patches), self.layer.linear(*operands)[place], rounding(torch.float64, size[place]), what
+            )
+
+
+def _patch(x: Tensor, window: Window, start: Shape, count: Shape) -> Tensor:
+    """What `count` positions from `start` on read of x, with zeros outside of it."""
+    pads: list[int] = []
+    for d in reversed(range(len(count))):
+        first = start[d] * window.stride[d] + window.low[d]
+        last = (start[d] + count[d] - 1) * window.stride[d] + window.high[d]
+        pads += [-first, last + 1 - x.shape[2 + d]]
+    return torch.nn.functional.pad(x, pads)
 
 
 def _basis(shape: Shape, generator: torch.Generator) -> Tensor:
