@@ -187,7 +187,7 @@ NOT_CAPTURED: Table = {
         "^1: control flow that depends on the input's values",
     ),
     "two outputs": (lambda: spoilt(model=Net(lambda m, x: (x, x))), "must return one tensor"),
-    "shapes that do not fit": (lambda: spoilt(x=batch(3, 5)), r"could not be captured for an input of shape \(7, 5\)"),
+    "shapes that do not fit": (lambda: spoilt(x=batch(3, 5)), r"could not be captured for an input of shape \(13, 5\)"),
 }
 
 NOT_AFFINE: Table = {

@@ -74,7 +74,7 @@ def interval_errors(network: DualNetwork, intervals: dict[int, Interval]) -> lis
 
 def _sum_of_sizes(layer: AffineDual, operands: list[Tensor]) -> Tensor:
     bias, size = layer.bias(), layer.absolute(*operands)
-    return size if bias is None else size + bias.abs()
+    return size if bias is None else size + bias.abs().to(size)
 
 
 def _largest(interval: Interval) -> Tensor:
