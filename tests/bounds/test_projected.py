@@ -1,0 +1,103 @@
+"""Random projections reproduce the authors' recorded draws, estimate without much bias, and are refused as proofs."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autodual as ad
+from autodual.bounds.draws import Draws, cauchy
+from autodual.bounds.estimators import Estimator, GeometricMean, MaximumLikelihood, Median
+from autodual.bounds.prepare import dual_network
+from autodual.bounds.projected import Projected
+from small import batch, mlp
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "golden_tiny_proj.npz"
+K = 11
+
+
+def _spread(unstable: np.ndarray, flat: np.ndarray) -> Tensor:
+    """Recorded numbers fill the unstable entries in (example, projection, unit) order; ours are [k, N, n]."""
+    mask = torch.from_numpy(unstable).bool().unsqueeze(1).expand(-1, K, -1)
+    numbers = torch.zeros(mask.shape, dtype=torch.float64)
+    numbers[mask] = torch.from_numpy(flat).double()
+    return numbers.transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("tag", "ball"), [("l1_median_u_0.3", ad.LinfBall(0.3)), ("l2_normal_u_1.0", ad.L2Ball(1.0))], ids=["linf", "l2"]
+)
+def test_recorded_draws_give_the_recorded_bounds(tag: str, ball: ad.Perturbation) -> None:
+    with np.load(GOLDEN, allow_pickle=False) as file:
+        data = {name: file[name] for name in file.files}
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 25), nn.ReLU(), nn.Linear(25, 5)).double().eval()
+    model.load_state_dict({k[2:]: torch.from_numpy(v) for k, v in data.items() if k.startswith("w.")})
+    x = torch.from_numpy(data["X"]).double()
+    network = dual_network(model, x)
+    recorded = [data[name] for name in sorted(n for n in data if n.startswith(f"{tag}.draw"))]
+    first = torch.from_numpy(recorded[0]).double().transpose(0, 1)
+    numbers = {
+        index: _spread(data[f"{tag}.relu{i}.I"], flat)
+        for i, (index, flat) in enumerate(zip(network.activations, recorded[1:], strict=True), start=1)
+    }
+    draws = Draws(numbers, first) if "l2" in tag else Draws(numbers | {0: first})
+    engine = Projected(K, merged=False, exact_first=False, draws=draws)
+    found = engine.preactivations(network, ball.around(x)).intervals
+    for i, index in enumerate(network.activations, start=1):
+        for side, value in (("zl", found[index].lower), ("zu", found[index].upper)):
+            torch.testing.assert_close(value, torch.from_numpy(data[f"{tag}.relu{i}.{side}"]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "spread"),
+    [(Median(), math.pi / 2), (GeometricMean(), math.pi / 2), (MaximumLikelihood(), math.sqrt(2))],
+)
+def test_mean_and_spread_match_theory(estimator: Estimator, spread: float) -> None:
+    k, count = 200, 20_000
+    samples = cauchy((k, count), torch.zeros(1, dtype=torch.float64), torch.Generator().manual_seed(0))
+    found = estimator.scale(samples)
+    assert abs(found.mean().item() - 1) < 0.02, f"mean {found.mean():.4f}"
+    assert abs(found.std().item() * math.sqrt(k) / spread - 1) < 0.05, (
+        f"spread {found.std() * math.sqrt(k):.4f} / sqrt(k)"
+    )
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.1), ad.L2Ball(0.3), ad.L1Ball(0.5)], ids=repr)
+def test_converges_to_the_exact_bounds(ball: ad.Perturbation, merged: bool) -> None:
+    model, x = mlp(6, 40, 40, 3), batch(2, 6)
+    region, network = ball.around(x), dual_network(mlp(6, 40, 40, 3), x)
+    exact = ad.bounds(model, region)
+    columns = [
+        Projected(70, merged, generator=torch.Generator().manual_seed(s)).bounds(network, region) for s in range(60)
+    ]
+    assert all(isinstance(c, ad.EstimatedBounds) for c in columns)
+    mean = torch.stack([c.output.width for c in columns]).mean()
+    assert abs(mean.item() / exact.output.width.mean().item() - 1) < 0.05
+
+
+def test_gradients_of_the_loss_are_finite_and_it_is_no_proof() -> None:
+    model, x = mlp(6, 40, 3), batch(4, 6)
+    engine = Projected(8, estimator=MaximumLikelihood())
+    ad.RobustCrossEntropy(model, ad.LinfBall(0.1), engine)(x, torch.arange(4) % 3).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+    for refused in (engine, ad.Dual(intermediate=engine)):
+        with pytest.raises(ad.UnsoundError, match="estimate"):
+            ad.certify(model, x, torch.arange(4) % 3, ad.LinfBall(0.1), refused)
+
+
+def test_too_many_projections_fall_back_to_exact_bounds() -> None:
+    model, x = mlp(6, 40, 3), batch(2, 6)
+    with pytest.warns(UserWarning, match="using exact bounds"):
+        found = Projected(1000).bounds(dual_network(model, x), ad.LinfBall(0.1).around(x))
+    torch.testing.assert_close(found.output.lower, ad.bounds(model, ad.LinfBall(0.1).around(x)).output.lower)
+    assert isinstance(found, ad.EstimatedBounds)
+
+
+@pytest.mark.parametrize("k", [0, -3, 2.5, True])
+def test_k_must_be_a_positive_whole_number(k: object) -> None:
+    with pytest.raises(ad.ArgumentError, match="k must be"):
+        Projected(k)  # type: ignore[arg-type]
