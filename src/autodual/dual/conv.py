@@ -179,7 +179,7 @@ def _pad_before_function(
         return NotImplemented
     dims = len(weight.shape) - 2
     pads: list[int] = []
-    for kernel, spread in zip(reversed(weight.shape[2:]), reversed(_per_dim(dilation, dims)), strict=True):
+    for kernel, spread in zip(reversed(weight.shape[2:]), reversed(per_dim(dilation, dims)), strict=True):
         total = spread * (kernel - 1)
         pads += [total // 2, total - total // 2]  # the odd one goes to the end, as in PyTorch
     return _CONV[dims](F.pad(x, pads), weight, bias, stride, 0, dilation, groups)
@@ -198,9 +198,9 @@ def _conv_function(call: Call) -> DualConv:
     return DualConv(
         weight,
         call.argument(2, "bias", None),
-        _per_dim(call.argument(3, "stride", 1), dims),
+        per_dim(call.argument(3, "stride", 1), dims),
         _zero_padding(call.argument(4, "padding", 0), dims),
-        _per_dim(call.argument(5, "dilation", 1), dims),
+        per_dim(call.argument(5, "dilation", 1), dims),
         call.argument(6, "groups", 1),
     )
 
@@ -218,17 +218,18 @@ def _conv_transpose_function(call: Call) -> DualConvTranspose:
     return DualConvTranspose(
         weight,
         call.argument(2, "bias", None),
-        _per_dim(call.argument(3, "stride", 1), dims),
-        _per_dim(call.argument(4, "padding", 0), dims),
-        _per_dim(call.argument(5, "output_padding", 0), dims),
+        per_dim(call.argument(3, "stride", 1), dims),
+        per_dim(call.argument(4, "padding", 0), dims),
+        per_dim(call.argument(5, "output_padding", 0), dims),
         call.argument(6, "groups", 1),
-        _per_dim(call.argument(7, "dilation", 1), dims),
+        per_dim(call.argument(7, "dilation", 1), dims),
     )
 
 
 def _zero_padding(padding: Any, dims: int) -> Shape:
-    return _per_dim(0 if padding == "valid" else padding, dims)
+    return per_dim(0 if padding == "valid" else padding, dims)
 
 
-def _per_dim(value: Any, dims: int) -> Shape:
+def per_dim(value: Any, dims: int) -> Shape:
+    """A number or a tuple, as PyTorch takes them, as one number per spatial dimension."""
     return (int(value),) * dims if isinstance(value, int) else tuple(int(v) for v in value) * (dims // len(value))

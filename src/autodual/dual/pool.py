@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual._types import Shape
 from autodual.dual.base import Window
+from autodual.dual.conv import per_dim
 from autodual.dual.registry import register, rewrite
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call
@@ -22,10 +22,6 @@ _ADAPTIVE: dict[int, Callable[..., Tensor]] = {
     2: F.adaptive_avg_pool2d,
     3: F.adaptive_avg_pool3d,
 }
-
-
-def _per_dim(value: Any, dims: int) -> Shape:
-    return (int(value),) * dims if isinstance(value, int) else tuple(int(v) for v in value) * (dims // len(value))
 
 
 @register(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -45,8 +41,8 @@ def _average_function(call: Call) -> DualMonotone:
 
 def _average(call: Call, kernel: Any, stride: Any, padding: Any, ceil: bool, count: bool, rest: Any) -> DualMonotone:
     dims = len(call.shape) - 1
-    kernel, padding = _per_dim(kernel, dims), _per_dim(padding, dims)
-    stride = _per_dim(stride if stride else kernel, dims)
+    kernel, padding = per_dim(kernel, dims), per_dim(padding, dims)
+    stride = per_dim(stride if stride else kernel, dims)
     low = tuple(-p for p in padding)
     window = Window(stride, low, tuple(a + k - 1 for a, k in zip(low, kernel, strict=True)))
     pool = _AVERAGE[dims]
@@ -125,8 +121,8 @@ def _max_pool(
     if return_indices:
         return NotImplemented
     dims = x.dim() - 2
-    kernel, dilation, padding = (_per_dim(v, dims) for v in (kernel_size, dilation, padding))
-    stride = _per_dim(stride if stride else kernel, dims)
+    kernel, dilation, padding = (per_dim(v, dims) for v in (kernel_size, dilation, padding))
+    stride = per_dim(stride if stride else kernel, dims)
     pieces = [x]
     for d in range(dims):
         taps = _taps(x.shape[d + 2], kernel[d], stride[d], padding[d], dilation[d], ceil_mode)
