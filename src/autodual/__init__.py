@@ -12,9 +12,15 @@ from autodual.bounds import IBP as IBP
 from autodual.bounds import BoundEngine as BoundEngine
 from autodual.bounds import Bounds as Bounds
 from autodual.bounds import Crown as Crown
+from autodual.bounds import Draws as Draws
 from autodual.bounds import Dual as Dual
 from autodual.bounds import EstimatedBounds as EstimatedBounds
+from autodual.bounds import Estimator as Estimator
 from autodual.bounds import ForwardDual as ForwardDual
+from autodual.bounds import GeometricMean as GeometricMean
+from autodual.bounds import MaximumLikelihood as MaximumLikelihood
+from autodual.bounds import Median as Median
+from autodual.bounds import Projected as Projected
 from autodual.bounds import SoundBounds as SoundBounds
 from autodual.bounds import bounds as bounds
 from autodual.bounds import capture as capture

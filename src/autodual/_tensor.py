@@ -33,6 +33,24 @@ def has_channels_inside(a: Tensor) -> bool:
     return a.dim() == 5 and a.stride(2) == 1 and a.shape[2] > 1
 
 
+def values_at_hand(a: Tensor) -> bool:
+    """Whether looking at the values costs nothing: not on a device that would have to be waited for, nor in a compiled step."""
+    return a.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def stacked(like: Tensor, k: int) -> Tensor:
+    """Memory for k tensors with the shape and the layout of `like` [N, *shape]."""
+    if like.dim() == 4 and like.stride(1) == 1 and like.shape[1] > 1:
+        batch, channels, height, width = like.shape
+        return like.new_empty(k, batch, height, width, channels).movedim(-1, 2)
+    return like.new_empty(k, *like.shape)
+
+
+def in_memory_order(a: Tensor) -> Tensor:
+    """[k, N, C, H, W] as [k, N, H, W, C] where it lies so in memory."""
+    return a.movedim(2, -1) if has_channels_inside(a) else a
+
+
 def flat_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """a [R, N, *shape] and b [N, *shape] as [R, N, F] and [N, F], in the order in which `a` lies in memory."""
     if has_channels_inside(a):

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds.draws import Draws, cauchy
-from autodual.bounds.estimators import Estimator, GeometricMean, MaximumLikelihood, Median
+from autodual.bounds.draws import Angles, Draws, cauchy_
 from autodual.bounds.prepare import dual_network
-from autodual.bounds.projected import Projected
 from small import batch, mlp
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "golden_tiny_proj.npz"
@@ -43,8 +41,9 @@ def test_recorded_draws_give_the_recorded_bounds(tag: str, ball: ad.Perturbation
         index: _spread(data[f"{tag}.relu{i}.I"], flat)
         for i, (index, flat) in enumerate(zip(network.activations, recorded[1:], strict=True), start=1)
     }
-    draws = Draws(numbers, first) if "l2" in tag else Draws(numbers | {0: first})
-    engine = Projected(K, merged=False, exact_first=False, draws=draws)
+    fresh = {i: Angles.of(n) for i, n in numbers.items()}
+    draws = Draws(fresh, first, gaussian="l2" in tag)
+    engine = ad.Projected(K, merged=False, exact_first=False, draws=draws)
     found = engine.preactivations(network, ball.around(x)).intervals
     for i, index in enumerate(network.activations, start=1):
         for side, value in (("zl", found[index].lower), ("zu", found[index].upper)):
@@ -53,11 +52,11 @@ def test_recorded_draws_give_the_recorded_bounds(tag: str, ball: ad.Perturbation
 
 @pytest.mark.parametrize(
     ("estimator", "spread"),
-    [(Median(), math.pi / 2), (GeometricMean(), math.pi / 2), (MaximumLikelihood(), math.sqrt(2))],
+    [(ad.Median(), math.pi / 2), (ad.GeometricMean(), math.pi / 2), (ad.MaximumLikelihood(), math.sqrt(2))],
 )
-def test_mean_and_spread_match_theory(estimator: Estimator, spread: float) -> None:
+def test_mean_and_spread_match_theory(estimator: ad.Estimator, spread: float) -> None:
     k, count = 200, 20_000
-    samples = cauchy((k, count), torch.zeros(1, dtype=torch.float64), torch.Generator().manual_seed(0))
+    samples = cauchy_(torch.empty(k, count, dtype=torch.float64), torch.Generator().manual_seed(0))
     found = estimator.scale(samples)
     assert abs(found.mean().item() - 1) < 0.02, f"mean {found.mean():.4f}"
     assert abs(found.std().item() * math.sqrt(k) / spread - 1) < 0.05, (
@@ -72,7 +71,7 @@ def test_converges_to_the_exact_bounds(ball: ad.Perturbation, merged: bool) -> N
     region, network = ball.around(x), dual_network(mlp(6, 40, 40, 3), x)
     exact = ad.bounds(model, region)
     columns = [
-        Projected(70, merged, generator=torch.Generator().manual_seed(s)).bounds(network, region) for s in range(60)
+        ad.Projected(70, merged, generator=torch.Generator().manual_seed(s)).bounds(network, region) for s in range(60)
     ]
     assert all(isinstance(c, ad.EstimatedBounds) for c in columns)
     mean = torch.stack([c.output.width for c in columns]).mean()
@@ -81,7 +80,7 @@ def test_converges_to_the_exact_bounds(ball: ad.Perturbation, merged: bool) -> N
 
 def test_gradients_of_the_loss_are_finite_and_it_is_no_proof() -> None:
     model, x = mlp(6, 40, 3), batch(4, 6)
-    engine = Projected(8, estimator=MaximumLikelihood())
+    engine = ad.Projected(8, estimator=ad.MaximumLikelihood())
     ad.RobustCrossEntropy(model, ad.LinfBall(0.1), engine)(x, torch.arange(4) % 3).backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
     for refused in (engine, ad.Dual(intermediate=engine)):
@@ -92,7 +91,7 @@ def test_gradients_of_the_loss_are_finite_and_it_is_no_proof() -> None:
 def test_too_many_projections_fall_back_to_exact_bounds() -> None:
     model, x = mlp(6, 40, 3), batch(2, 6)
     with pytest.warns(UserWarning, match="using exact bounds"):
-        found = Projected(1000).bounds(dual_network(model, x), ad.LinfBall(0.1).around(x))
+        found = ad.Projected(1000).bounds(dual_network(model, x), ad.LinfBall(0.1).around(x))
     torch.testing.assert_close(found.output.lower, ad.bounds(model, ad.LinfBall(0.1).around(x)).output.lower)
     assert isinstance(found, ad.EstimatedBounds)
 
@@ -100,4 +99,4 @@ def test_too_many_projections_fall_back_to_exact_bounds() -> None:
 @pytest.mark.parametrize("k", [0, -3, 2.5, True])
 def test_k_must_be_a_positive_whole_number(k: object) -> None:
     with pytest.raises(ad.ArgumentError, match="k must be"):
-        Projected(k)  # type: ignore[arg-type]
+        ad.Projected(k)  # type: ignore[arg-type]

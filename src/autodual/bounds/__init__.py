@@ -7,9 +7,15 @@ from autodual.bounds.base import Minimum as Minimum
 from autodual.bounds.base import Preactivations as Preactivations
 from autodual.bounds.base import Proof as Proof
 from autodual.bounds.base import SoundBounds as SoundBounds
+from autodual.bounds.draws import Draws as Draws
 from autodual.bounds.dual import Crown as Crown
 from autodual.bounds.dual import Dual as Dual
+from autodual.bounds.estimators import Estimator as Estimator
+from autodual.bounds.estimators import GeometricMean as GeometricMean
+from autodual.bounds.estimators import MaximumLikelihood as MaximumLikelihood
+from autodual.bounds.estimators import Median as Median
 from autodual.bounds.forward import ForwardDual as ForwardDual
 from autodual.bounds.ibp import IBP as IBP
 from autodual.bounds.prepare import bounds as bounds
 from autodual.bounds.prepare import capture as capture
+from autodual.bounds.projected import Projected as Projected

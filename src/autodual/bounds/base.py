@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from autodual.dual import DualNetwork
+from autodual._errors import UnsupportedOperationError
+from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
@@ -74,6 +75,17 @@ class BoundEngine(ABC):
     @abstractmethod
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         """The same bounds together with the rounding slack that a certificate must allow for."""
+
+
+def require_bands(network: DualNetwork, engine: str) -> None:
+    """Refuse at once a network with an activation that has no pair of parallel lines."""
+    for index in network.activations:
+        node = network.nodes[index]
+        if isinstance(node.layer, ElementwiseDual) and type(node.layer).band is ElementwiseDual.band:
+            raise UnsupportedOperationError(
+                f"{node.name}: {type(node.layer).__name__} has no band (two parallel lines), which {engine}() needs; "
+                f"give it a method `band`, or use Crown(intermediate=IBP())"
+            )
 
 
 def name_layers(network: DualNetwork, intervals: dict[int, Interval]) -> dict[str, Interval]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from autodual._tensor import channels_inside
 from autodual.bounds.backward import Observer
+from autodual.bounds.centres import Centres
 from autodual.bounds.memory import Budget
 from autodual.bounds.prune import alive_channels, prune
 from autodual.bounds.radius import RadiusPass
@@ -27,7 +28,7 @@ class DualSolver(Solver):
         super().__init__(network, region, budget)
         self.bands: dict[int, Band] = {}
         self.constant: set[int] = set()
-        self.centres: list[Tensor] = [region.centre]
+        self.centres = Centres(network, region, self.bands)
         self._alive: dict[int, Tensor] = {}
         self._slim, self._kept = network, dict[int, Tensor]()
         self._reaches = {} if region.dual_norm is None else {0: region.radius.expand_as(region.centre)}
@@ -49,15 +50,7 @@ class DualSolver(Solver):
         return channels_inside(self.narrow(index, values))
 
     def centre(self, index: int) -> Tensor:
-        for i in range(len(self.centres), index + 1):
-            node = self.network.nodes[i]
-            operands = [self.centres[j] for j in node.inputs]
-            if isinstance(node.layer, AffineDual):
-                self.centres.append(node.layer.apply(*operands))
-            else:
-                band = self.bands[i]
-                self.centres.append(band.slope * operands[0] + band.centre)
-        return self.centres[index]
+        return self.centres.at(index)
 
     def bound(self, index: int) -> Interval:
         centre = self.centre(index)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autodual.bounds.median import median_of_sizes
+
 
 class Estimator(ABC):
     """Turns k samples into one estimate of their scale."""
@@ -30,7 +32,7 @@ class Median(Estimator):
     """
 
     def scale(self, samples: Tensor) -> Tensor:
-        return samples.abs().median(0).values
+        return median_of_sizes(samples)
 
 
 @dataclass(frozen=True)

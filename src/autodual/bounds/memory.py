@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,11 @@ class Budget:
         check_max_bytes(max_bytes)
         limit = int(free_bytes(device) * DEFAULT_SHARE) if max_bytes is None else max_bytes
         return cls(limit, min(limit, CACHE_BYTES) if device.type == "cpu" and not torch.is_grad_enabled() else limit)
+
+    @classmethod
+    def unlimited(cls) -> Budget:
+        """For work that is small by construction, and for steps that must not look at the machine."""
+        return cls(sys.maxsize, sys.maxsize)
 
     def rows(self, network: DualNetwork, target: int, like: Tensor) -> int:
         """How many rows for a batch shaped like `like` may be pulled back together."""

@@ -10,44 +10,60 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError, UnsoundError
-from autodual.bounds.base import BoundEngine, Bounds, Minimum, Preactivations, Proof
+from autodual._tensor import channels_inside
+from autodual.bounds.base import (
+    BoundEngine,
+    Bounds,
+    EstimatedBounds,
+    Minimum,
+    Preactivations,
+    Proof,
+    name_layers,
+    require_bands,
+)
+from autodual.bounds.centres import Centres
 from autodual.bounds.draws import Draws, draw
 from autodual.bounds.dual import Dual
 from autodual.bounds.estimators import Estimator, Median
+from autodual.bounds.first import first_radii
 from autodual.bounds.memory import Budget
 from autodual.bounds.radius import RadiusPass
-from autodual.bounds.streams import StreamPass
-from autodual.dual import DualNetwork, ElementwiseDual
+from autodual.bounds.rows import DenseRows
+from autodual.bounds.streams import StreamPass, Streams, read
+from autodual.dual import Band, DualNetwork, ElementwiseDual
+from autodual.interval import Interval
 from autodual.sets import InputSet
-from autodual.spec import Spec
+from autodual.spec import Spec, outputs
 
 
 @dataclass(frozen=True)
 class Projected(BoundEngine):
     """Bounds on what enters the activations are estimated from k random projections; the last step is the exact dual objective.
 
-    Estimates: good for a loss, refused by `certify`.
+    Estimates: good for a loss, refused by `certify`. Time and memory are linear in k times the network's units.
 
     k: number of projections.
     merged: one Cauchy stream for all terms (cost independent of depth); False is the paper's one stream per term.
     estimator: how a norm is read off its projections.
     exact_first: exact bounds where no activation comes before; False is the paper's form.
     generator: where random numbers come from; PyTorch's global one when None.
-    draws: numbers to use instead of fresh ones.
+    draws: numbers to use instead of fresh ones, from `draw`.
     """
 
     k: int = 50
     merged: bool = True
     estimator: Estimator = field(default_factory=Median)
     exact_first: bool = True
-    generator: torch.Generator | None = None
-    draws: Draws | None = None
+    generator: torch.Generator | None = field(default=None, repr=False)
+    draws: Draws | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise ArgumentError(f"k must be a whole number of projections, at least 1, got {self.k!r}")
         if not isinstance(self.estimator, Estimator):
             raise ArgumentError(f"estimator must be one such as Median(), got {self.estimator!r}")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise ArgumentError(f"generator must be a torch.Generator, got {type(self.generator).__name__}")
 
     def draw(self, network: DualNetwork, region: InputSet) -> Draws:
         """Fresh random numbers for one batch."""
@@ -58,44 +74,108 @@ class Projected(BoundEngine):
         return replace(self, draws=draws)
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        return Preactivations(self._relaxed(network, region).intervals, sound=False)
+
+    def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
+        relaxed = self._relaxed(network, region)
+        shape = network.nodes[network.output].shape
+        rows = outputs(math.prod(shape), region.centre.dtype, region.centre.device)
+        ends = [relaxed.minimum(network, region, Spec(sign * rows.rows)).reshape(-1, *shape) for sign in (1, -1)]
+        return EstimatedBounds(Interval(ends[0], -ends[1]), name_layers(network, relaxed.intervals))
+
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
+        return Minimum(self._relaxed(network, region).minimum(network, region, spec), sound=False)
+
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
+        raise UnsoundError(
+            "Projected() only estimates bounds: they can train a network, but they certify nothing. Use Dual() or Crown(), "
+            "or HighProbability() for certificates that hold with a stated probability"
+        )
+
+    def _relaxed(self, network: DualNetwork, region: InputSet) -> Relaxed:
         if region.dual_norm is None:
             raise ArgumentError(
                 f"Projected works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. Use Dual()"
             )
+        require_bands(network, "Projected")
         columns = generators(network)
         if self.k >= columns:
             warnings.warn(
                 f"k = {self.k} projections are no fewer than the {columns} generators that they stand for: using exact bounds",
                 stacklevel=2,
             )
-            return Preactivations(Dual().preactivations(network, region).intervals, sound=False)
-        numbers = self.draw(network, region) if self.draws is None else self.draws
-        first = self._first(network, region) if self.exact_first else {}
-        streams = StreamPass(network, region, numbers, self.estimator, self.merged, first)
-        return Preactivations(streams.preactivations, sound=False)
+            return Relaxed.exactly(network, region)
+        draws = self.draw(network, region) if self.draws is None else self.draws
+        check_draws(draws, network, region)
+        return _relax(network, region, StreamPass(network, region, draws, self.merged, {}), self)
 
-    def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
-        return Dual(intermediate=self).bounds(network, region)
 
-    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        return Dual(intermediate=self).minimum(network, region, spec)
+@dataclass(frozen=True)
+class Relaxed:
+    """A network with a band for every activation."""
 
-    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        raise UnsoundError(
-            "Projected() only estimates bounds: they can train a network, but they certify nothing. Use Dual() or Crown()"
+    intervals: dict[int, Interval]
+    bands: dict[int, Band]
+    centres: Centres
+
+    @classmethod
+    def exactly(cls, network: DualNetwork, region: InputSet) -> Relaxed:
+        intervals = Dual().preactivations(network, region).intervals
+        bands = {i: band_of(network, i, interval) for i, interval in intervals.items()}
+        return cls(intervals, bands, Centres(network, region, bands))
+
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
+        """[N, K]: the exact dual objective for these bands. [SPAD Thm 1]"""
+        rows = DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *network.nodes[network.output].shape))
+        radius = RadiusPass(network, region, self.bands, Budget.unlimited(), static=True)
+        centre = rows.inner(network.output, rows.seed, self.centres.at(network.output))
+        return (centre - radius.of_rows(network.output, rows)).T
+
+
+def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: Projected) -> Relaxed:
+    """One pass: read the stream that enters an activation, choose its band, and let the stream pass it."""
+    known = first_radii(network, region) if engine.exact_first else {}
+    bands, centres = streams.bands, Centres(network, region, streams.bands)
+    intervals: dict[int, Interval] = {}
+    sources = [network.nodes[i].inputs[0] for i in network.activations]
+    carried = {i for source in sources if source not in known for i in network.ancestors(source)}
+    values: dict[int, Streams] = {}
+    for index in range(max(network.activations, default=-1) + 1):
+        inputs = network.nodes[index].inputs
+        if index in network.activations:
+            if inputs[0] not in known:
+                known[inputs[0]] = read(values[inputs[0]], engine.estimator)
+            centre = channels_inside(centres.at(inputs[0]))
+            intervals[index] = Interval.around(centre, channels_inside(known[inputs[0]]).expand_as(centre))
+            bands[index] = band_of(network, index, intervals[index])
+        if index in carried:
+            values[index] = streams.step(index, [values[i] for i in inputs]) if inputs else streams.start()
+        for source in set(inputs):
+            if max(network.readers[source]) == index:
+                values.pop(source, None)
+    return Relaxed(intervals, bands, centres)
+
+
+def band_of(network: DualNetwork, index: int, interval: Interval) -> Band:
+    layer = network.nodes[index].layer
+    assert isinstance(layer, ElementwiseDual)
+    return layer.band(interval)
+
+
+def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
+    """Refuse numbers that were drawn for something else."""
+    if not isinstance(draws, Draws):
+        raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
+    first = None if draws.first is None else tuple(draws.first.shape[2:])
+    fits = all(
+        i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in network.activations
+    )
+    kind = draws.gaussian == (region.dual_norm == 2)
+    if not fits or not kind or first != (tuple(region.centre.shape[1:]) if region.dual_norm in (1, 2) else None):
+        raise ArgumentError(
+            f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
+            f"{type(region).__name__}; draw them again with draw(x)"
         )
-
-    @staticmethod
-    def _first(network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
-        """Exact radii of what enters the activations that no other activation comes before."""
-        found: dict[int, Tensor] = {}
-        exact = RadiusPass(network, region, {}, Budget.of(None, region.centre.device))
-        for index in network.activations:
-            source = network.nodes[index].inputs[0]
-            before = network.ancestors(source)
-            if source not in found and not any(isinstance(network.nodes[i].layer, ElementwiseDual) for i in before):
-                found[source] = exact.of_units(source)[0]
-        return found
 
 
 def generators(network: DualNetwork) -> int:

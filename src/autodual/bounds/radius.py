@@ -34,6 +34,9 @@ class RadiusPass:
     unstable: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
     """Units of an activation that are unstable in some example, per order in memory, once they have been looked for."""
 
+    static: bool = False
+    """Whether shapes must not depend on values, nor the host wait for them."""
+
     def of_rows(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
         total: list[Tensor] = []
@@ -50,7 +53,7 @@ class RadiusPass:
     def _unstable_units(self, rows: Rows, activation: int, coefficients: Tensor) -> Tensor:
         """The l1 norm of the coefficients on the unstable units, weighted by their radius; few units are gathered first."""
         radius = self.bands[activation].radius
-        if coefficients.shape[1] > 1 and isinstance(rows, DenseRows) and not torch.is_grad_enabled():
+        if coefficients.shape[1] > 1 and isinstance(rows, DenseRows) and not (self.static or torch.is_grad_enabled()):
             key = (activation, has_channels_inside(coefficients))
             if key not in self.unstable:
                 self.unstable[key] = flat_pair(coefficients, radius)[1].any(0).nonzero().squeeze(1)

@@ -13,101 +13,96 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autodual._tensor import merge_leading, split_leading
+from autodual._tensor import channels_inside, merge_leading, split_leading
 from autodual.bounds.draws import Draws
 from autodual.bounds.estimators import Estimator
-from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual
-from autodual.interval import Interval
+from autodual.bounds.stream_ops import fresh_stream, pass_and_add, pass_on
+from autodual.dual import AffineDual, Band, DualNetwork
 from autodual.sets import InputSet
 
 INPUT = 0
 GAUSS = -1
 COLUMNS = -2
 
+Streams = dict[int, Tensor]
+"""By the term that a stream stands for: [k, N or 1, *shape]."""
+
 
 @dataclass(frozen=True)
-class Streamed:
-    """A node's values: centre [N, *shape] and streams [k, N or 1, *shape] by source."""
-
-    centre: Tensor
-    streams: dict[int, Tensor]
-
-
 class StreamPass:
-    """Estimated bounds on what enters every activation."""
+    """The streams of one set of draws. Bands of activations are asked for when a stream passes them."""
 
-    def __init__(
-        self,
-        network: DualNetwork,
-        region: InputSet,
-        draws: Draws,
-        estimator: Estimator,
-        merged: bool,
-        first: dict[int, Tensor],
-    ) -> None:
-        """`first` holds exact radii of nodes that no activation precedes; they need no estimate."""
-        self.network, self.region, self.draws = network, region, draws
-        self.estimator, self.merged, self.first = estimator, merged, first
-        self.preactivations: dict[int, Interval] = {}
-        self.values = [Streamed(region.centre, self._input_streams())]
-        for index in range(1, max(network.activations, default=0) + 1):
-            self.values.append(self._step(index))
+    network: DualNetwork
+    region: InputSet
+    draws: Draws
+    merged: bool
+    bands: dict[int, Band]
 
-    def _input_streams(self) -> dict[int, Tensor]:
-        region = self.region
-        if region.dual_norm == 1:
-            return {INPUT: self.draws.cauchy[INPUT] * region.radius}
-        if region.dual_norm == 2:
-            assert self.draws.gauss is not None
-            return {GAUSS: self.draws.gauss * region.radius}
+    def start(self) -> Streams:
+        region, first = self.region, self.draws.first
+        if first is not None:
+            return {GAUSS if self.draws.gaussian else INPUT: first * region.radius}
         count = region.centre.shape[1:].numel()
         basis = torch.eye(count, dtype=region.centre.dtype, device=region.centre.device)
         return {COLUMNS: basis.reshape(count, 1, *region.centre.shape[1:]) * region.radius}
 
-    def _step(self, index: int) -> Streamed:
+    def step(self, index: int, operands: list[Streams]) -> Streams:
+        """The streams of a node from those of its operands."""
         node = self.network.nodes[index]
-        operands = [self.values[i] for i in node.inputs]
         if isinstance(node.layer, AffineDual):
-            centre = node.layer.apply(*(o.centre for o in operands))
-            return Streamed(centre, _through_affine(node.layer, operands))
-        assert isinstance(node.layer, ElementwiseDual)
-        source = node.inputs[0]
-        radius = self.first[source] if source in self.first else self._radius(operands[0])
-        interval = self.preactivations[index] = Interval.around(
-            operands[0].centre, radius.expand_as(operands[0].centre)
-        )
-        return self._through_activation(index, node.layer.band(interval), operands[0])
+            return _through_affine(node.layer, operands, self.network.operand_shapes(index))
+        return self._through_activation(index, operands[0])
 
-    def _through_activation(self, index: int, band: Band, operand: Streamed) -> Streamed:
-        streams = {source: values * band.slope for source, values in operand.streams.items()}
-        fresh = self.draws.cauchy[index] * band.radius
-        key = INPUT if self.merged else index
-        streams[key] = streams[key] + fresh if key in streams else fresh
-        return Streamed(band.slope * operand.centre + band.centre, streams)
+    def _through_activation(self, index: int, streams: Streams) -> Streams:
+        band, draws = self.bands[index], self.draws.fresh[index]
+        slope, radius = torch.broadcast_tensors(band.slope, band.radius)
+        own = INPUT if self.merged else index
+        passed = {source: pass_on(values, slope) for source, values in streams.items() if source != own}
+        if own in streams:
+            return passed | {own: pass_and_add(streams[own], slope, radius, draws)}
+        return passed | {own: fresh_stream(radius, draws)}
 
-    def _radius(self, value: Streamed) -> Tensor:
-        """The sum of the estimates of all streams."""
-        total = torch.zeros_like(value.centre)
-        for source, samples in value.streams.items():
-            if source == GAUSS:
-                total = total + torch.linalg.vector_norm(samples, dim=0) / math.sqrt(samples.shape[0])
-            elif source == COLUMNS:
-                total = total + samples.abs().amax(0)
-            else:
-                total = total + self.estimator.scale(samples)
-        return total
+    def at(self, target: int) -> Streams:
+        """The streams of a node, all activations before which have bands."""
+        needed = sorted(self.network.ancestors(target))
+        last_reader = {source: i for i in needed for source in self.network.nodes[i].inputs}
+        values: dict[int, Streams] = {}
+        for index in needed:
+            inputs = self.network.nodes[index].inputs
+            values[index] = self.step(index, [values[i] for i in inputs]) if inputs else self.start()
+            for source in set(inputs):
+                if last_reader[source] == index:
+                    del values[source]
+        return values[target]
 
 
-def _through_affine(layer: AffineDual, operands: list[Streamed]) -> dict[int, Tensor]:
+def read(streams: Streams, estimator: Estimator) -> Tensor:
+    """The sum of the estimates of all streams: [N or 1, *shape]."""
+    return sum_terms([_read_one(source, samples, estimator) for source, samples in streams.items()])
+
+
+def _read_one(source: int, samples: Tensor, estimator: Estimator) -> Tensor:
+    if source == GAUSS:
+        return torch.linalg.vector_norm(samples, dim=0) / math.sqrt(samples.shape[0])
+    if source == COLUMNS:
+        return samples.abs().amax(0)
+    return estimator.scale(samples)
+
+
+def sum_terms(terms: list[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])
+
+
+def _through_affine(layer: AffineDual, operands: list[Streams], shapes: tuple[tuple[int, ...], ...]) -> Streams:
     result = {}
-    for source in {s: None for o in operands for s in o.streams}:
-        present = [o.streams[source] for o in operands if source in o.streams]
+    for source in {s: None for streams in operands for s in streams}:
+        present = [streams[source] for streams in operands if source in streams]
         count, batch = present[0].shape[0], max(p.shape[1] for p in present)
         columns = [
-            merge_leading(o.streams[source].expand(count, batch, *o.centre.shape[1:]))
-            if source in o.streams
-            else o.centre.new_zeros(count * batch, *o.centre.shape[1:])
-            for o in operands
+            merge_leading(streams[source].expand(count, batch, *shape))
+            if source in streams
+            else present[0].new_zeros(count * batch, *shape)
+            for streams, shape in zip(operands, shapes, strict=True)
         ]
-        result[source] = split_leading(layer.linear(*columns), count)
+        result[source] = split_leading(channels_inside(layer.linear(*columns)), count)
     return result

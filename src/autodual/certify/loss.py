@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
+from autodual._tensor import values_at_hand
 from autodual.bounds.base import BoundEngine
+from autodual.bounds.draws import Draws
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import check_engine
+from autodual.bounds.projected import Projected
 from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
 from autodual.dual import REGISTRY, build
 from autodual.graph import Network, capture
@@ -35,21 +39,41 @@ class RobustCrossEntropy(nn.Module):
         self._captured: Network | None = None
         self._captured_for: tuple[object, ...] = ()
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.worst_scores(x, labels), labels.long())
+    def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
+        return F.cross_entropy(self.worst_scores(x, labels, draws), labels.long())
 
-    def worst_scores(self, x: Tensor, labels: Tensor) -> Tensor:
+    def worst_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         """[N, C]: upper bounds on z_j - z_label; zero at the label."""
         labels = check_labels(labels, x)
         network = self._network(x)
         classes = check_classifier(network.output_shape)
-        if labels.device.type == "cpu":  # elsewhere it would wait for the device
+        if values_at_hand(labels):
             check_label_range(labels, classes)
+        engine = self.engine if draws is None else self._projected().with_draws(draws)
         dual = build(network, x if _uses_batch_statistics(self.model) else None)
         spec = margins(labels, classes, x.dtype)
-        return -self.engine.minimum(dual, self.ball.around(x), spec).lower
+        return -engine.minimum(dual, self.ball.around(x), spec).lower
+
+    def draw(self, x: Tensor) -> Draws:
+        """Random numbers for one step on inputs like x, to pass in: a compiled step or a CUDA graph cannot draw its own.
+
+        Call it before compiling: it also captures the model. `draws.renew_()` fills them anew in place.
+        """
+        network = build(self._network(x), x if _uses_batch_statistics(self.model) else None)
+        return self._projected().draw(network, self.ball.around(x))
+
+    def _projected(self) -> Projected:
+        if not isinstance(self.engine, Projected):
+            raise ArgumentError(f"draws are for the engine Projected(); this loss uses {self.engine!r}")
+        return self.engine
 
     def _network(self, x: Tensor) -> Network:
+        if torch.compiler.is_compiling():
+            if self._captured is None:
+                raise ArgumentError(
+                    "call loss.draw(x), or the loss itself, once before compiling: that captures the model"
+                )
+            return self._captured
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or len(x) == 0:
             raise ArgumentError("x must be a floating-point batch [N, *shape] with at least one example")
         modules = tuple((id(m), m.training) for m in self.model.modules())

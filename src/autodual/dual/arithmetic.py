@@ -42,7 +42,10 @@ class DualScale(AffineDual):
         return (coefficients * self.weight,)
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
-        return Window.same(len(self.shape) - 1) if shapes[0] == self.shape else None
+        return Window.same(len(self.shape) - 1) if self.one_to_one(shapes) else None
+
+    def one_to_one(self, shapes: tuple[Shape, ...]) -> bool:
+        return shapes[0] == self.shape
 
     def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualScale | None:
         if results is None or not isinstance(self.weight, Tensor) or self.weight.dim() != len(self.shape):

@@ -75,6 +75,10 @@ class AffineDual(ABC):
         """What each spatial position of the result reads of every operand; None when it may read everything."""
         return None
 
+    def one_to_one(self, shapes: tuple[Shape, ...]) -> bool:
+        """Whether every entry of the result is a multiple of one entry of the operand, and none of another result's entry."""
+        return False
+
     channelwise: bool = False
     """Whether a channel of the result reads only the same channel of every operand."""
 
@@ -117,9 +121,9 @@ class ElementwiseDual(ABC):
     def image(self, z: Interval) -> Interval:
         """The smallest interval that holds f(z)."""
 
-    @abstractmethod
     def band(self, z: Interval) -> Band:
-        """The common slope with the smallest radius."""
+        """The common slope with the smallest radius. A layer may do without; then it works with `Crown` and `IBP` only."""
+        raise NotImplementedError(f"{type(self).__name__} has no band")
 
     @abstractmethod
     def lines(self, z: Interval) -> Lines:

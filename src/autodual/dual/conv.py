@@ -21,7 +21,7 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TINY = 16
 """Up to so many positions, a convolution is fastest as one matrix."""
 NARROW = 4
-"""Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution."""
+"""Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution (not backwards)."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -63,9 +63,13 @@ class DualConv(AffineDual):
         shape = shapes[0]
         if self.groups == 1 and math.prod(coefficients.shape[2:]) <= TINY:
             return (self._as_matrix(coefficients, shape),)
-        if self.groups == 1 and shape[0] <= NARROW and coefficients.device.type == "cpu":
-            return (self._scatter(coefficients, shape[1:]),)
-        return (self._transposed(coefficients, shape[1:]),)
+        return (self._spread(coefficients, shape),)
+
+    def _spread(self, coefficients: Tensor, shape: Shape) -> Tensor:
+        narrow = self.groups == 1 and shape[0] <= NARROW and coefficients.device.type == "cpu"
+        if narrow and not torch.is_grad_enabled():
+            return self._scatter(coefficients, shape[1:])
+        return self._transposed(coefficients, shape[1:])
 
     def _transposed(self, coefficients: Tensor, size: Shape) -> Tensor:
         left_over = tuple(
@@ -90,8 +94,7 @@ class DualConv(AffineDual):
         if matrix is None:
             size = coefficients.shape[1:].numel()
             basis = torch.eye(size, dtype=coefficients.dtype, device=coefficients.device)
-            spread = self._scatter if shape[0] <= NARROW else self._transposed
-            matrix = spread(basis.reshape(size, *coefficients.shape[1:]), shape[1:]).flatten(1)
+            matrix = self._spread(basis.reshape(size, *coefficients.shape[1:]), shape).flatten(1)
             if not torch.is_grad_enabled():  # a checkpoint must find the same operations when it runs again
                 self.matrices[key] = matrix
         return (coefficients.flatten(1) @ matrix).unflatten(1, shape)

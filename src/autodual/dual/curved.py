@@ -69,19 +69,19 @@ class CurvedDual(ElementwiseDual):
         lower = self._chord(_live(left, z), _live(right, z), z.centre, near)
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
-    @torch.no_grad()
     def _bracket(
         self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """(argmin, argmax) of f(z) - a z for the slopes just below and just above the one looked for."""
-        z = z.detach()
-        low, high = (torch.full_like(z.lower, s) for s in self.slopes)
-        middle = z.centre
-        for _ in range(SLOPE_STEPS):
-            slope = (low + high) / 2
-            up = raise_slope(*self._arguments(slope, z), middle)
-            low, high = torch.where(up, slope, low), torch.where(up, high, slope)
-        return self._arguments(low, z), self._arguments(high, z)
+        with torch.no_grad():
+            z = z.detach()
+            low, high = (torch.full_like(z.lower, s) for s in self.slopes)
+            middle = z.centre
+            for _ in range(SLOPE_STEPS):
+                slope = (low + high) / 2
+                up = raise_slope(*self._arguments(slope, z), middle)
+                low, high = torch.where(up, slope, low), torch.where(up, high, slope)
+            return self._arguments(low, z), self._arguments(high, z)
 
     def _chord(self, start: Tensor, end: Tensor, touching: Tensor, near: Tensor) -> Tensor:
         """Slope between two points of the curve; that of the tangent at `touching` if they are near or cannot be told apart."""

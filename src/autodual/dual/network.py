@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,6 +29,19 @@ class DualNetwork:
 
     nodes: tuple[DualNode, ...]
     output: int
+    activations: tuple[int, ...] = field(init=False)
+    """Indices of the elementwise layers, in order."""
+    readers: tuple[tuple[int, ...], ...] = field(init=False)
+    """For every node, the nodes that read it, once for every use."""
+
+    def __post_init__(self) -> None:
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for source in node.inputs:
+                found[source].append(index)
+        activations = tuple(i for i, n in enumerate(self.nodes) if isinstance(n.layer, ElementwiseDual))
+        object.__setattr__(self, "activations", activations)
+        object.__setattr__(self, "readers", tuple(tuple(f) for f in found))
 
     def forward(self, x: Tensor) -> Tensor:
         """The network itself, computed from its dual layers; values are dropped once nothing reads them any more."""
@@ -40,20 +52,6 @@ class DualNetwork:
                 if source != self.output and max(self.readers[source]) == index:
                     del values[source]
         return values[self.output]
-
-    @cached_property
-    def activations(self) -> tuple[int, ...]:
-        """Indices of the elementwise layers, in order."""
-        return tuple(i for i, n in enumerate(self.nodes) if isinstance(n.layer, ElementwiseDual))
-
-    @cached_property
-    def readers(self) -> tuple[tuple[int, ...], ...]:
-        """For every node, the nodes that read it, once for every use."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for index, node in enumerate(self.nodes):
-            for source in node.inputs:
-                found[source].append(index)
-        return tuple(map(tuple, found))
 
     def operand_shapes(self, index: int) -> tuple[Shape, ...]:
         return tuple(self.nodes[i].shape for i in self.nodes[index].inputs)

@@ -30,6 +30,9 @@ class DualReshape(AffineDual):
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         return (coefficients.reshape(coefficients.shape[0], *shapes[0]),)
 
+    def one_to_one(self, shapes: tuple[Shape, ...]) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class DualMonotone(AffineDual):
@@ -76,6 +79,9 @@ class DualPad(AffineDual):
         before, _ = self._per_dimension()
         low = tuple(-b for b in before[1:])
         return None if before[0] else Window((1,) * len(low), low, low)
+
+    def one_to_one(self, shapes: tuple[Shape, ...]) -> bool:
+        return True
 
 
 @register(

