@@ -18,14 +18,17 @@ from autodual.bounds import EstimatedBounds as EstimatedBounds
 from autodual.bounds import Estimator as Estimator
 from autodual.bounds import ForwardDual as ForwardDual
 from autodual.bounds import GeometricMean as GeometricMean
+from autodual.bounds import HighProbability as HighProbability
 from autodual.bounds import MaximumLikelihood as MaximumLikelihood
 from autodual.bounds import Median as Median
+from autodual.bounds import ProbableBounds as ProbableBounds
 from autodual.bounds import Projected as Projected
 from autodual.bounds import SoundBounds as SoundBounds
 from autodual.bounds import bounds as bounds
 from autodual.bounds import capture as capture
 from autodual.certify import Attack as Attack
 from autodual.certify import Certificate as Certificate
+from autodual.certify import HighProbabilityCertificate as HighProbabilityCertificate
 from autodual.certify import RobustCrossEntropy as RobustCrossEntropy
 from autodual.certify import Verdict as Verdict
 from autodual.certify import attack as attack

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -15,11 +15,25 @@ from autodual.spec import Spec
 
 
 @dataclass(frozen=True)
+class Confidence:
+    """For every example, the bounds hold with probability at least 1 - delta; and what that rests on."""
+
+    delta: float
+    estimates: int
+    """N: estimates that hold at once."""
+    k: int
+    m: int
+    seed: int
+
+
+@dataclass(frozen=True)
 class Preactivations:
     """Bounds on what enters every activation, by the activation's place in the network."""
 
     intervals: dict[int, Interval]
     sound: bool
+    confidence: Confidence | None = None
+    """For bounds that are not sound, but hold with a stated probability."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +53,19 @@ class EstimatedBounds(Bounds):
 
 
 @dataclass(frozen=True)
+class ProbableBounds(Bounds):
+    """Bounds that hold, for every example, with a stated probability."""
+
+    confidence: Confidence
+
+
+@dataclass(frozen=True)
 class Minimum:
     """Bounds from below on the rows of a specification, [N, K]."""
 
     lower: Tensor
     sound: bool
+    confidence: Confidence | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ examples are independent for every one of the k. It takes k + N random numbers p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,8 +80,14 @@ def cauchy_(numbers: Tensor, generator: torch.Generator | None) -> Tensor:
     return numbers.uniform_(-math.pi / 2, math.pi / 2, generator=generator).tan_()
 
 
-def draw(network: DualNetwork, region: InputSet, k: int, generator: torch.Generator | None = None) -> Draws:
-    """Fresh numbers for one batch."""
+def draw(
+    network: DualNetwork,
+    region: InputSet,
+    k: int,
+    generator: torch.Generator | None = None,
+    activations: Sequence[int] | None = None,
+) -> Draws:
+    """Fresh numbers for one batch; for some of the activations if they are named."""
     like = region.centre
     if generator is not None and generator.device.type != like.device.type:
         raise ArgumentError(
@@ -92,6 +99,6 @@ def draw(network: DualNetwork, region: InputSet, k: int, generator: torch.Genera
         turns = channels_inside(like.new_empty((len(region), *shape)))
         return Angles(stacked(turns[:1], k), turns)
 
-    fresh = {i: angles(network.nodes[i].shape) for i in network.activations}
+    fresh = {i: angles(network.nodes[i].shape) for i in (network.activations if activations is None else activations)}
     first = None if region.dual_norm not in (1, 2) else like.new_empty((k, 1, *like.shape[1:]))
     return Draws(fresh, first, region.dual_norm == 2).renew_(generator)

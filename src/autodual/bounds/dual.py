@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -17,9 +17,11 @@ from autodual.bounds.base import (
     EstimatedBounds,
     Minimum,
     Preactivations,
+    ProbableBounds,
     Proof,
     SoundBounds,
     name_layers,
+    require_bands,
 )
 from autodual.bounds.crown_solver import CrownSolver
 from autodual.bounds.dual_solver import DualSolver, constant_bands
@@ -60,7 +62,7 @@ class BackwardEngine(BoundEngine):
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         parts = self._in_parts(network, region, None, lambda part, _: self._relaxed(network, part)[1])
         joined = {i: _join([p.intervals[i] for p in parts]) for i in network.activations}
-        return Preactivations(joined, parts[0].sound)
+        return Preactivations(joined, parts[0].sound, parts[0].confidence)
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         def one(part: InputSet, _: Spec | None) -> tuple[Interval, Preactivations]:
@@ -70,18 +72,20 @@ class BackwardEngine(BoundEngine):
 
         parts = self._in_parts(network, region, None, one)
         joined = {i: _join([p.intervals[i] for _, p in parts]) for i in network.activations}
-        kind = SoundBounds if parts[0][1].sound else EstimatedBounds
-        return kind(_join([o for o, _ in parts]), name_layers(network, joined))
+        output, layers, found = _join([o for o, _ in parts]), name_layers(network, joined), parts[0][1]
+        if found.confidence is not None:
+            return ProbableBounds(output, layers, found.confidence)
+        return SoundBounds(output, layers) if found.sound else EstimatedBounds(output, layers)
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         def one(part: InputSet, rows: Spec | None) -> Minimum:
             assert rows is not None
             solver, found, beside = self._relaxed(network, part, exact=False)
             lower = solver.minimum(network.output, rows)
-            return Minimum(_tighter(lower, rows, solver, found, beside), found.sound)
+            return Minimum(_tighter(lower, rows, solver, found, beside), found.sound, confidence=found.confidence)
 
         parts = self._in_parts(network, region, spec, one)
-        return Minimum(torch.cat([p.lower for p in parts]), parts[0].sound)
+        return replace(parts[0], lower=torch.cat([p.lower for p in parts]))
 
     def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
         return {} if self.intermediate is None else self.intermediate.rounding(network, region)
@@ -91,11 +95,12 @@ class BackwardEngine(BoundEngine):
             assert rows is not None
             solver, found, beside = self._relaxed(network, part, exact=False)
             lower, slack = prove_rows(solver, network.output, rows, found.intervals, self.rounding(network, part))
-            return Proof(_tighter(lower, rows, solver, found, beside), found.sound, slack)
+            lower = _tighter(lower, rows, solver, found, beside)
+            return Proof(lower, found.sound, slack, confidence=found.confidence)
 
         parts = self._in_parts(network, region, spec, one)
         lower, slack = torch.cat([p.lower for p in parts]), torch.cat([p.slack for p in parts])
-        return Proof(lower, parts[0].sound, slack)
+        return replace(parts[0], lower=lower, slack=slack)
 
     def _relaxed(
         self, network: DualNetwork, region: InputSet, exact: bool = True
@@ -117,7 +122,9 @@ class BackwardEngine(BoundEngine):
                 known[source] = interval
             intervals[index] = known[source]
             solver.relax(index, known[source])
-        return solver, Preactivations(intervals, given is None or given.sound), beside
+        if given is None:
+            return solver, Preactivations(intervals, sound=True), beside
+        return solver, replace(given, intervals=intervals), beside
 
     def _in_parts(
         self, network: DualNetwork, region: InputSet, spec: Spec | None, work: Callable[[InputSet, Spec | None], Part]
@@ -135,6 +142,7 @@ class Dual(BackwardEngine):
     """The paper's exact bound: one common slope per unit, u / (u - l) for ReLU. [SPAD Thm 1, Cor. 1 and 2]"""
 
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> DualSolver:
+        require_bands(network, "Dual")
         return DualSolver(network, region, budget)
 
 

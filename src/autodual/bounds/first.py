@@ -12,12 +12,14 @@ from autodual.sets import InputSet
 
 def first_radii(network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
     """[N or 1, *shape] by node, for what enters the activations that no other activation comes before."""
-    found: dict[int, Tensor] = {}
-    for index in network.activations:
-        source = network.nodes[index].inputs[0]
-        if source not in found and not set(network.ancestors(source)) & set(network.activations):
-            found[source] = _radius(network, region, source)
-    return found
+    return {source: _radius(network, region, source) for source in sorted(first_sources(network))}
+
+
+def first_sources(network: DualNetwork) -> set[int]:
+    """Nodes that enter an activation, and that no activation comes before."""
+    activations = set(network.activations)
+    sources = {network.nodes[i].inputs[0] for i in network.activations}
+    return {source for source in sources if not set(network.ancestors(source)) & activations}
 
 
 def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:

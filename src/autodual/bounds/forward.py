@@ -10,7 +10,16 @@ from torch import Tensor
 
 from autodual._errors import MemoryBudgetError
 from autodual._tensor import merge_leading, safe_sqrt, split_leading
-from autodual.bounds.base import BoundEngine, Bounds, Minimum, Preactivations, Proof, SoundBounds, name_layers
+from autodual.bounds.base import (
+    BoundEngine,
+    Bounds,
+    Minimum,
+    Preactivations,
+    Proof,
+    SoundBounds,
+    name_layers,
+    require_bands,
+)
 from autodual.bounds.dual_solver import DualSolver
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import prove_rows
@@ -143,6 +152,7 @@ class ForwardDual(BoundEngine):
         return Proof(self._project(run, spec), True, slack)
 
     def _run(self, network: DualNetwork, region: InputSet) -> ForwardPass:
+        require_bands(network, "ForwardDual")
         return ForwardPass(network, region, Budget.of(self.max_bytes, region.centre.device))
 
     @staticmethod

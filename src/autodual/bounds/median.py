@@ -26,8 +26,19 @@ Comparison = tuple[int, int, bool, bool]
 
 def median_of_sizes(samples: Tensor) -> Tensor:
     """[k, *shape] -> [*shape]: the median of the absolute values, the lower of the two middle ones for even k."""
+    if torch.compiler.is_compiling():
+        return _in_plain_operations(samples)
     result: Tensor = _MedianOfSizes.apply(samples)
     return result
+
+
+def _in_plain_operations(samples: Tensor) -> Tensor:
+    """The same for a compiler, which fuses it: the mean of the samples, one unless there are ties, that are as large as the middle."""
+    sizes = samples.abs()
+    with torch.no_grad():
+        few = len(sizes) <= LARGEST_NETWORK
+        hit = sizes == (_run_network(list(sizes.unbind(0))) if few else sizes.median(0).values)
+    return torch.where(hit, sizes, 0.0).sum(0) / hit.sum(0)
 
 
 class _MedianOfSizes(torch.autograd.Function):
@@ -52,8 +63,6 @@ def _select_middle(sizes: Tensor) -> Tensor:
     k = sizes.shape[0]
     if k > LARGEST_NETWORK:
         return sizes.median(0).values
-    if torch.compiler.is_compiling():
-        return _run_network(list(sizes.unbind(0)))
     ordered = in_memory_order(sizes)
     flat = ordered.flatten(1)
     chunk = CHUNK if sizes.device.type == "cpu" else flat.shape[1]

@@ -99,7 +99,7 @@ class Projected(BoundEngine):
             )
         require_bands(network, "Projected")
         columns = generators(network)
-        if self.k >= columns:
+        if self.draws is None and self.k >= columns:
             warnings.warn(
                 f"k = {self.k} projections are no fewer than the {columns} generators that they stand for: using exact bounds",
                 stacklevel=2,

@@ -3,6 +3,7 @@
 from autodual.certify.attack import Attack as Attack
 from autodual.certify.attack import attack as attack
 from autodual.certify.certificate import Certificate as Certificate
+from autodual.certify.certificate import HighProbabilityCertificate as HighProbabilityCertificate
 from autodual.certify.certificate import Verdict as Verdict
 from autodual.certify.certify import certify as certify
 from autodual.certify.loss import RobustCrossEntropy as RobustCrossEntropy

@@ -5,17 +5,20 @@ from __future__ import annotations
 import enum
 import json
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from autodual.bounds.base import Confidence
 
 
 class Verdict(enum.Enum):
     """What is known about one example; the value says what to do with it."""
 
     CERTIFIED = "proved: no input of the set is given another label"
+    PROBABLE = "proved with the certificate's confidence: fails with probability delta at most, for each example"
     UNKNOWN = "not proved: try a tighter engine, a smaller set, or attack() for a counterexample"
     WRONG = "the clean input already gets another label: there is nothing to certify"
 
@@ -37,6 +40,13 @@ class Certificate:
     perturbation: str
     engine: str
 
+    proved_verdict: ClassVar[Verdict] = Verdict.CERTIFIED
+
+    @property
+    def confidence(self) -> float:
+        """How sure each certified example is: 1, since this is a proof."""
+        return 1.0
+
     @property
     def certified(self) -> Tensor:
         """[N] bool; NaN and infinite bounds never certify."""
@@ -49,7 +59,7 @@ class Certificate:
     def verdicts(self) -> list[Verdict]:
         wrong = (self.predicted != self.labels).tolist()
         return [
-            Verdict.WRONG if w else Verdict.CERTIFIED if c else Verdict.UNKNOWN
+            Verdict.WRONG if w else self.proved_verdict if c else Verdict.UNKNOWN
             for w, c in zip(wrong, self.certified.tolist(), strict=True)
         ]
 
@@ -65,9 +75,13 @@ class Certificate:
 
     def to_json(self) -> str:
         """Everything as JSON; infinite or undefined numbers are null."""
-        record = {
+        return json.dumps(self._record(), allow_nan=False)
+
+    def _record(self) -> dict[str, Any]:
+        return {
             "perturbation": self.perturbation,
             "engine": self.engine,
+            "confidence": self.confidence,
             "dtype": str(self.margins.dtype).removeprefix("torch."),
             "examples": len(self.labels),
             "error": self.error,
@@ -78,7 +92,28 @@ class Certificate:
             "margins": _finite(self.margins.detach().tolist()),
             "slack": _finite(self.slack.detach().tolist()),
         }
-        return json.dumps(record, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class HighProbabilityCertificate(Certificate):
+    """No proof: for each example, the bounds hold with probability at least 1 - delta over the random numbers."""
+
+    basis: Confidence
+    """delta, the number of estimates N that must hold at once, k, m and the seed."""
+
+    proved_verdict: ClassVar[Verdict] = Verdict.PROBABLE
+
+    @property
+    def confidence(self) -> float:
+        """1 - delta, for each example by itself; for all of them together, delta adds up."""
+        return 1.0 - self.basis.delta
+
+    @property
+    def delta(self) -> float:
+        return self.basis.delta
+
+    def _record(self) -> dict[str, Any]:
+        return super()._record() | asdict(self.basis)
 
 
 def _finite(value: Any) -> Any:

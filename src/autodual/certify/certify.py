@@ -10,7 +10,7 @@ from autodual._tensor import full_precision
 from autodual.bounds.base import BoundEngine, Proof
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import check_engine, dual_network
-from autodual.certify.certificate import Certificate
+from autodual.certify.certificate import Certificate, HighProbabilityCertificate
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.dual import DualNetwork
 from autodual.graph import Network
@@ -24,7 +24,8 @@ def certify(
     """Try to prove that no input that `ball` allows instead of x gets another label than the given one.
 
     model: any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
-    engine: how to bound; `Dual()` if not given. An engine that only estimates is refused.
+    engine: how to bound; `Dual()` if not given. An engine that only estimates is refused; `HighProbability()` gives a
+    `HighProbabilityCertificate`, which holds with a stated probability.
     """
     engine = Dual() if engine is None else engine
     check_engine(engine)
@@ -36,21 +37,18 @@ def certify(
         predicted = network.forward(x).argmax(1)
         proof = prove(network, x, labels, ball, engine)
     own = torch.nn.functional.one_hot(labels, classes).bool()
-    return Certificate(
-        margins=proof.lower.masked_fill(own, torch.inf),
-        slack=proof.slack.masked_fill(own, 0.0),
-        predicted=predicted,
-        labels=labels,
-        perturbation=describe(ball),
-        engine=repr(engine),
-    )
+    margin, slack = proof.lower.masked_fill(own, torch.inf), proof.slack.masked_fill(own, 0.0)
+    if proof.confidence is not None:
+        found = (margin, slack, predicted, labels, describe(ball), repr(engine), proof.confidence)
+        return HighProbabilityCertificate(*found)
+    return Certificate(margin, slack, predicted, labels, describe(ball), repr(engine))
 
 
 def prove(network: DualNetwork, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Proof:
     """Lower bounds on all margins with their rounding slack; estimates are refused."""
     spec = margins(labels, network.nodes[network.output].shape[0], x.dtype)
     proof = engine.prove(network, ball.around(x), spec)
-    if not proof.sound:
+    if not proof.sound and proof.confidence is None:
         raise UnsoundError(
             f"{engine!r} only estimates bounds: they can train a network, but they certify nothing. "
             f"Use Dual(), Crown(), IBP() or another engine whose intermediate bounds are sound"

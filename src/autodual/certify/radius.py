@@ -58,6 +58,11 @@ def _bisect(
         proof = prove(
             network, x[some], labels[some], ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1))), engine
         )
+        if proof.confidence is not None:
+            raise ArgumentError(
+                f"{engine!r} promises each bound with probability 1 - delta, and a search makes many: their deltas add up. "
+                f"Use Dual(), or certify() at radii and deltas that you choose beforehand"
+            )
         return _all_above_slack(proof, labels[some])
 
     low = torch.zeros_like(largest)

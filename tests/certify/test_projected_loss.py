@@ -1,0 +1,161 @@
+"""The training step with projections: compiled whole, randomness from outside, gradients that are right."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autodual as ad
+from small import batch, mlp
+
+
+class Mixed(nn.Module):
+    """Normalisation, batch norm in training, a skip connection, a smooth activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 4, 3, 2, 1), nn.BatchNorm2d(4)
+        self.second, self.last = nn.Conv2d(4, 4, 3, 1, 1), nn.Linear(4 * 25, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first((x - 0.4) / 0.3))
+        return self.last(torch.relu(self.norm(self.second(x)) + x).flatten(1))
+
+
+def _plain() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, 1, 1),
+        nn.LeakyReLU(0.1),
+        nn.Flatten(),
+        nn.Linear(100, 5),
+    )
+
+
+BALLS = [ad.LinfBall(0.05, clip=(0.0, 1.0)), ad.L2Ball(0.3), ad.L1Ball(0.3)]
+X, LABELS = torch.rand(6, 1, 10, 10, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 5
+
+
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
+@pytest.mark.parametrize("ball", BALLS, ids=repr)
+@pytest.mark.parametrize("make", [_plain, Mixed])
+def test_the_step_compiles_as_one_graph(make: type[nn.Module], ball: ad.Perturbation, merged: bool) -> None:
+    torch.manual_seed(0)
+    _check_compiles(make(), ball, ad.Projected(9, merged))
+
+
+def test_a_step_with_smooth_activations_and_many_projections_compiles() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(100, 90), nn.Tanh(), nn.Linear(90, 60), nn.ReLU(), nn.Linear(60, 5))
+    _check_compiles(model, ad.LinfBall(0.05), ad.Projected(130))
+
+
+def _check_compiles(model: nn.Module, ball: ad.Perturbation, engine: ad.Projected) -> None:
+    torch.compiler.reset()
+    loss = ad.RobustCrossEntropy(model, ball, engine)
+    draws = loss.draw(X)
+    plain = loss(X, LABELS, draws)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(X, LABELS, draws)
+    torch.testing.assert_close(compiled, plain)
+    parameters = list(model.parameters())
+    for a, b in zip(torch.autograd.grad(compiled, parameters), torch.autograd.grad(plain, parameters), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_step_takes_new_draws_and_new_weights_without_compiling_again() -> None:
+    torch.compiler.reset()
+    model = _plain()
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.05), ad.Projected(9))
+    draws, compiles = loss.draw(X), list[int]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        compiles.append(len(inputs))
+        return graph
+
+    step = torch.compile(loss, fullgraph=True, backend=backend)
+    losses = []
+    for _ in range(3):
+        losses.append(step(X, LABELS, draws).item())
+        assert losses[-1] == pytest.approx(loss(X, LABELS, draws).item(), rel=1e-5)
+        draws.renew_()
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)  # type: ignore[index, operator, union-attr]
+    assert step(X, LABELS, draws).item() == pytest.approx(loss(X, LABELS, draws).item(), rel=1e-5)
+    assert len(set(losses)) == 3
+    assert len(compiles) == 1
+
+
+def test_compiling_before_the_model_is_captured_says_what_to_do() -> None:
+    torch.compiler.reset()
+    loss = ad.RobustCrossEntropy(_plain(), ad.LinfBall(0.05), ad.Projected(9))
+    with pytest.raises(Exception, match="once before compiling"):
+        torch.compile(loss, fullgraph=True, backend="aot_eager")(X, LABELS)
+
+
+@pytest.mark.parametrize("estimator", [ad.Median(), ad.GeometricMean(), ad.MaximumLikelihood()], ids=repr)
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
+def test_gradients_are_those_of_finite_differences(merged: bool, estimator: ad.Estimator) -> None:
+    torch.manual_seed(0)
+    model, x, labels = mlp(6, 20, 20, 3), batch(4, 6), torch.arange(4) % 3
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.1), ad.Projected(15, merged, estimator))
+    draws, weight = loss.draw(x), next(model.parameters())
+    direction = torch.randn_like(weight)
+    (gradient,) = torch.autograd.grad(loss(x, labels, draws), weight)
+    step = 1e-6
+    with torch.no_grad():
+        ends = []
+        for sign in (1, -1):
+            weight.add_(direction, alpha=sign * step)
+            ends.append(loss(x, labels, draws).item())
+            weight.add_(direction, alpha=-sign * step)
+    assert (gradient * direction).sum().item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
+
+
+def test_the_same_generator_state_gives_the_same_loss() -> None:
+    model = _plain()
+    found = [
+        ad.RobustCrossEntropy(model, BALLS[0], ad.Projected(9, generator=torch.Generator().manual_seed(seed)))(
+            X, LABELS
+        )
+        for seed in (1, 1, 2)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+def test_at_eps_zero_it_is_the_usual_loss() -> None:
+    model = _plain()
+    found = ad.RobustCrossEntropy(model, ad.LinfBall(0.0), ad.Projected(9))(X, LABELS)
+    torch.testing.assert_close(found, nn.functional.cross_entropy(model(X), LABELS))
+
+
+def test_draws_of_another_batch_or_ball_are_refused() -> None:
+    loss = ad.RobustCrossEntropy(_plain(), ad.LinfBall(0.05), ad.Projected(9))
+    draws = loss.draw(X)
+    with pytest.raises(ad.ArgumentError, match="another network, batch size or kind of ball"):
+        loss(X[:3], LABELS[:3], draws)
+    loss.ball = ad.L2Ball(0.1)
+    with pytest.raises(ad.ArgumentError, match="another network, batch size or kind of ball"):
+        loss(X, LABELS, draws)
+    with pytest.raises(ad.ArgumentError, match=r"must come from draw\(\)"):
+        loss(X, LABELS, torch.rand(3))  # type: ignore[arg-type]
+
+
+def test_draws_for_an_engine_without_projections_are_refused() -> None:
+    loss = ad.RobustCrossEntropy(_plain(), ad.LinfBall(0.05), ad.Dual())
+    with pytest.raises(ad.ArgumentError, match=r"draws are for the engine Projected\(\)"):
+        loss.draw(X)
+
+
+def test_a_generator_that_is_none_is_refused() -> None:
+    with pytest.raises(ad.ArgumentError, match=r"generator must be a torch\.Generator"):
+        ad.Projected(9, generator=3)  # type: ignore[arg-type]
+
+
+def test_a_generator_on_another_device_is_refused() -> None:
+    class Elsewhere(torch.Generator):
+        device = torch.device("cuda")
+
+    loss = ad.RobustCrossEntropy(_plain(), ad.LinfBall(0.05), ad.Projected(9, generator=Elsewhere()))
+    with pytest.raises(
+        ad.ArgumentError, match=r"generator is on cuda, but the input is on cpu; make it with torch\.Generator"
+    ):
+        loss(X, LABELS)
