@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autodual import kernels
 from autodual._tensor import has_channels_inside, in_memory_order
 
 CHUNK = 1 << 17
@@ -46,6 +47,10 @@ class _MedianOfSizes(torch.autograd.Function):
 
     @staticmethod
     def forward(samples: Tensor) -> Tensor:
+        if len(samples) <= kernels.LARGEST_K and kernels.usable(samples):
+            from autodual.kernels import median as kernel
+
+            return kernel.median_of_sizes(samples.contiguous())
         return _select_middle(samples.abs())
 
     @staticmethod
@@ -55,6 +60,10 @@ class _MedianOfSizes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         samples, middle = ctx.saved_tensors
+        if kernels.usable(samples, middle, gradients[0]):
+            from autodual.kernels import median as kernel
+
+            return kernel.gradient_of_median(samples.contiguous(), middle, gradients[0])
         return samples.sgn().mul_(samples.abs() == middle).mul_(gradients[0])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autodual import kernels
 from autodual._tensor import stacked
 from autodual.bounds.draws import Angles
 
@@ -41,6 +42,10 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor) -> Tensor:
+        if kernels.usable(radius, angles):
+            from autodual.kernels import stream as kernel
+
+            return kernel.forward(stream, slope, radius, angles, turns)
         draws = Angles(angles, turns)
         result = stacked(radius, len(angles))
         for part in _parts(result):
@@ -56,6 +61,10 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stream, slope, radius, angles, turns = ctx.saved_tensors
+        if kernels.usable(radius, angles, gradients[0]):
+            from autodual.kernels import stream as kernel
+
+            return *kernel.backward(gradients[0], stream, slope, radius, angles, turns), None, None
         gradient, draws = gradients[0], Angles(angles, turns)
         on_radius = torch.zeros_like(radius)
         on_slope = None if slope is None else torch.zeros_like(radius)

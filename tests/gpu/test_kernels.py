@@ -1,0 +1,79 @@
+"""Every kernel equals its plain twin."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from autodual import kernels
+from autodual.bounds.draws import Angles
+from autodual.bounds.median import median_of_sizes
+from autodual.bounds.stream_ops import fresh_stream, pass_and_add
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_triton() -> None:
+    assert kernels.usable(torch.zeros(1, device="cuda")), "this machine's GPU cannot run the kernels"
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 10, 50, 64, 100, 256, 300])
+@pytest.mark.parametrize("shape", [(1,), (63,), (5, 3, 7, 7), (3, 1000)])
+def test_median(k: int, shape: tuple[int, ...]) -> None:
+    samples = torch.randn(k, *shape, device="cuda").requires_grad_()
+    found = median_of_sizes(samples)
+    expected = samples.detach().cpu().abs().sort(0).values[(k - 1) // 2]
+    assert torch.equal(found.detach().cpu(), expected)
+    weight = torch.randn_like(found)
+    (gradient,) = torch.autograd.grad((found * weight).sum(), samples)
+    here = samples.detach().cpu().requires_grad_()
+    (plain,) = torch.autograd.grad((median_of_sizes(here) * weight.cpu()).sum(), here)
+    assert torch.equal(gradient.cpu(), plain)
+
+
+def test_median_of_nothing_but_zeros_and_of_nan() -> None:
+    samples = torch.zeros(10, 100, device="cuda").requires_grad_()
+    found = median_of_sizes(samples)
+    assert not found.any()
+    assert not torch.autograd.grad(found.sum(), samples)[0].any()
+    broken = torch.randn(10, 10, device="cuda")
+    broken.fill_diagonal_(torch.nan)
+    assert bool(median_of_sizes(broken).isnan().all())
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.rand(*shape, device="cuda")
+
+
+@pytest.mark.parametrize("examples", [1, 5])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared stream", "own streams"])
+@pytest.mark.parametrize("shape", [(1,), (3,), (4, 9, 9), (700,)])
+def test_passing_an_activation(shape: tuple[int, ...], shared: bool, examples: int) -> None:
+    torch.manual_seed(0)
+    stream = _random(6, 1 if shared else examples, *shape).requires_grad_()
+    slope, radius = _random(examples, *shape).requires_grad_(), _random(examples, *shape).requires_grad_()
+    angles = Angles(_random(6, 1, *shape) * math.pi, _random(examples, *shape) * math.pi)
+    numbers = (angles.angles.double() + angles.turns.double()).tan()
+    weight = torch.randn(6, examples, *shape, device="cuda") / (1 + numbers.abs()).float()
+    found = pass_and_add(stream, slope, radius, angles)
+    plain = slope * stream + radius * numbers
+    assert bool(((found - plain).abs() <= 1e-5 * (1 + numbers.square())).all())
+    wanted = (stream, slope, radius)
+    for a, b in zip(
+        torch.autograd.grad((found * weight).sum(), wanted),
+        torch.autograd.grad((plain * weight).sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_fresh_stream() -> None:
+    radius, angles = _random(3, 50).requires_grad_(), Angles(_random(6, 1, 50), _random(3, 50) * 0.3)
+    found = fresh_stream(radius, angles)
+    torch.testing.assert_close(found, radius * (angles.angles + angles.turns).tan(), rtol=1e-4, atol=1e-5)
+    (gradient,) = torch.autograd.grad(found.sum(), radius)
+    torch.testing.assert_close(gradient, (angles.angles + angles.turns).tan().sum(0), rtol=1e-4, atol=1e-4)
