@@ -79,8 +79,8 @@ def write(runs: list[Run], epochs: int) -> None:
     lines = [
         "# Training on the embedded digits",
         "",
-        f"`python benchmarks/digits_training.py --epochs {epochs} --seeds {len({r.seed for r in runs})}`: l-infinity {EPS}, clipped to",
-        f"[0, 1]; {epochs} epochs, last epoch counts; exact robust error on the 360 test images, mean over the seeds (each of them).",
+        f"`python benchmarks/digits_training.py --epochs {epochs} --seeds {len({r.seed for r in runs})}`: l-infinity {EPS}, clipped",
+        f"to [0, 1]; {epochs} epochs, last epoch counts; exact robust error on the 360 test images, mean over seeds (each).",
         "",
         "| trained with | seconds | error | robust error |",
         "|---|---|---|---|",

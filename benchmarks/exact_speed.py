@@ -16,31 +16,26 @@ that started it.) Writes benchmarks/results/exact_speed.md and .json.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shlex
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from machine import RESULTS, ROOT, cpu_seconds_of_others, describe
+from machine import RESULTS, ROOT, describe
+from measuring import MEBIBYTE, QUIET, in_fresh_process, measured, quiet_turns, take_turn
 from torch import Tensor, nn
 
 import autodual as ad
 
 BATCH = 10
 THREADS = 2
-QUIET = 0.1
-"""Cores that other processes may keep busy during a turn that counts; two threads on two cores suffer badly from a third."""
 AGREEMENT = 1e-4
-MEBIBYTE = 1 << 20
 LIMIT_GIB = 8.0
 """Memory within which the ResNet must stay, all told."""
 DATA = ROOT / "tests" / "golden" / "data"
@@ -108,27 +103,10 @@ CERTIFIERS: dict[str, Certifier] = {"ours": ours, "theirs": theirs}
 # Seconds
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Seconds per example of each, on the clock and of CPU time, and how many cores other processes kept busy meanwhile."""
-
-    wall: dict[str, float]
-    cpu: dict[str, float]
-    disturbance: float
-
-
 def compare_seconds(problem: Problem, rounds: int, patience: float) -> dict[str, Any]:
     model, (x, labels) = problem.model(), problem.examples()
-    results: dict[str, Tensor] = {}
-
-    def turn() -> Turn:
-        wall, cpu, others, begin = {}, {}, cpu_seconds_of_others(), time.perf_counter()
-        for name, certifier in CERTIFIERS.items():
-            start, start_cpu = time.perf_counter(), time.process_time()
-            results[name] = certifier(problem, model, x, labels)
-            wall[name] = (time.perf_counter() - start) / len(x)
-            cpu[name] = (time.process_time() - start_cpu) / len(x)
-        return Turn(wall, cpu, (cpu_seconds_of_others() - others) / (time.perf_counter() - begin))
+    works = {name: partial(certifier, problem, model, x, labels) for name, certifier in CERTIFIERS.items()}
+    turn = partial(take_turn, works)
 
     with torch.no_grad():
         turn()  # to warm up
@@ -136,14 +114,15 @@ def compare_seconds(problem: Problem, rounds: int, patience: float) -> dict[str,
         torch.set_num_threads(1)
         alone = [turn() for _ in range(rounds)]
         torch.set_num_threads(THREADS)
+    results = alone[-1].results
     difference = float((results["ours"] - results["theirs"]).abs().max())
     if not difference <= AGREEMENT:
         sys.exit(f"{problem.title}: the margins differ by {difference:.3g}; the figures would mean nothing")
-    wall = {name: statistics.median(t.wall[name] for t in turns) for name in CERTIFIERS}
-    cpu = {name: statistics.median(t.cpu[name] for t in alone) for name in CERTIFIERS}
+    wall = {name: statistics.median(t.wall[name] for t in turns) / len(x) for name in CERTIFIERS}
+    cpu = {name: statistics.median(t.cpu[name] for t in alone) / len(x) for name in CERTIFIERS}
     return {
         "seconds_per_example": wall,
-        "best_seconds_per_example": {name: min(t.wall[name] for t in turns) for name in CERTIFIERS},
+        "best_seconds_per_example": {name: min(t.wall[name] for t in turns) / len(x) for name in CERTIFIERS},
         "speed_ratio": wall["theirs"] / wall["ours"],
         "one_thread_cpu_seconds_per_example": cpu,
         "one_thread_cpu_ratio": cpu["theirs"] / cpu["ours"],
@@ -153,50 +132,8 @@ def compare_seconds(problem: Problem, rounds: int, patience: float) -> dict[str,
     }
 
 
-def quiet_turns(turn: Callable[[], Turn], rounds: int, patience: float) -> list[Turn]:
-    """The first turns that nothing disturbed; when patience runs out, the least disturbed of all."""
-    begin = time.perf_counter()
-    turns: list[Turn] = []
-    while True:
-        turns.append(turn())
-        quiet = [t for t in turns if t.disturbance <= QUIET]
-        if len(quiet) == rounds:
-            return quiet
-        if len(turns) >= rounds and time.perf_counter() - begin > patience:
-            return sorted(turns, key=lambda t: t.disturbance)[:rounds]
-        if turns[-1].disturbance > QUIET:
-            time.sleep(2.0)
-
-
 # --------------------------------------------------------------------------------------------------------
 # Memory, in a process of its own
-
-
-def resident(field: str) -> int:
-    """A line of /proc/self/status in bytes: VmRSS is resident now, VmHWM was at most."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    sys.exit(f"/proc/self/status has no {field}: memory can only be measured on Linux")
-
-
-def measured(work: Callable[[], Tensor]) -> dict[str, Any]:
-    """Peak memory and seconds of the work, whose libraries must be warm."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak of the imports
-    before = resident("VmRSS")
-    begin, begin_cpu, others = time.perf_counter(), time.process_time(), cpu_seconds_of_others()
-    margins = work()
-    seconds = time.perf_counter() - begin
-    peak = resident("VmHWM")
-    return {
-        "seconds": seconds,
-        "cpu_seconds": time.process_time() - begin_cpu,
-        "cores_busy_elsewhere": (cpu_seconds_of_others() - others) / seconds,
-        "growth_bytes": peak - before,
-        "peak_bytes": peak,
-        "finite": bool(margins.isfinite().all()),
-    }
 
 
 def tiny_problem(certifier: Certifier) -> None:
@@ -227,21 +164,13 @@ def measure_resnet() -> dict[str, Any]:
     return measured(work)
 
 
-def in_fresh_process(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", *arguments], stdout=subprocess.PIPE, text=True, check=True
-    )
-    record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return record
-
-
 # --------------------------------------------------------------------------------------------------------
 # The record
 
 
 def compare(name: str, rounds: int, patience: float) -> dict[str, Any]:
     problem = PROBLEMS[name]
-    memory = {who: in_fresh_process(name, who)["growth_bytes"] for who in CERTIFIERS}
+    memory = {who: in_fresh_process(__file__, name, who)["growth_bytes"] for who in CERTIFIERS}
     seconds = compare_seconds(problem, rounds, patience)
     return {
         "title": problem.title,
@@ -324,7 +253,7 @@ def main() -> None:
             f"{row['title']}: {row['speed_ratio']:.1f} times as fast, {row['memory_ratio']:.2f} of the memory",
             flush=True,
         )
-    record["resnet"] = in_fresh_process("resnet")
+    record["resnet"] = in_fresh_process(__file__, "resnet")
     if not record["resnet"]["finite"]:
         sys.exit("the ResNet's bounds are not finite; the figures would mean nothing")
     RESULTS.mkdir(exist_ok=True)

@@ -53,7 +53,10 @@ def _version(package: str) -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:  # a machine without git
+        return "unknown"
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 

@@ -18,7 +18,7 @@ from autodual._tensor import has_channels_inside, in_memory_order
 
 CHUNK = 1 << 17
 """Units that are treated together on a CPU; more would leave the cache."""
-LARGEST_NETWORK = 128
+LARGEST_NETWORK = 300
 """Beyond so many values, a network has too many comparisons."""
 
 Comparison = tuple[int, int, bool, bool]

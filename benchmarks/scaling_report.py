@@ -1,0 +1,226 @@
+"""What linear_scaling.py measured, as slopes, tables and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from measuring import MEBIBYTE, QUIET
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EXAMPLES = 10
+K = 50
+DECADES = 2.0
+PAPER_SECONDS_PER_UNIT = 2.26e-7
+"""Of one convolution, for 10 examples one at a time, on a Titan X. [SPAD app. F]"""
+PAPER_UNITS = 4_202_240
+TARGET_SLOPES = (0.9, 1.1)
+TARGET_SPEED = 20.0
+NETWORKS = ("convolution", "two convolutions")
+NAMES = {
+    ("projected", 1): "projections, one at a time",
+    ("projected", EXAMPLES): "projections, together",
+    ("dual", 1): "exact, Dual()",
+    ("forward", 1): "exact, ForwardDual()",
+}
+
+Row = dict[str, Any]
+
+
+def select(rows: list[Row], network: str, method: str, batch: int) -> list[Row]:
+    """The points of one series that were measured."""
+    wanted = (network, method, batch)
+    return [r for r in rows if (r["network"], r["method"], r["batch"]) == wanted and "over" not in r]
+
+
+def fits(rows: list[Row]) -> list[Row]:
+    """For every series: slopes over its last two decades, and seconds per unit; where it goes beyond the paper's sizes, both."""
+    found = []
+    for network in NETWORKS:
+        for method, batch in NAMES:
+            points = select(rows, network, method, batch)
+            within = [p for p in points if p["units"] <= PAPER_UNITS]
+            for chosen in [within] if len(within) == len(points) else [within, points]:
+                if len(chosen) >= 3:
+                    found.append({"network": network, "method": method, "batch": batch, **_fit(chosen)})
+    return found
+
+
+def _fit(points: list[Row]) -> Row:
+    largest = points[-1]["units"]
+    points = [p for p in points if p["units"] >= largest / 10**DECADES * 0.99]
+    units, seconds, size = (np.array([float(p[key]) for p in points]) for key in ("units", "seconds", "bytes"))
+    return {
+        "from_units": points[0]["units"],
+        "to_units": largest,
+        "time_slope": float(np.polyfit(np.log(units), np.log(seconds), 1)[0]),
+        "memory_slope": float(np.polyfit(np.log(units), np.log(size.clip(min=1)), 1)[0]),
+        "seconds_per_unit": float(np.polyfit(units, seconds, 1)[0]),
+        "seconds_per_unit_at_the_largest": float(seconds[-1] / units[-1]),
+        "bytes_per_unit_at_the_largest": float(size[-1] / units[-1]),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def show(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    machine, limits = record["machine"], record["exact_limits"]
+    where = f"{machine['gpu']}; " if "gpu" in machine else f"{machine['threads']} threads; "
+    lines = [
+        f"# Time and memory against hidden units ({'GPU' if record['device'] == 'cuda' else 'CPU'})",
+        "",
+        f"`{record['command']}`",
+        "",
+        f"{where}{machine['cpu']}, {machine['cores']} cores, load {machine['load_average']} at the start; "
+        f"Python {machine['python']}, torch {machine['torch']}; commit {machine['commit']}, source {machine['source']}.",
+        "",
+        f"{EXAMPLES} examples of 1 x 28 x 28, k = {record['k']}, float32, no gradients. Slopes of log time and log memory over the "
+        f"last two decades, target {TARGET_SLOPES[0]} to {TARGET_SLOPES[1]} for projections; seconds per hidden unit are for all "
+        f"{EXAMPLES} examples, and the last column compares those of one convolution on a GPU with the paper's "
+        f"{PAPER_SECONDS_PER_UNIT:.3g} on a Titan X "
+        f"(target {TARGET_SPEED:.0f}).",
+        "",
+        "| network | bounds | hidden units | slope of time | slope of memory | bytes per unit | seconds per unit | faster by |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_fit_line(fit, record["device"]) for fit in record["fits"]),
+        "",
+        *_trust(record),
+        f"Exact engines go on until {EXAMPLES} examples take more than {limits['seconds']:.0f} s or {limits['bytes'] >> 30} GiB:",
+        "",
+        *_endings(record["rows"]),
+        "",
+        "| network | hidden units | bounds | seconds | MiB |",
+        "|---|---|---|---|---|",
+        *(_point_line(row) for row in record["rows"] if "over" not in row),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _trust(record: dict[str, Any]) -> list[str]:
+    if record["device"] == "cuda":
+        return []
+    busy = max(row["cores_busy_elsewhere"] for row in record["rows"] if "over" not in row)
+    verdict = ": the times are not to be trusted." if busy > QUIET else "."
+    return [f"During the timed evaluations other processes kept at most {busy:.2f} cores busy{verdict}", ""]
+
+
+def _fit_line(fit: Row, device: str) -> str:
+    times = [_judged(fit[key], fit["method"]) for key in ("time_slope", "memory_slope")]
+    comparable = fit["network"] == "convolution" and device == "cuda"
+    paper = f"{PAPER_SECONDS_PER_UNIT / fit['seconds_per_unit']:.1f}" if comparable else ""
+    return (
+        f"| {fit['network']} | {NAMES[fit['method'], fit['batch']]} | {fit['from_units']:,} to {fit['to_units']:,} | {times[0]} "
+        f"| {times[1]} | {fit['bytes_per_unit_at_the_largest']:,.0f} | {fit['seconds_per_unit']:.2e} | {paper} |"
+    )
+
+
+def _judged(slope: float, method: str) -> str:
+    low, high = TARGET_SLOPES
+    missed = method == "projected" and not low <= slope <= high
+    return f"{slope:.2f}" + (" (missed)" if missed else "")
+
+
+def _endings(rows: list[Row]) -> list[str]:
+    """How far every series got."""
+    lines = []
+    for network in NETWORKS:
+        for (method, batch), name in NAMES.items():
+            over = [
+                r for r in rows if (r["network"], r["method"], r["batch"]) == (network, method, batch) and "over" in r
+            ]
+            points = select(rows, network, method, batch)
+            reached = f"{points[-1]['units']:,} units" if points else "nothing"
+            if over:
+                lines.append(
+                    f"- {network}, {name}: measured up to {reached}; stopped by {over[0]['over']} at {over[0]['units']:,}"
+                )
+            elif method != "projected":
+                lines.append(f"- {network}, {name}: within budget at all sizes, up to {reached}")
+    return lines
+
+
+def _point_line(row: Row) -> str:
+    name = NAMES[row["method"], row["batch"]]
+    return f"| {row['network']} | {row['units']:,} | {name} | {row['seconds']:.4g} | {row['bytes'] / MEBIBYTE:,.1f} |"
+
+
+# --------------------------------------------------------------------------------------------------------
+# The picture
+
+COLOURS = {"projected": "#1f77b4", "dual": "#2ca02c", "forward": "#d62728"}
+MARKERS = {"projected": "o", "dual": "s", "forward": "^"}
+
+
+def draw(folder: Path) -> None:
+    """linear_scaling.png from whichever of the two json files are there."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    paths = [folder / f"linear_scaling_{device}.json" for device in ("cpu", "cuda")]
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    if not records:
+        raise SystemExit(f"{folder} holds neither linear_scaling_cpu.json nor linear_scaling_cuda.json: measure first")
+    figure, grid = plt.subplots(2, 2 * len(records), figsize=(6.2 * len(records) * 1.6, 9), squeeze=False, sharex="col")
+    for number, record in enumerate(records):
+        where = "GPU" if record["device"] == "cuda" else "CPU"
+        for column, network in enumerate(NETWORKS, start=2 * number):
+            grid[0][column].set_title(f"{network}, {where}")
+            _panel(grid[0][column], record, network, "seconds", "time_slope", 1.0)
+            _panel(grid[1][column], record, network, "bytes", "memory_slope", 1.0 / MEBIBYTE)
+            grid[1][column].set_xlabel("hidden units")
+            if network == "convolution" and where == "GPU":
+                _paper(grid[0][column], record)
+            for axes in (grid[0][column], grid[1][column]):
+                axes.legend(fontsize=8, loc="upper left")
+    for row, label in enumerate((f"seconds for {EXAMPLES} examples", "peak memory, MiB")):
+        limits = [axes.get_ylim() for axes in grid[row]]
+        for axes in grid[row]:
+            axes.set_ylim(min(low for low, _ in limits), 30 * max(high for _, high in limits))
+        grid[row][0].set_ylabel(label)
+    figure.suptitle(f"Bounds of {EXAMPLES} MNIST-sized examples, k = {K}: exact and by random projections")
+    figure.tight_layout()
+    figure.savefig(folder / "linear_scaling.png", dpi=130)
+    print(folder / "linear_scaling.png")
+
+
+def _panel(axes: Axes, record: dict[str, Any], network: str, key: str, slope: str, unit: float) -> None:
+    slopes = {(f["network"], f["method"], f["batch"]): f[slope] for f in record["fits"]}
+    for (method, batch), name in NAMES.items():
+        points = select(record["rows"], network, method, batch)
+        if not points:
+            continue
+        known = slopes.get((network, method, batch))
+        label = name if known is None else f"{name}: slope {known:.2f}"
+        x, y = [p["units"] for p in points], [max(p[key], 1e-9) * unit for p in points]
+        style = "-" if batch == 1 else "--"
+        filled = COLOURS[method] if batch == 1 else "white"
+        axes.plot(
+            x,
+            y,
+            style,
+            color=COLOURS[method],
+            marker=MARKERS[method],
+            markersize=5,
+            markerfacecolor=filled,
+            label=label,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_minor_formatter("")
+    axes.grid(True, which="major", alpha=0.3)
+
+
+def _paper(axes: Axes, record: dict[str, Any]) -> None:
+    units = [min(r["units"] for r in record["rows"]), max(r["units"] for r in record["rows"])]
+    label = f"paper's projections, Titan X: {PAPER_SECONDS_PER_UNIT:.3g} s per unit"
+    axes.plot(units, [PAPER_SECONDS_PER_UNIT * u for u in units], ":", color="black", label=label)
