@@ -19,7 +19,8 @@ unstable unit, and `Dual()`, which pulls small windows back and is linear on net
 to larger networks until 10 examples would take more than the seconds, or more than the memory, that LIMITS allows.
 
 Time: median of 5 evaluations of all 10 examples after a warm-up (of 3 where one takes over 5 s), the GPU synchronised before each
-reading of the clock; random numbers are drawn in every evaluation; the model is captured beforehand. On the CPU, evaluations that
+reading of the clock; random numbers are drawn in every evaluation; the model is captured beforehand. On the GPU, projections, which
+never wait for the device, are replayed as a CUDA graph, so that launching kernels is not on the clock. On the CPU, evaluations that
 other processes disturb are repeated for a while, and the record says what remained. Memory: on the GPU, the most that PyTorch's
 allocator held at once during an evaluation less what it held before it (weights, inputs, the libraries' workspaces), so workspaces
 of convolutions count. On the CPU, growth of the peak resident set of a fresh process per point (VmHWM less VmRSS just before),
@@ -161,8 +162,10 @@ def measure(point: Point, device: str, limits: Limits) -> dict[str, Any]:
         if over:
             return {"over": over}
         rounds = 3 if cost["seconds"] * len(parts(point.batch)) > LONG else 5
-        timed = repeat_on_gpu if device == "cuda" else repeat_on_cpu
-        seconds, disturbance = timed(evaluate, point.batch, rounds)
+        if device == "cuda":
+            seconds, disturbance = repeat_on_gpu(evaluate, point.batch, rounds, as_graph=point.method == "projected")
+        else:
+            seconds, disturbance = repeat_on_cpu(evaluate, point.batch, rounds)
     except (ad.MemoryBudgetError, torch.OutOfMemoryError):
         return {"over": "memory"}
     except RuntimeError as error:  # keep what was measured before, and say what happened
@@ -228,16 +231,36 @@ def repeat_on_cpu(evaluate: Callable[[slice], Tensor], batch: int, rounds: int) 
     return [t.wall["all"] for t in turns], max(t.disturbance for t in turns)
 
 
-def repeat_on_gpu(evaluate: Callable[[slice], Tensor], batch: int, rounds: int) -> tuple[list[float], float]:
+def repeat_on_gpu(
+    evaluate: Callable[[slice], Tensor], batch: int, rounds: int, as_graph: bool
+) -> tuple[list[float], float]:
+    def work() -> None:
+        for part in parts(batch):
+            evaluate(part)
+
+    repeated = _captured(work) if as_graph else work
     seconds = []
     for _ in range(rounds):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        for part in parts(batch):
-            evaluate(part)
+        repeated()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     return seconds, 0.0
+
+
+def _captured(work: Callable[[], None]) -> Callable[[], None]:
+    """The same work as a CUDA graph, which takes the launches of kernels off the clock; random numbers are drawn in every replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    return graph.replay
 
 
 # --------------------------------------------------------------------------------------------------------

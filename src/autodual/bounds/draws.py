@@ -75,6 +75,13 @@ class Draws:
         return self
 
 
+def passed(network: DualNetwork) -> list[int]:
+    """Activations that some other activation comes after; a stream ends at the others."""
+    sources = {network.nodes[i].inputs[0] for i in network.activations}
+    before = {i for source in sources for i in network.ancestors(source)}
+    return [i for i in network.activations if i in before]
+
+
 def cauchy_(numbers: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard Cauchy numbers as the tan of a uniform angle: several times faster than `Tensor.cauchy_`, and never infinite."""
     return numbers.uniform_(-math.pi / 2, math.pi / 2, generator=generator).tan_()
@@ -87,7 +94,7 @@ def draw(
     generator: torch.Generator | None = None,
     activations: Sequence[int] | None = None,
 ) -> Draws:
-    """Fresh numbers for one batch; for some of the activations if they are named."""
+    """Fresh numbers for one batch, for all activations that a stream passes; or for those that are named."""
     like = region.centre
     if generator is not None and generator.device.type != like.device.type:
         raise ArgumentError(
@@ -99,6 +106,6 @@ def draw(
         turns = channels_inside(like.new_empty((len(region), *shape)))
         return Angles(stacked(turns[:1], k), turns)
 
-    fresh = {i: angles(network.nodes[i].shape) for i in (network.activations if activations is None else activations)}
+    fresh = {i: angles(network.nodes[i].shape) for i in (passed(network) if activations is None else activations)}
     first = None if region.dual_norm not in (1, 2) else like.new_empty((k, 1, *like.shape[1:]))
     return Draws(fresh, first, region.dual_norm == 2).renew_(generator)

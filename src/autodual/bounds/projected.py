@@ -22,7 +22,7 @@ from autodual.bounds.base import (
     require_bands,
 )
 from autodual.bounds.centres import Centres
-from autodual.bounds.draws import Draws, draw
+from autodual.bounds.draws import Draws, draw, passed
 from autodual.bounds.dual import Dual
 from autodual.bounds.estimators import Estimator, Median
 from autodual.bounds.first import first_radii
@@ -167,9 +167,8 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
     if not isinstance(draws, Draws):
         raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
     first = None if draws.first is None else tuple(draws.first.shape[2:])
-    fits = all(
-        i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in network.activations
-    )
+    needed = passed(network)
+    fits = all(i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in needed)
     kind = draws.gaussian == (region.dual_norm == 2)
     if not fits or not kind or first != (tuple(region.centre.shape[1:]) if region.dual_norm in (1, 2) else None):
         raise ArgumentError(
