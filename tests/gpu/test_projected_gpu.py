@@ -50,7 +50,7 @@ def test_gpu_equals_cpu_for_the_same_draws(ball: ad.Perturbation, merged: bool) 
 def test_a_step_never_waits_for_the_device(ball: ad.Perturbation, merged: bool) -> None:
     model = _model().cuda()
     x, labels = (t.cuda() for t in _data())
-    loss = ad.RobustCrossEntropy(model, ball.with_eps(torch.tensor(0.02, device="cuda")), ad.Projected(20, merged))
+    loss = ad.RobustCrossEntropy(model, ball, ad.Projected(20, merged))
     draws = loss.draw(x)
     loss(x, labels, draws).backward()
     torch.cuda.synchronize()

@@ -112,7 +112,7 @@ class Projected(BoundEngine):
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A network with a band for every activation."""
+    """A network with a band for every activation; that of the last one is made when it is asked for."""
 
     intervals: dict[int, Interval]
     bands: dict[int, Band]
@@ -126,6 +126,8 @@ class Relaxed:
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
         """[N, K]: the exact dual objective for these bands. [SPAD Thm 1]"""
+        last = network.activations[-1:]
+        self.bands.update({i: band_of(network, i, self.intervals[i]) for i in last if i not in self.bands})
         rows = DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *network.nodes[network.output].shape))
         radius = RadiusPass(network, region, self.bands, Budget.unlimited(), static=True)
         centre = rows.inner(network.output, rows.seed, self.centres.at(network.output))
@@ -147,7 +149,8 @@ def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: 
                 known[inputs[0]] = read(values[inputs[0]], engine.estimator)
             centre = channels_inside(centres.at(inputs[0]))
             intervals[index] = Interval.around(centre, channels_inside(known[inputs[0]]).expand_as(centre))
-            bands[index] = band_of(network, index, intervals[index])
+            if index != network.activations[-1]:
+                bands[index] = band_of(network, index, intervals[index])
         if index in carried:
             values[index] = streams.step(index, [values[i] for i in inputs]) if inputs else streams.start()
         for source in set(inputs):

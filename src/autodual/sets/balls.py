@@ -97,9 +97,14 @@ def _describe(values: Tensor) -> str:
     return str(values.item()) if values.dim() == 0 else f"values from {values.min().item()} to {values.max().item()}"
 
 
+def _as_tensor(eps: float | Tensor, x: Tensor) -> Tensor:
+    """On the device of x; a number is written there by the device itself, since a copy would wait for it."""
+    return eps.to(x) if isinstance(eps, Tensor) else x.new_full((), eps)
+
+
 def _broadcast(eps: float | Tensor, x: Tensor) -> Tensor:
     """eps as a tensor that broadcasts against x [N, *shape], with a leading dimension of 1 or N."""
-    value = torch.as_tensor(eps, dtype=x.dtype, device=x.device)
+    value = _as_tensor(eps, x)
     shape = tuple(value.shape)
     if value.dim() == 0:
         return value.reshape([1] * x.dim())
@@ -127,7 +132,7 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def _per_example(eps: float | Tensor, x: Tensor, name: str) -> Tensor:
-    value = torch.as_tensor(eps, dtype=x.dtype, device=x.device)
+    value = _as_tensor(eps, x)
     if value.numel() not in (1, x.shape[0]) or (value.dim() > 0 and value.shape[0] != value.numel()):
         raise ArgumentError(
             f"{name}: eps must be one number or one per example [{x.shape[0]}], got shape {tuple(value.shape)}"
