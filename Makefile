@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/certify_digits.py
+	$(BIN)/python examples/demo.py
 
 # One thread per worker, so that two workers on two cores do not fight. PYTEST_ARGS='-k relu' narrows the run.
 test: $(READY)

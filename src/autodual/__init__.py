@@ -27,9 +27,14 @@ from autodual.bounds import SoundBounds as SoundBounds
 from autodual.bounds import bounds as bounds
 from autodual.bounds import capture as capture
 from autodual.certify import Attack as Attack
+from autodual.certify import Cascade as Cascade
+from autodual.certify import CascadeAttack as CascadeAttack
+from autodual.certify import CascadeCertificate as CascadeCertificate
 from autodual.certify import Certificate as Certificate
 from autodual.certify import HighProbabilityCertificate as HighProbabilityCertificate
 from autodual.certify import RobustCrossEntropy as RobustCrossEntropy
+from autodual.certify import RoutedCascade as RoutedCascade
+from autodual.certify import SumEnsemble as SumEnsemble
 from autodual.certify import Verdict as Verdict
 from autodual.certify import attack as attack
 from autodual.certify import certified_radius as certified_radius
@@ -52,5 +57,8 @@ from autodual.sets import L1Ball as L1Ball
 from autodual.sets import L2Ball as L2Ball
 from autodual.sets import LinfBall as LinfBall
 from autodual.sets import Perturbation as Perturbation
+from autodual.train import ImageData as ImageData
+from autodual.train import TrainConfig as TrainConfig
+from autodual.train import fit as fit
 
 __version__ = "0.1.0"

@@ -44,6 +44,10 @@ class RobustCrossEntropy(nn.Module):
 
     def worst_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         """[N, C]: upper bounds on z_j - z_label; zero at the label."""
+        return self.both_scores(x, labels, draws)[1]
+
+    def both_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """The model's scores at x itself, and the worst ones; batch normalisation sees the batch once."""
         labels = check_labels(labels, x)
         network = self._network(x)
         classes = check_classifier(network.output_shape)
@@ -52,7 +56,7 @@ class RobustCrossEntropy(nn.Module):
         engine = self.engine if draws is None else self._projected().with_draws(draws)
         dual = build(network, x if _uses_batch_statistics(self.model) else None)
         spec = margins(labels, classes, x.dtype)
-        return -engine.minimum(dual, self.ball.around(x), spec).lower
+        return dual.forward(x), -engine.minimum(dual, self.ball.around(x), spec).lower
 
     def draw(self, x: Tensor) -> Draws:
         """Random numbers for one step on inputs like x, to pass in: a compiled step or a CUDA graph cannot draw its own.

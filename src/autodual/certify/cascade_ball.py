@@ -1,0 +1,67 @@
+"""Balls that several models can share: which ones are symmetric, and what lies inside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+from autodual.certify.validate import check_perturbation
+from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
+
+NORMS: dict[type[Perturbation], tuple[str, Callable[[Tensor], Tensor]]] = {
+    LinfBall: ("linf", lambda shift: shift.abs().amax(1)),
+    L2Ball: ("l2", lambda shift: shift.norm(dim=1)),
+    L1Ball: ("l1", lambda shift: shift.abs().sum(1)),
+}
+"""The balls of a norm: the norm's name, and the norm itself of [N, features]."""
+ROUNDING = 4.0
+"""So many units in the last place of x and eps may separate a point of the ball from the ball."""
+
+
+def check_one_size(ball: Perturbation) -> None:
+    """One eps for every input: stages see different parts of a batch."""
+    check_perturbation(ball)
+    if isinstance(ball.eps, Tensor) and ball.eps.numel() != 1:
+        raise ArgumentError(
+            f"ball.eps must be one number for all inputs of a combination of models, got shape {tuple(ball.eps.shape)}"
+        )
+
+
+def is_symmetric(ball: Perturbation) -> bool:
+    """Whether x lies in the ball around x' whenever x' lies in the ball around x: balls of a norm, also clipped ones if x and x' are
+    in range (inputs that are not are refused). A subclass may do anything, so it does not count."""
+    return type(ball) in NORMS
+
+
+def check_symmetric(ball: Perturbation) -> None:
+    if not is_symmetric(ball):
+        raise ArgumentError(
+            f"ball: {type(ball).__name__} is not known to be symmetric. A certificate around the received input x' says something "
+            f"about the clean x only if x lies in the ball around x' whenever x' lies in the ball around x: use LinfBall, L2Ball or "
+            f"L1Ball, or RoutedCascade or SumEnsemble, which do not need it"
+        )
+
+
+def into_range(ball: Perturbation, points: Tensor) -> Tensor:
+    """Rounding may carry a point of a clipped ball out of the range by one unit in the last place."""
+    return points.clamp(*ball.clip) if isinstance(ball, LinfBall) and ball.clip is not None else points
+
+
+def inside(ball: Perturbation, x: Tensor, points: Tensor) -> Tensor:
+    """[N] bool: each point is in the ball around its x, from the definition and up to rounding; NaN is not.
+
+    For a perturbation of another kind: no farther than the set reaches in the direction of the point, seen from the centre. (That is
+    necessary, not sufficient; its own `step` and `sample` are trusted for the rest.)
+    """
+    if type(ball) not in NORMS:
+        region = ball.around(x)
+        away = region.centre - points
+        room = 64 * torch.finfo(x.dtype).eps * (1 + (away * points).flatten(1).abs().sum(1))
+        return (away * points).flatten(1).sum(1) >= region.minimise(away.unsqueeze(0)).squeeze(0) - room
+    norm, eps = NORMS[type(ball)][1], float(ball.eps)
+    rounding = ROUNDING * torch.finfo(x.dtype).eps * (x.double().abs() + eps)
+    near = norm((points.double() - x.double()).flatten(1)) <= eps + norm(rounding.flatten(1))
+    return near & (into_range(ball, points) == points).flatten(1).all(1)

@@ -1,0 +1,148 @@
+"""Several models that answer together: one interface for every way to combine them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from autodual._tensor import full_precision
+from autodual.bounds.base import BoundEngine
+from autodual.bounds.dual import Dual
+from autodual.bounds.prepare import check_engine, check_input
+from autodual.certify import cascade_folder as folders
+from autodual.certify.cascade_ball import check_one_size, is_symmetric
+from autodual.certify.cascade_records import Answers, CascadeAttack, CascadeCertificate
+from autodual.certify.cascade_search import Effort, Goal, search
+from autodual.certify.cascade_stage import Stage, check_models, open_stages
+from autodual.certify.certify import describe
+from autodual.certify.validate import check_ball, check_label_range, check_problem
+from autodual.sets import Perturbation
+
+
+class Combination(ABC):
+    """Models, a ball and an engine. Subclasses say who answers, what is proved about it, and how it could be made to fail."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
+        self.models = check_models(models)
+        check_one_size(ball)
+        self.ball = ball
+        self.engine = Dual() if engine is None else engine
+        check_engine(self.engine)
+
+    @abstractmethod
+    def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
+        """Label, certificate and answering stage for every received input."""
+
+    @abstractmethod
+    def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
+        """All the ways to a wrong answer; those with a certificate first."""
+
+    @abstractmethod
+    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
+        """Answers, what is proved to be answered rightly everywhere, and where no wrong label is certified; [N] each."""
+
+    def predict(self, x: Tensor) -> Answers:
+        """The answer to every received input, and whether it comes with a certificate."""
+        check_input(x, "x")
+        check_ball(self.ball, x)
+        with full_precision(), torch.no_grad():
+            return self._answer(open_stages(self.models, x), x)
+
+    def certify(self, x: Tensor, labels: Tensor) -> CascadeCertificate:
+        """What is answered to clean inputs, and what is proved about the balls around them."""
+        labels = check_problem(x, labels, self.ball)
+        with full_precision(), torch.no_grad():
+            stages = open_stages(self.models, x)
+            check_label_range(labels, stages[0].classes)
+            answers, sound, silent = self._evaluate(stages, x, labels)
+        known = (describe(self.ball), repr(self.engine))
+        return CascadeCertificate(self.kind, self._answering(), labels, answers, sound, silent, *known)
+
+    def attack(
+        self,
+        x: Tensor,
+        labels: Tensor,
+        steps: int = 40,
+        restarts: int = 1,
+        generator: torch.Generator | None = None,
+        guide: BoundEngine | None = None,
+    ) -> CascadeAttack:
+        """Search each example's ball for an input that is answered wrongly, if possible with a certificate.
+
+        Every point is answered again by `predict` before it counts. guide: the engine whose bounds lead the search where certificates
+        matter (a cheaper one may do); the combination's own when None. Gradients of bounds take memory: give it batches.
+        """
+        effort = Effort(steps, restarts, generator)
+        guide = self.engine if guide is None else guide
+        check_engine(guide)
+        labels = check_problem(x, labels, self.ball)
+        with full_precision(), torch.inference_mode(False), torch.no_grad():
+            x, labels = x.detach().clone(), labels.clone()
+            stages = open_stages(self.models, x)
+            check_label_range(labels, stages[0].classes)
+            best = CascadeAttack(x, labels, self._answer(stages, x))
+            for goal in self._goals(stages, x, labels, guide):
+                done = best.certified_wrong if goal.certified else best.found
+                some = (goal.relevant & ~done).nonzero().squeeze(1)
+                if len(some) > 0:
+                    points = search(goal, x, some, self.ball, effort)
+                    best = _worse(best, some, points, self.predict(points))
+        return best
+
+    def save(self, folder: str | Path) -> None:
+        """One folder: the weights of every stage as safetensors, everything else as JSON; nothing is pickled."""
+        folders.save(Path(folder), self.kind, self.models, self.ball, self.engine, self._options())
+
+    @classmethod
+    def load(cls, folder: str | Path, build: Callable[[int], nn.Module]) -> Self:
+        """The combination that `save` wrote. build(stage): an untrained module for the weights of that stage."""
+        saved = folders.read(Path(folder), cls.kind)
+        return cls._rebuild(saved, folders.load_models(saved, build))
+
+    @classmethod
+    def _rebuild(cls, saved: folders.Saved, models: list[nn.Module]) -> Self:
+        return cls(models, saved.ball, saved.engine)
+
+    def _options(self) -> dict[str, folders.Json]:
+        """What `save` must keep beyond models, ball and engine."""
+        return {}
+
+    def _details(self) -> str:
+        """The same, as a person reads it."""
+        return ""
+
+    def _answering(self) -> int:
+        """How many stages answer one by one."""
+        return len(self.models)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self.models)} models{self._details()}, {describe(self.ball)}, {self.engine!r})"
+        )
+
+
+def together(answers: Answers, labels: Tensor, ball: Perturbation) -> tuple[Answers, Tensor, Tensor]:
+    """`_evaluate` where a certificate is about all models together: a right answer with a certificate is sound.
+
+    And a certificate at x' holds at x, too, if the ball is symmetric; so where x is answered rightly, no wrong label is certified.
+    """
+    right = answers.label == labels
+    sound = right & answers.certified
+    return answers, sound, right if is_symmetric(ball) else sound
+
+
+def _worse(best: CascadeAttack, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:
+    """The attack with those points that are worse than what it had: a wrong answer, better yet one with a certificate."""
+    found = CascadeAttack(points, best.labels[some], answers)
+    now, before = (a.found.long() + a.certified_wrong.long() for a in (found, best))
+    chosen = now > before[some]
+    index = some[chosen]
+    examples = best.examples.index_copy(0, index, points[chosen])
+    return CascadeAttack(examples, best.labels, best.answers.put(index, answers.at(chosen)))

@@ -1,0 +1,180 @@
+"""What several models answer together, what of it is proved, and what an attack made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One answer per input, [N] each."""
+
+    label: Tensor
+    certified: Tensor
+    """bool. Paper's cascade: the answering *stage* gives this label everywhere in the ball around the received input. Routed
+    cascade and sum: *all models together* do."""
+    stage: Tensor
+    """Which stage answers, counted from 0; always 0 for a sum, which answers as one."""
+
+    def at(self, index: Tensor) -> Answers:
+        return Answers(self.label[index], self.certified[index], self.stage[index])
+
+    def put(self, index: Tensor, other: Answers) -> Answers:
+        """The same answers, but `other` at the places `index`."""
+        pairs = ((self.label, other.label), (self.certified, other.certified), (self.stage, other.stage))
+        return Answers(*(mine.index_copy(0, index, theirs) for mine, theirs in pairs))
+
+
+@dataclass(frozen=True)
+class CascadeAttack:
+    """The worst inputs found: inside the ball, and answered again from scratch before they count."""
+
+    examples: Tensor
+    """[N, *shape]: the clean input where nothing worse was found."""
+    labels: Tensor
+    answers: Answers
+    """What the models together answer at `examples`."""
+
+    @property
+    def found(self) -> Tensor:
+        """[N] bool: the answer there is wrong, with or without a certificate."""
+        return self.answers.label != self.labels
+
+    @property
+    def certified_wrong(self) -> Tensor:
+        """[N] bool: the answer there is wrong *and* comes with a certificate."""
+        return self.found & self.answers.certified
+
+    @property
+    def error(self) -> float:
+        """Fraction of the examples that get a wrong answer somewhere in their ball: a lower bound on the true robust error."""
+        return _mean(self.found)
+
+    @classmethod
+    def join(cls, parts: Sequence[CascadeAttack]) -> CascadeAttack:
+        """The record of several batches, in order."""
+        _some(parts)
+        examples, labels = torch.cat([p.examples for p in parts]), torch.cat([p.labels for p in parts])
+        return cls(examples, labels, _join_answers([p.answers for p in parts]))
+
+
+@dataclass(frozen=True)
+class CascadeCertificate:
+    """What several models answer to clean inputs, and what is proved about the balls around these."""
+
+    kind: str
+    """paper, routed or sum."""
+    stages: int
+    """Stages that answer one by one; 1 for a sum."""
+    labels: Tensor
+    answers: Answers
+    sound: Tensor
+    """[N] bool: proved that every input of the ball is answered with the label."""
+    no_wrong_certificate: Tensor
+    """[N] bool: proved that no input of the ball is given a wrong label with a certificate."""
+    perturbation: str
+    engine: str
+
+    @property
+    def error(self) -> float:
+        """Fraction of the clean inputs that get a wrong answer."""
+        return _mean(self.answers.label != self.labels)
+
+    @property
+    def claimed(self) -> Tensor:
+        """[N] bool: the answer is right, and certified by whoever gives it. For the paper's cascade that proves nothing about
+        the cascade: see `sound`."""
+        return (self.answers.label == self.labels) & self.answers.certified
+
+    @property
+    def stage_certified_error(self) -> float:
+        """Fraction that is not `claimed`: the paper's robust error of a cascade. For routed cascades and sums the claim is
+        sound, so this equals `sound_certified_error`."""
+        return 1.0 - _mean(self.claimed)
+
+    @property
+    def sound_certified_error(self) -> float:
+        """Fraction not proved to be answered rightly everywhere in the ball: an upper bound on the error under any attack."""
+        return 1.0 - _mean(self.sound)
+
+    def by_stage(self) -> list[dict[str, int]]:
+        """Who answers what: how many answers each stage gives, and how many of them are certified, and correct."""
+        right = self.answers.label == self.labels
+        rows = []
+        for stage in range(self.stages):
+            own = self.answers.stage == stage
+            counts = (own, own & self.answers.certified, own & right)
+            answers, certified, correct = (int(c.sum()) for c in counts)
+            rows.append({"stage": stage, "answers": answers, "certified": certified, "correct": correct})
+        return rows
+
+    def summary(self, attack: CascadeAttack | None = None) -> dict[str, Any]:
+        """The numbers of `cascade.json`; with those of an attack on the same examples if it is given."""
+        numbers: dict[str, Any] = {
+            "kind": self.kind,
+            "perturbation": self.perturbation,
+            "engine": self.engine,
+            "examples": len(self.labels),
+            "stages": self.by_stage(),
+            "error": self.error,
+            "stage_certified_error": self.stage_certified_error,
+            "sound_certified_error": self.sound_certified_error,
+            "no_wrong_certificate": _mean(self.no_wrong_certificate),
+        }
+        if attack is None:
+            return numbers
+        if not torch.equal(attack.labels, self.labels):
+            raise ArgumentError("attack: was made on other examples than this certificate")
+        numbers["attacked_error"] = attack.error
+        numbers["attacked_certified_error"] = _mean(attack.certified_wrong)
+        numbers["broken_claims"] = int((self.claimed & attack.found).sum())
+        return numbers
+
+    def to_json(self, attack: CascadeAttack | None = None) -> str:
+        """The summary, and every example."""
+        lists = {
+            "labels": self.labels,
+            "predicted": self.answers.label,
+            "certified": self.answers.certified,
+            "stage": self.answers.stage,
+            "sound": self.sound,
+        }
+        if attack is not None:
+            lists |= {"attacked": attack.found, "attacked_certified": attack.certified_wrong}
+        return json.dumps(
+            self.summary(attack) | {name: values.tolist() for name, values in lists.items()}, allow_nan=False
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[CascadeCertificate]) -> CascadeCertificate:
+        """The certificate of several batches, in order."""
+        _some(parts)
+        first = parts[0]
+        same = {(p.kind, p.stages, p.perturbation, p.engine) for p in parts}
+        if len(same) > 1:
+            raise ArgumentError(f"join: these certificates are not about one combination: {sorted(map(str, same))}")
+        labels, sound = torch.cat([p.labels for p in parts]), torch.cat([p.sound for p in parts])
+        silent = torch.cat([p.no_wrong_certificate for p in parts])
+        answers = _join_answers([p.answers for p in parts])
+        return cls(first.kind, first.stages, labels, answers, sound, silent, first.perturbation, first.engine)
+
+
+def _mean(flags: Tensor) -> float:
+    return flags.double().mean().item()
+
+
+def _some(parts: Sequence[object]) -> None:
+    if len(parts) == 0:
+        raise ArgumentError("join: needs at least one part")
+
+
+def _join_answers(parts: Sequence[Answers]) -> Answers:
+    return Answers(*(torch.cat([getattr(p, name) for p in parts]) for name in ("label", "certified", "stage")))

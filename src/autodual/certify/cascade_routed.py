@@ -1,0 +1,162 @@
+"""A cascade routed by margins, whose certificate is sound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual._tensor import full_precision
+from autodual.bounds.base import BoundEngine
+from autodual.certify import cascade_folder as folders
+from autodual.certify.cascade_base import Combination, together
+from autodual.certify.cascade_fit import choose_thresholds, reach, validation
+from autodual.certify.cascade_margin import margin_of, others
+from autodual.certify.cascade_records import Answers
+from autodual.certify.cascade_search import Goal
+from autodual.certify.cascade_stage import Stage, check_models, open_stages
+from autodual.certify.validate import check_label_range, check_problem
+from autodual.sets import Perturbation
+
+
+class RoutedCascade(Combination):
+    """Stage j answers when its top margin exceeds a threshold t_j >= 0, else it passes on; the last stage always answers.
+
+    No certificate is needed to answer, so who answers is itself a function that can be bounded. Over a ball, with sound bounds:
+
+    - stage j *answers y everywhere* if lower(z_y - z_w) > t_j for all w != y;
+    - it *nowhere answers another label* if every a != y has some b != a with upper(z_a - z_b) <= t_j, since a answers only where its
+      margin over all others exceeds t_j. With b = y for all a that reads lower(z_y - z_a) >= -t_j; a stage that passes everywhere
+      is another case; and different a may have different b.
+
+    Recursion: ok(j) = nowhere another label, and (y everywhere, or ok(j + 1)); ok(last) = certified y. Proof that ok(0) is sound: at
+    any point of the ball, the first stage j that does not pass answers. No stage before j was ok by "y everywhere", since it passed
+    here; so ok(j) holds, and with it j's answer is y.
+
+    thresholds: one for each stage but the last; infinity means that the stage never answers. `fit` chooses them on validation data.
+    """
+
+    kind: ClassVar[str] = "routed"
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        thresholds: Sequence[float],
+        ball: Perturbation,
+        engine: BoundEngine | None = None,
+    ) -> None:
+        super().__init__(models, ball, engine)
+        self.thresholds = _check_thresholds(thresholds, len(self.models))
+
+    @classmethod
+    def fit(
+        cls,
+        models: Sequence[nn.Module],
+        x: Tensor,
+        labels: Tensor,
+        ball: Perturbation,
+        engine: BoundEngine | None = None,
+        candidates: int = 200,
+    ) -> Self:
+        """Thresholds that leave the fewest of these examples uncertified; of equals, those with the fewest clean errors.
+
+        x, labels: validation data, neither trained nor tested on. candidates: values tried per threshold and sweep.
+        """
+        if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+            raise ArgumentError(f"candidates must be a whole number, at least 1, got {candidates!r}")
+        free = cls(models, [math.inf] * (len(check_models(models)) - 1), ball, engine)
+        labels = check_problem(x, labels, ball)
+        with full_precision(), torch.no_grad():
+            stages = open_stages(free.models, x)
+            check_label_range(labels, stages[0].classes)
+            thresholds = choose_thresholds(validation(stages, x, labels, ball, free.engine), candidates)
+        return cls(models, thresholds, ball, engine)
+
+    def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
+        label, stage = self._route([s.scores(x) for s in stages])
+        return Answers(label, self._prove(stages, x, label), stage)
+
+    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
+        return together(self._answer(stages, x), labels, self.ball)
+
+    def _route(self, scores: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Label and answering stage, [N] each, from the scores of all stages."""
+        label = scores[-1].argmax(1)
+        stage = torch.full_like(label, len(scores) - 1)
+        for j in reversed(range(len(scores) - 1)):
+            top, margin = top_margin(scores[j])
+            answers = margin > self.thresholds[j]  # a tie passes, and so does NaN
+            label, stage = torch.where(answers, top, label), torch.where(answers, j, stage)
+        return label, stage
+
+    def _prove(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Tensor:
+        """[N] bool: ok(0), from the first stage to the last on what is still undecided."""
+        proved = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        open_ = torch.arange(len(x), device=x.device)
+        for stage, threshold in zip(stages[:-1], self.thresholds, strict=True):
+            if threshold == math.inf:
+                continue  # never answers: nothing to prove
+            if len(open_) == 0:
+                return proved
+            found = reach(stage, x[open_], labels[open_], self.ball, self.engine)
+            silent, answers = found.silent_from <= threshold, found.answers_below > threshold
+            proved[open_[silent & answers]] = True
+            open_ = open_[silent & ~answers]
+        if len(open_) > 0:
+            proved[open_] = stages[-1].certifies(x[open_], labels[open_], self.ball, self.engine)
+        return proved
+
+    def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
+        """Stage j answers wrongly, for every j. (With a certificate only where the clean x is wrong: nothing to search for.)"""
+        everywhere = torch.ones_like(labels, dtype=torch.bool)
+        for j in range(len(stages)):
+            yield Goal(everywhere, False, partial(self._violations, stages, labels, j))
+
+    def _violations(self, stages: list[Stage], labels: Tensor, target: int, points: Tensor, some: Tensor) -> Tensor:
+        """No stage before `target` answers y (another wrong answer is just as good), and `target` answers something else."""
+        own = labels[some]
+        columns = [
+            margin_of(stage.scores(points), own) - threshold
+            for stage, threshold in zip(stages[:target], self.thresholds[:target], strict=True)
+        ]
+        scores = stages[target].scores(points)
+        if target == len(stages) - 1:
+            return torch.stack([*columns, margin_of(scores, own)], dim=1)
+        wrong = others(scores, own).argmax(1)
+        return torch.stack([*columns, self.thresholds[target] - margin_of(scores, wrong)], dim=1)
+
+    @classmethod
+    def _rebuild(cls, saved: folders.Saved, models: list[nn.Module]) -> Self:
+        return cls(models, saved.thresholds(), saved.ball, saved.engine)
+
+    def _options(self) -> dict[str, folders.Json]:
+        return {"thresholds": [None if t == math.inf else t for t in self.thresholds]}  # JSON has no infinity
+
+    def _details(self) -> str:
+        return f", thresholds={list(self.thresholds)}"
+
+
+def top_margin(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The label with the largest score, and its margin over the next; [N] each."""
+    top = scores.argmax(1)
+    return top, margin_of(scores, top)
+
+
+def _check_thresholds(thresholds: Sequence[float], models: int) -> tuple[float, ...]:
+    if not isinstance(thresholds, list | tuple):
+        raise ArgumentError(f"thresholds must be a list of numbers, got {type(thresholds).__name__}")
+    if len(thresholds) != models - 1:
+        raise ArgumentError(
+            f"thresholds: {models} models need {models - 1}, one for each but the last, which always answers; got {len(thresholds)}"
+        )
+    for j, value in enumerate(thresholds):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ArgumentError(
+                f"thresholds[{j}] must be a number, not negative (infinity: never answers), got {value!r}"
+            )
+    return tuple(float(t) for t in thresholds)

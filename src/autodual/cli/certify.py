@@ -1,0 +1,80 @@
+"""autodual certify"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.cli.progress import Display
+from autodual.cli.signals import InterruptedRunError, Signals
+from autodual.cli.target import open_target
+from autodual.train.evaluate import judge_to_file
+from autodual.train.files import write_json
+from autodual.train.group import joined
+from autodual.train.loop import StoppedError
+
+Engine = Literal["dual", "crown", "ibp", "high-probability"]
+ENGINES: dict[str, BoundEngine] = {
+    "dual": Dual(),
+    "crown": Crown(),
+    "ibp": IBP(),
+    "high-probability": HighProbability(),
+}
+
+
+def certify(
+    target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
+    dataset: Annotated[str | None, typer.Option(help="data set, as for train; the run's own when not given")] = None,
+    data_folder: Annotated[str | None, typer.Option(help="where data sets lie")] = None,
+    model: Annotated[str | None, typer.Option(help="model, as for train; the run's own when not given")] = None,
+    normalise: Annotated[bool | None, typer.Option("--normalise/--no-normalise", help="as for train")] = None,
+    norm: Annotated[Literal["linf", "l2"] | None, typer.Option(help="norm of the perturbation")] = None,
+    eps: Annotated[float | None, typer.Option(help="size of the perturbation")] = None,
+    clip: Annotated[tuple[float, float] | None, typer.Option(help="range that perturbed images stay in")] = None,
+    engine: Annotated[Engine, typer.Option(help="how to bound")] = "dual",
+    limit: Annotated[int | None, typer.Option(help="only the first so many test images", min=1)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="one line of JSON per image; certificates-ENGINE.jsonl when not given")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted file")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+) -> None:
+    """Prove, image by image, that no perturbation changes the label."""
+    opened = open_target(
+        target,
+        limit,
+        device=device,
+        dataset=dataset,
+        data_folder=data_folder,
+        model=model,
+        normalise=normalise,
+        norm=norm,
+        eps=eps,
+        clip=clip,
+    )
+    file = out or (target if target.is_dir() else Path()) / f"certificates-{engine}.jsonl"
+    with Signals() as signals:
+        display = Display(signals.stop)
+        try:
+            with display.bars, joined(opened.data.images.device) as group:
+                if group.first and file.exists() and not resume:
+                    file.unlink()
+                group.wait()
+                tell = display.watch().tell
+                found = judge_to_file(file, opened.model, opened.data, opened.ball, ENGINES[engine], tell, group)
+        except StoppedError as stopped:
+            raise InterruptedRunError(str(stopped), signals.received or 2) from None
+    if not group.first:
+        return
+    record = {
+        "perturbation": repr(opened.ball), "engine": repr(ENGINES[engine]), "examples": len(opened.data), "error": found.error,
+        "robust_error": found.robust_error, "confidence": 0.99 if engine == "high-probability" else 1.0,
+    }  # fmt: skip
+    write_json(file.with_suffix(".summary.json"), record)
+    print(
+        f"{opened.ball!r}, {ENGINES[engine]!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
+        f"({len(opened.data)} images); {file}"
+    )

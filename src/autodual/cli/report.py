@@ -1,0 +1,20 @@
+"""autodual report"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
+    out: Annotated[
+        Path | None, typer.Option(help="where to write; report.html in the first run when not given")
+    ] = None,
+) -> None:
+    """One self-contained HTML page: what was reached, how it got there, and what the attack still breaks."""
+    from autodual.report import write_report
+
+    print(write_report(runs, out or runs[0] / "report.html"))

@@ -1,0 +1,53 @@
+"""What `certify` and `attack` work on: a run folder, or weights with the model and data they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from autodual._errors import ArgumentError
+from autodual.sets import Perturbation
+from autodual.train.checkpoint import load_model
+from autodual.train.config import TrainConfig
+from autodual.train.data import ImageData, load, mean_std
+from autodual.train.run import Run
+from autodual.train.setup import make_ball, make_device, make_model
+
+
+@dataclass(frozen=True)
+class Target:
+    """A trained model in evaluation mode, test data on its device, and the perturbation."""
+
+    config: TrainConfig
+    model: nn.Module
+    data: ImageData
+    ball: Perturbation
+
+
+def open_target(place: Path, limit: int | None, **options: object) -> Target:
+    """`options` are those of `TrainConfig`, None where not given; a run folder supplies the rest."""
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if place.is_dir():
+        run = Run(place)
+        if not run.config_file.exists():
+            raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
+        config, weights = run.config().with_changes(**changes), run.model_file
+        if not weights.exists():
+            raise ArgumentError(
+                f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
+            )
+    elif place.is_file():
+        config, weights = TrainConfig.from_mapping(changes, "options"), place
+    else:
+        raise ArgumentError(f"{place}: no such file or folder")
+    data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
+    if limit is not None:
+        data = data.take(limit)
+    statistics = mean_std(config.dataset) if config.normalise else None
+    model = make_model(config.model, data.shape, len(data.classes), statistics)
+    load_model(weights, model)
+    device = make_device(config.device)
+    return Target(config, model.to(device).eval(), data.to(device), make_ball(config))

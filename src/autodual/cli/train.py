@@ -1,0 +1,48 @@
+"""autodual train"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autodual.cli.options import with_config_options
+from autodual.cli.progress import Display
+from autodual.cli.signals import InterruptedRunError, Signals
+from autodual.train.config import TrainConfig
+from autodual.train.fit import train as run_training
+from autodual.train.loop import StoppedError
+from autodual.train.run import Run, read_yaml
+
+
+@with_config_options
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file with any of the options below; flags win over it")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="run folder; runs/NAME when not given")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in this folder")] = False,
+    changes: dict[str, Any] | None = None,
+) -> None:
+    """Train a network that can be certified, evaluate it exactly, and keep everything in a run folder."""
+    given = {} if config is None else read_yaml(config)
+    folder = out or Path("runs") / (config.stem if config is not None else "run")
+    if resume and config is None and Run(folder).config_file.exists():
+        given = Run(folder).config().to_mapping()
+    options = TrainConfig.from_mapping(
+        {**(given or {}), **(changes or {})} if isinstance(given, dict | None) else given, str(config)
+    )
+    with Signals() as signals:
+        display = Display(signals.stop)
+        try:
+            with display.bars:
+                record = run_training(options, folder, resume, display.watch())
+        except StoppedError as stopped:
+            raise InterruptedRunError(str(stopped), signals.received or 2) from None
+    if "pgd_error" not in record:  # another process speaks for us
+        return
+    print(
+        f"{folder}: error {record['error']:.2%}, PGD error {record['pgd_error']:.2%}, robust error {record['robust_error']:.2%} "
+        f"at {record['norm']} {record['eps']:g} ({record['examples']} test images)"
+    )

@@ -1,0 +1,123 @@
+"""What a section is made of. Sections choose blocks; the template has one macro for each and no logic of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from autodual.report.svg import Svg
+
+Tone = Literal["ink", "attack", "unknown", "proved", "stage-1", "stage-2", "stage-3", ""]
+"""A colour by what it means; the style sheet says which colour that is, in light, in dark and in print."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A sentence or two."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence that must not be overlooked: something is missing, damaged or contradictory."""
+
+    kind: ClassVar[str] = "note"
+    text: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One large number."""
+
+    name: str
+    value: str
+    detail: str = ""
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    kind: ClassVar[str] = "tiles"
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its heading and what to read from it."""
+
+    title: str
+    chart: Svg
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A chart over the whole width; `legend` explains its tones."""
+
+    kind: ClassVar[str] = "wide"
+    chart: Svg
+    legend: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text; columns named in `words` are words (left), all others are numbers (right)."""
+
+    kind: ClassVar[str] = "table"
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: frozenset[str] = frozenset()
+    total: Sequence[str] = ()
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Charts, two beside each other where there is room; a table may take the last place."""
+
+    kind: ClassVar[str] = "figures"
+    figures: Sequence[Figure]
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """An image, the attacked image and their difference, as data URIs."""
+
+    images: Sequence[tuple[str, str]]
+    """(what it shows, data URI)"""
+    caption: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Cards:
+    kind: ClassVar[str] = "cards"
+    title: str
+    text: str
+    tone: Tone
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Text as it is in a file; marked lines are those that other runs do not have."""
+
+    kind: ClassVar[str] = "lines"
+    title: str
+    lines: Sequence[tuple[str, bool]]
+
+
+Block = Text | Note | Tiles | Figures | Wide | Table | Cards | Lines
+
+
+@dataclass(frozen=True)
+class Section:
+    """`key` becomes the anchor; a section without anything to show holds one sentence that says why."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]

@@ -1,0 +1,106 @@
+"""A run folder as it is found: every file may be missing or damaged, and then a sentence says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autodual._errors import ArgumentError
+from autodual.report.gallery_file import Gallery, GalleryError, read_gallery
+from autodual.report.values import Record
+
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+EVALUATION = "evaluation.json"
+GALLERY = "gallery.npz"
+CASCADE = "cascade.json"
+FILES = (CONFIG, ENVIRONMENT, METRICS, EVALUATION, GALLERY, CASCADE)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds; a record that could not be read is empty, and `problems` says why."""
+
+    name: str
+    config: str = ""
+    environment: Record = field(default_factory=dict)
+    metrics: tuple[Record, ...] = ()
+    evaluation: Record = field(default_factory=dict)
+    cascade: Record = field(default_factory=dict)
+    gallery: Gallery | None = None
+    problems: dict[str, str] = field(default_factory=dict)
+    """File name -> one sentence."""
+
+    def damaged(self) -> list[str]:
+        """Sentences about files that are there but not whole."""
+        return [sentence for sentence in self.problems.values() if not sentence.endswith("is missing.")]
+
+
+def read_run(folder: Path) -> Run:
+    """Read whatever the folder holds. Refused: a path that is no folder, or holds no file of a run."""
+    if not folder.is_dir():
+        raise ArgumentError(f"runs: {folder} is not a folder; give the folder that `autodual train --out` wrote")
+    if not any((folder / file).is_file() for file in FILES):
+        raise ArgumentError(f"runs: {folder} holds none of {', '.join(FILES)}; it is not a run folder")
+    problems: dict[str, str] = {}
+    return Run(
+        name=folder.resolve().name or str(folder),
+        config=_read_text(folder / CONFIG, problems),
+        environment=_read_record(folder / ENVIRONMENT, problems),
+        metrics=_read_lines(folder / METRICS, problems),
+        evaluation=_read_record(folder / EVALUATION, problems),
+        cascade=_read_record(folder / CASCADE, problems),
+        gallery=_read_pictures(folder / GALLERY, problems),
+        problems=problems,
+    )
+
+
+def _read_text(path: Path, problems: dict[str, str]) -> str:
+    if not path.is_file():
+        problems[path.name] = f"{path.name} is missing."
+        return ""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        problems[path.name] = f"{path.name} could not be read ({error.strerror})."
+        return ""
+
+
+def _read_record(path: Path, problems: dict[str, str]) -> Record:
+    content = _read_text(path, problems)
+    if path.name in problems:
+        return {}
+    record = _parse(content)
+    if record is None:
+        problems[path.name] = f"{path.name} is damaged: it is not one JSON object."
+    return record or {}
+
+
+def _read_lines(path: Path, problems: dict[str, str]) -> tuple[Record, ...]:
+    parsed = [_parse(line) for line in _read_text(path, problems).split("\n") if line.strip()]
+    damaged = parsed.count(None)
+    if damaged:
+        lines = "1 line was" if damaged == 1 else f"{damaged} lines were"
+        problems[path.name] = f"{path.name} is damaged: {lines} not a JSON object and left out."
+    return tuple(record for record in parsed if record is not None)
+
+
+def _read_pictures(path: Path, problems: dict[str, str]) -> Gallery | None:
+    if not path.is_file():
+        problems[path.name] = f"{path.name} is missing."
+        return None
+    try:
+        return read_gallery(path)
+    except GalleryError as error:
+        problems[path.name] = f"{path.name} is damaged: {error}."
+        return None
+
+
+def _parse(content: str) -> dict[str, object] | None:
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,102 @@
+"""One self-contained HTML page: no network, no scripts, everything that comes from files escaped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autodual._errors import ArgumentError, AutodualError
+from autodual.report.blocks import Section
+from autodual.report.classes import classes
+from autodual.report.comparison import compare, letter
+from autodual.report.distributions import distributions
+from autodual.report.epsilon import epsilon
+from autodual.report.files import Run, read_run
+from autodual.report.headline import headline
+from autodual.report.pictures import pictures
+from autodual.report.settings import settings
+from autodual.report.stages import stages
+from autodual.report.training import training
+from autodual.report.values import Record, mapping, text, whole
+from autodual.train.files import replacing
+
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One run on the page."""
+
+    key: str
+    name: str
+    subtitle: str
+    notes: Sequence[str]
+    sections: Sequence[Section]
+
+
+def write_report(runs: list[Path], target: Path) -> Path:
+    """Write one HTML file about one run folder, or several side by side; the result is `target`.
+
+    Whatever a folder lacks, the page says so in its place. Needs Jinja2 (`pip install autodual[cli]`).
+    """
+    if not runs:
+        raise ArgumentError("runs: give at least one run folder")
+    if target.is_dir():
+        raise ArgumentError(f"target: {target} is a folder; give the name of the HTML file")
+    page = render([read_run(Path(folder)) for folder in runs])
+    with replacing(target) as temporary:
+        temporary.write_bytes(page.encode("utf-8", errors="backslashreplace"))  # JSON may hold lone surrogates
+    return target
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page as text."""
+    several = len(runs) > 1
+    return _template().render(
+        title=" · ".join(run.name for run in runs[:4]) + (" · \N{HORIZONTAL ELLIPSIS}" if len(runs) > 4 else ""),
+        comparison=compare(runs) if several else None,
+        chapters=[_chapter(index, runs) for index in range(len(runs))],
+    )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    try:
+        import jinja2
+    except ImportError:
+        raise AutodualError("the report needs Jinja2, which is not installed: pip install 'autodual[cli]'") from None
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2")
+
+
+def _chapter(index: int, runs: Sequence[Run]) -> Chapter:
+    run = runs[index]
+    sections = [make(run) for make in (headline, training, epsilon, distributions, classes, pictures, stages)]
+    sections.append(settings(run, [*runs[:index], *runs[index + 1 :]]))
+    name = f"{letter(index)} · {run.name}" if len(runs) > 1 else run.name
+    return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), run.damaged(), sections)
+
+
+def _subtitle(environment: Record) -> str:
+    data = mapping(environment, "data") or {}
+    trained = whole(data, "train")
+    parts = [
+        text(data, "name"),
+        f"{trained} training examples" if trained is not None else None,
+        text(environment, "device"),
+        f"autodual {text(environment, 'autodual')}" if text(environment, "autodual") else None,
+        text(environment, "started"),
+    ]
+    return " · ".join(part for part in parts if part)

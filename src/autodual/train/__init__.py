@@ -1,0 +1,5 @@
+"""LOSS -> MODEL: config, data, the training loop, checkpoints, runs, cascades and their evaluation."""
+
+from autodual.train.config import TrainConfig as TrainConfig
+from autodual.train.data import ImageData as ImageData
+from autodual.train.fit import fit as fit

@@ -1,0 +1,166 @@
+"""Cascade training: stage after stage, each on what the stages before leave open. [SPAD Alg. 2, with the signs of J set right]
+
+paper, routed: stage i is trained from scratch on the training examples that no stage before certifies (its own predicted label, on
+unaugmented images, by the exact bound). sum: stage i is trained on all examples, with the scores of the frozen stages before added
+to its own. Training ends early when nothing is left to train on, or when a stage does not improve the certified error on held-out
+data.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
+from autodual.certify.cascade_records import CascadeAttack, CascadeCertificate
+from autodual.certify.cascade_sum import SummedScores
+from autodual.train.checkpoint import load_model, save_model
+from autodual.train.config import TrainConfig
+from autodual.train.data import ImageData
+from autodual.train.evaluate import Tell, batches
+from autodual.train.files import write_json
+from autodual.train.run import Run
+from autodual.train.setup import make_ball
+from autodual.train.stage import Parts, Watch, fresh_model, train_stage
+
+ATTACKED = 100
+"""Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
+
+
+def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> list[nn.Module]:
+    """The trained stages; each is kept as soon as it is done, so that a resumed run goes on inside any of them."""
+    stages: list[nn.Module] = []
+    open_ = torch.arange(len(parts.train), device=parts.train.labels.device)
+    best = float("inf")
+    for stage in range(config.cascade):
+        if len(open_) == 0:
+            watch.say(f"all training examples are certified: {stage} stages are enough")
+            break
+        model = fresh_model(config, parts, stage)
+        if run.stage_file(stage).exists():
+            load_model(run.stage_file(stage), model)
+        else:
+            watch.say(f"stage {stage}: training on {len(open_)} of {len(parts.train)} examples")
+            train_one(config, run, stage, stages, model, parts.train.select(open_), parts.held_out, watch)
+            save_model(run.stage_file(stage), model)
+        stages.append(model.eval())
+        if parts.held_out is not None:
+            error = _held_out_error(config, run, stages, parts.held_out, watch.tell)
+            if error >= best:
+                watch.say(
+                    f"stage {stage} does not improve the certified error on held-out data ({error:.2%}): it is left out"
+                )
+                stages.pop()
+                break
+            best = error
+        if config.cascade_kind != "sum" and stage + 1 < config.cascade:
+            open_ = _still_open(config, run, stage, model, parts.train, open_, watch.tell)
+    return stages
+
+
+def train_one(
+    config: TrainConfig,
+    run: Run,
+    stage: int,
+    before: list[nn.Module],
+    model: nn.Module,
+    data: ImageData,
+    held_out: ImageData | None,
+    watch: Watch,
+) -> None:
+    """One stage; in a sum, on top of the frozen ones."""
+    if config.cascade_kind != "sum" or not before:
+        train_stage(config, run, stage, model, data, held_out, watch)
+        return
+    for frozen in before:
+        frozen.requires_grad_(False)
+    train_stage(config, run, stage, SummedScores((*before, model)), data, held_out, watch)
+
+
+def _still_open(
+    config: TrainConfig, run: Run, stage: int, model: nn.Module, data: ImageData, open_: Tensor, tell: Tell
+) -> Tensor:
+    """Positions of the examples that this stage does not certify either; kept in a file."""
+    path = run.folder / "stages" / f"open-{stage + 1}.json"
+    if not path.exists():
+        alone = Cascade([model], make_ball(config))
+        certified = []
+        for part, x, _ in batches(data.select(open_)):
+            certified.append(alone.predict(x).certified)
+            tell("sorting", part.stop, len(open_))
+        left = open_[~torch.cat(certified)]
+        write_json(path, {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()})
+    found = json.loads(path.read_text(encoding="utf-8"))["open"]
+    return torch.tensor(found, dtype=torch.int64, device=open_.device)
+
+
+def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData) -> Combination:
+    """The combination that the config names; thresholds of a routed cascade are fitted on `fitting`."""
+    ball = make_ball(config)
+    if config.cascade_kind == "paper":
+        return Cascade(stages, ball)
+    if config.cascade_kind == "sum":
+        return SumEnsemble(stages, ball)
+    return RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball)
+
+
+def _held_out_error(config: TrainConfig, run: Run, stages: list[nn.Module], data: ImageData, tell: Tell) -> float:
+    some = data.take(config.evaluate_examples)
+    found = certify_all(combine(config, stages, some), some, tell)
+    return found.stage_certified_error
+
+
+def certify_all(combination: Combination, data: ImageData, tell: Tell) -> CascadeCertificate:
+    found = []
+    for part, x, labels in batches(data):
+        found.append(combination.certify(x, labels))
+        tell("certifying the cascade", part.stop, len(data))
+    return CascadeCertificate.join(found)
+
+
+def attack_all(combination: Combination, data: ImageData, tell: Tell, steps: int = 20) -> CascadeAttack:
+    found = []
+    for part, x, labels in batches(data):
+        found.append(combination.attack(x, labels, steps=steps))
+        tell("attacking the cascade", part.stop, len(data))
+    return CascadeAttack.join(found)
+
+
+def finish_cascade(
+    config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, watch: Watch
+) -> dict[str, Any]:
+    """Save the combination, certify and attack it on test data; writes cascade.json."""
+    done = run.folder / "cascade.json"
+    if done.exists():
+        record: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        return record
+    fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
+    combination = combine(config, stages, fitting)
+    combination.save(run.folder / "cascade")
+    certified = certify_all(combination, parts.test, watch.tell)
+    some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
+    attacked = attack_all(combination, some, watch.tell)
+    part = certify_all(combination, some, watch.tell)
+    trained_on = [len(parts.train), *(_open_count(run.folder, s) for s in range(1, len(stages)))]
+    record = certified.summary()
+    for row, count in zip(record["stages"], trained_on, strict=False):
+        row["trained_on"] = len(parts.train) if config.cascade_kind == "sum" else count
+    record["attacked_examples"] = len(some)
+    record |= {
+        k: v
+        for k, v in part.summary(attacked).items()
+        if k in ("attacked_error", "attacked_certified_error", "broken_claims")
+    }
+    if config.cascade_kind == "routed":
+        record["thresholds_fitted_on"] = "training data" if parts.held_out is None else "held-out data"
+    write_json(done, record)
+    return record
+
+
+def _open_count(folder: Path, stage: int) -> int:
+    path = folder / "stages" / f"open-{stage}.json"
+    return len(json.loads(path.read_text(encoding="utf-8"))["open"]) if path.exists() else 0

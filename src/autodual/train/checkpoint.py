@@ -1,0 +1,161 @@
+"""Checkpoints: weights and optimiser as safetensors, everything else as JSON. Never pickled; whole, or passed over."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual.train.files import digest, replacing
+
+KEPT = 2
+"""Checkpoints that are kept: the last, and the one before in case the last is damaged."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: after `step` steps of `stage`, `batch` of them in `epoch`."""
+
+    stage: int = 0
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+
+def save_model(path: Path, model: nn.Module) -> None:
+    with replacing(path) as temporary:
+        _save({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, temporary)
+
+
+def load_model(path: Path, model: nn.Module) -> None:
+    """Weights from a safetensors file into a model that they fit."""
+    tensors = load_tensors(path)
+    expected = model.state_dict()
+    wrong = [
+        k
+        for k in {*tensors, *expected}
+        if k not in tensors or k not in expected or tensors[k].shape != expected[k].shape
+    ]
+    if wrong:
+        raise ArgumentError(f"{path}: these weights are for another network; {sorted(wrong)[0]} does not fit")
+    model.load_state_dict(tensors)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    safe = _safetensors()
+    try:
+        return dict(safe.load_file(str(path)))
+    except (OSError, ValueError, safe.SafetensorError) as error:
+        raise ArgumentError(f"{path}: not a readable safetensors file: {error}") from None
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    safe = _safetensors()
+    try:
+        safe.save_file(tensors, str(path))
+    except safe.SafetensorError as error:
+        raise OSError(str(error)) from None
+
+
+class _safetensors:  # noqa: N801
+    """The library, imported when it is needed."""
+
+    def __init__(self) -> None:
+        try:
+            from safetensors import SafetensorError
+            from safetensors.torch import load_file, save_file
+        except ImportError:
+            raise ArgumentError(
+                "weights are kept as safetensors, which is not installed: pip install 'autodual[cli]'"
+            ) from None
+        self.SafetensorError, self.load_file, self.save_file = SafetensorError, load_file, save_file
+
+
+def save(
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: dict[str, Any]
+) -> Path:
+    """A new checkpoint in `folder`; older ones beyond the kept number go."""
+    target = folder / f"stage-{position.stage:02d}-step-{position.step:09d}"
+    state, numbers = _flat(optimiser)
+    with replacing(target) as temporary:
+        temporary.mkdir()
+        _save(
+            {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, temporary / "model.safetensors"
+        )
+        _save({**state, "random": torch.get_rng_state()}, temporary / "optimiser.safetensors")
+        record = {
+            "position": position.__dict__,
+            "optimiser": numbers,
+            "extra": extra,
+            "digests": {f.name: digest(f) for f in temporary.iterdir()},
+        }
+        (temporary / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    for old in listed(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def listed(folder: Path) -> list[Path]:
+    """All checkpoints, oldest first."""
+    return sorted(p for p in folder.glob("stage-*-step-*") if re.fullmatch(r"stage-\d+-step-\d+", p.name))
+
+
+def newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and what is wrong with newer ones."""
+    damaged: list[str] = []
+    for path in reversed(listed(folder)):
+        fault = _fault(path)
+        if fault is None:
+            return path, damaged
+        damaged.append(f"{path.name}: {fault}")
+    return None, damaged
+
+
+def _fault(path: Path) -> str | None:
+    try:
+        record = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        for name, expected in record["digests"].items():
+            if digest(path / name) != expected:
+                return f"{name} is damaged"
+        Position(**record["position"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"unreadable: {error}"
+    return None
+
+
+def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, dict[str, Any]]:
+    load_model(path / "model.safetensors", model)
+    record = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    tensors = load_tensors(path / "optimiser.safetensors")
+    torch.set_rng_state(tensors.pop("random"))
+    _unflatten(optimiser, tensors, record["optimiser"])
+    return Position(**record["position"]), record["extra"]
+
+
+def _flat(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of an optimiser as named tensors, and the numbers among it."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, state in optimiser.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
+            else:
+                numbers[f"{index}.{name}"] = value
+    return tensors, numbers
+
+
+def _unflatten(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    whole = optimiser.state_dict()
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *numbers.items()):
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

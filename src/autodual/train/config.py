@@ -1,0 +1,157 @@
+"""What a run is made of: one flat, typed record whose field docs are the command line's help."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from autodual._errors import ArgumentError
+
+Norm = Literal["linf", "l2"]
+Training = Literal["projected", "dual", "ibp", "none"]
+EstimatorName = Literal["median", "geometric-mean", "maximum-likelihood"]
+OptimiserName = Literal["adam", "sgd"]
+CascadeKind = Literal["paper", "routed", "sum"]
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with its help."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the result of a run."""
+
+    dataset: str = option(
+        "digits", "digits, mnist, fashion-mnist, cifar10, or a PATH: class folders, .npz, file.py:factory"
+    )
+    data_folder: str | None = option(None, "where data sets lie; $AUTODUAL_DATA or the user's cache when not given")
+    model: str = option("small", "small, large, resnet, wide:K, deep:K, digits, or file.py:factory")
+    normalise: bool = option(
+        False, "subtract the data set's mean and divide by its deviation, as the network's first layer"
+    )
+    norm: Norm = option("linf", "norm of the perturbation")
+    eps: float = option(0.1, "size of the perturbation, in the units of images in [0, 1]")
+    clip: tuple[float, float] | None = option(None, "range that perturbed images stay in (l-infinity only)")
+    engine: Training = option(
+        "projected", "bound to train with: projected, dual (exact), ibp, or none for standard training"
+    )
+    k: int = option(50, "random projections")
+    per_term: bool = option(False, "one stream of projections per term, as in the paper, instead of one for all")
+    estimator: EstimatorName = option("median", "how a norm is read off its projections")
+    adversarial: bool = option(False, "train on PGD examples instead of bounds (needs engine none)")
+    epochs: int = option(60, "passes over the training data")
+    batch: int = option(50, "examples per step")
+    optimiser: OptimiserName = option("adam", "adam or sgd")
+    lr: float = option(1e-3, "learning rate")
+    momentum: float = option(0.9, "of sgd")
+    weight_decay: float = option(0.0, "weight decay")
+    clip_gradients: float | None = option(None, "largest norm of the gradient; no limit when not given")
+    eps_start: float = option(0.01, "first size of the perturbation; grows linearly, epoch by epoch")
+    eps_epochs: int = option(20, "epochs until eps is reached")
+    lr_epochs: int = option(30, "epochs of constant learning rate")
+    lr_halve_every: int = option(10, "epochs between halvings after that; 0 for none")
+    robust_weight: float = option(1.0, "weight of the robust loss; the rest goes to the usual loss")
+    crop: int = option(0, "random crops after padding by so many black pixels")
+    flip: bool = option(False, "random horizontal flips")
+    validation: float = option(
+        0.0, "part of the training data held out to choose the checkpoint; 0: the last epoch counts"
+    )
+    evaluate_every: int = option(
+        10, "epochs between exact evaluations on held-out data (training data when none is held out)"
+    )
+    evaluate_examples: int = option(500, "examples of such an evaluation")
+    limit_train: int | None = option(None, "use only the first so many training examples")
+    limit_test: int | None = option(None, "use only the first so many test examples")
+    cascade: int = option(1, "stages of a cascade; 1 for a single network")
+    cascade_kind: CascadeKind = option("paper", "paper (stage certificates), routed (thresholds), or sum (of logits)")
+    seed: int = option(0, "of everything random")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 ...")
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(TrainConfig)
+        for each in fields(self):
+            object.__setattr__(self, each.name, _fitted(each.name, getattr(self, each.name), hints[each.name]))
+        _check_values(self)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, for YAML and JSON."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> TrainConfig:
+        """Refuses names that it does not know, and suggests the nearest one."""
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"{source}: expected options by name, got {type(values).__name__}")
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+                raise ArgumentError(f"{source}: unknown option {name!r}{hint}")
+        try:
+            return cls(**values)
+        except ArgumentError as error:
+            raise ArgumentError(f"{source}: {error}") from None
+
+    def with_changes(self, **changes: Any) -> TrainConfig:
+        return replace(self, **changes)
+
+
+def _fitted(name: str, value: Any, hint: Any) -> Any:
+    """The value, if it has the right type; whole numbers are fine where fractions are."""
+    for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        origin = get_origin(choice)
+        if choice is type(None) and value is None:
+            return None
+        if origin is Literal and value in get_args(choice) and not isinstance(value, bool):
+            return value
+        if origin is tuple and isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value)):
+            return (float(value[0]), float(value[1]))
+        if choice is float and _is_number(value):
+            return float(value)
+        if choice in (int, bool, str) and type(value) is choice:
+            return value
+    raise ArgumentError(f"{name} must be {_describe(hint)}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_describe(a) for a in get_args(hint))
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return "two numbers"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "nothing"}
+    return names.get(hint, str(hint))
+
+
+def _check_values(c: TrainConfig) -> None:
+    positive = ("k", "epochs", "batch", "cascade", "evaluate_examples")
+    rules: list[tuple[bool, str]] = [
+        *((getattr(c, name) >= 1, f"{name} must be at least 1, got {getattr(c, name)}") for name in positive),
+        (math.isfinite(c.eps) and c.eps > 0, f"eps must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
+        (math.isfinite(c.eps_start) and c.eps_start >= 0, f"eps_start must not be negative, got {c.eps_start}"),
+        (math.isfinite(c.lr) and c.lr > 0, f"lr must be positive, got {c.lr}"),
+        (0 <= c.validation < 1, f"validation must be a part of the data, 0 <= validation < 1, got {c.validation}"),
+        (0 <= c.robust_weight <= 1, f"robust_weight must lie between 0 and 1, got {c.robust_weight}"),
+        (c.clip is None or c.clip[0] < c.clip[1], f"clip must be low < high, got {c.clip}"),
+        (c.clip is None or c.norm == "linf", "clip is for norm linf; an l2 ball is not clipped"),
+        (not c.adversarial or c.engine == "none", "adversarial training uses no bounds: set engine to none"),
+        (min(c.crop, c.eps_epochs, c.lr_epochs, c.lr_halve_every, c.evaluate_every) >= 0, "epochs and crops must not be negative"),
+        (c.limit_train is None or c.limit_train >= 1, f"limit_train must be at least 1, got {c.limit_train}"),
+        (c.limit_test is None or c.limit_test >= 1, f"limit_test must be at least 1, got {c.limit_test}"),
+        (c.clip_gradients is None or c.clip_gradients > 0, f"clip_gradients must be positive, got {c.clip_gradients}"),
+    ]  # fmt: skip
+    for fine, message in rules:
+        if not fine:
+            raise ArgumentError(message)

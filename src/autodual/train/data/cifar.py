@@ -1,0 +1,49 @@
+"""CIFAR-10, binary version: records of one label and 3072 bytes of red, green and blue planes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from autodual._errors import ArgumentError
+from autodual.train.data.idx import read_bytes
+from autodual.train.data.images import ImageData, check_labels
+from autodual.train.data.known import KnownData
+from autodual.train.data.places import find_files
+
+RECORD = 1 + 3 * 32 * 32
+NAMES_FILE = "batches.meta.txt"
+
+
+def load_cifar(data: KnownData, split: str, folder: Path | str | None = None) -> ImageData:
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
+    paths = find_files(data, names, folder)
+    classes = _class_names(paths[0].parent / NAMES_FILE, data)
+    records = np.concatenate([_read_batch(path, data) for path in paths])
+    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
+    labels = torch.from_numpy(records[:, 0].astype(np.int64))
+    return ImageData(images, labels, classes, data.name)
+
+
+def _read_batch(path: Path, data: KnownData) -> np.ndarray:
+    contents = read_bytes(path, data.name)
+    if not contents or len(contents) % RECORD:
+        raise ArgumentError(
+            f"{path}: has {len(contents)} bytes, not a multiple of {RECORD}, one label and one image; the file is damaged: "
+            f"remove it and run `autodual data fetch {data.name}`"
+        )
+    records = np.frombuffer(contents, np.uint8).reshape(-1, RECORD)
+    check_labels(torch.from_numpy(records[:, 0].astype(np.int64)), len(data.classes), str(path))
+    return records
+
+
+def _class_names(path: Path, data: KnownData) -> tuple[str, ...]:
+    """Those in the file that comes with the data; it is small, and not every source has it."""
+    if not path.is_file():
+        return data.classes
+    names = tuple(read_bytes(path, data.name).decode(errors="replace").split())
+    if len(names) != len(data.classes):
+        raise ArgumentError(f"{path}: names {len(names)} classes, not {len(data.classes)}; remove it, it is not needed")
+    return names

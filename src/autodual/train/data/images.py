@@ -1,0 +1,126 @@
+"""Images and their labels as one record, which can live on a device as bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+from autodual._tensor import values_at_hand
+from autodual._types import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Images with labels.
+
+    Images are bytes, of which `scale` means 1.0, or floats in [0, 1] if their source was not bytes. Values are checked
+    on the CPU, where all data is read; a copy on another device is not looked at again.
+    """
+
+    images: Tensor
+    """[N, C, H, W], uint8 or floating-point."""
+    labels: Tensor
+    """[N], int64: positions in `classes`."""
+    classes: tuple[str, ...]
+    name: str
+    scale: int = 255
+
+    def __post_init__(self) -> None:
+        where, images = f"data {self.name!r}", self.images
+        if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+            raise ArgumentError(
+                f"{where}: images must be [N, C, H, W], bytes or floats; got {tuple(images.shape)} of {images.dtype}"
+            )
+        if len(images) == 0:
+            raise ArgumentError(f"{where}: there are no images")
+        if self.labels.shape != (len(images),) or self.labels.dtype != torch.int64:
+            raise ArgumentError(
+                f"{where}: labels must be int64, one for each of the {len(images)} images; got {self.labels.dtype} of shape "
+                f"{tuple(self.labels.shape)}"
+            )
+        if self.labels.device != images.device:
+            raise ArgumentError(f"{where}: images are on {images.device}, labels on {self.labels.device}")
+        if values_at_hand(images):
+            check_labels(self.labels, len(self.classes), where)
+            check_range(images, self.scale, where)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> Shape:
+        """Of one image: (C, H, W)."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    def scaled(self, index: Tensor | slice | None = None) -> Tensor:
+        """The chosen images, or all, as float32 in [0, 1]; on the device, without waiting for it."""
+        chosen = (self.images if index is None else self.images[index]).to(torch.float32)
+        return chosen if self.images.is_floating_point() else chosen / self.scale
+
+    def to(self, device: torch.device | str) -> ImageData:
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def select(self, index: Tensor | slice) -> ImageData:
+        """The images at these positions, or where this mask is true, in that order."""
+        return replace(self, images=self.images[index], labels=self.labels[index])
+
+    def take(self, n: int) -> ImageData:
+        """The first n images; all of them if there are fewer."""
+        if n < 1:
+            raise ArgumentError(f"data {self.name!r}: {n} images were asked for; ask for at least 1")
+        return self.select(slice(n))
+
+    def split(self, fraction: float, seed: int) -> tuple[ImageData, ImageData]:
+        """Most images, and the `fraction` that is held out: drawn by seed, the same on every machine, in their old order."""
+        held_out = round(fraction * len(self)) if 0 < fraction < 1 else 0
+        if not 0 < held_out < len(self):
+            raise ArgumentError(
+                f"data {self.name!r}: a fraction of {fraction} of {len(self)} images leaves one part empty; "
+                "pass a fraction between 0 and 1 that leaves images on both sides"
+            )
+        # RandomState, because numpy promises never to change its stream; that of a Generator may change.
+        shuffled = torch.from_numpy(np.random.RandomState(seed).permutation(len(self)))
+        rest, out = shuffled[held_out:].sort().values, shuffled[:held_out].sort().values
+        return self.select(rest.to(self.device)), self.select(out.to(self.device))
+
+    def digest(self) -> str:
+        """SHA-256 of everything but the name: two records with the same digest hold the same data."""
+        kind = f"{self.images.dtype} {tuple(self.images.shape)} {self.scale} {self.classes!r}"
+        digest = hashlib.sha256(kind.encode())
+        digest.update(self.images.cpu().contiguous().numpy().data)
+        digest.update(self.labels.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def check_labels(labels: Tensor, classes: int, where: str) -> None:
+    """Refuses labels outside 0..classes-1 and names the first."""
+    outside = ((labels < 0) | (labels >= classes)).nonzero().flatten()
+    if len(outside):
+        first = int(outside[0])
+        raise ArgumentError(
+            f"{where}: label {int(labels[first])} of image {first} is outside 0..{classes - 1}, the {classes} classes "
+            f"({len(outside)} of {len(labels)} labels are); correct the labels, or name all the classes"
+        )
+
+
+def check_range(images: Tensor, scale: int, where: str) -> None:
+    """Refuses images that would not be in [0, 1] once scaled."""
+    if images.dtype == torch.uint8:
+        if not 1 <= scale <= 255 or (scale < 255 and int(images.max()) > scale):
+            raise ArgumentError(f"{where}: images hold bytes up to {int(images.max())}, but scale is {scale}")
+        return
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):  # so that NaN is refused
+        raise ArgumentError(
+            f"{where}: images hold floats from {low:g} to {high:g}, but must be in [0, 1]; scale them, or keep them as bytes "
+            "(uint8). Normalisation belongs in the network: autodual.models.Normalize"
+        )

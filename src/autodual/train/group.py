@@ -1,0 +1,93 @@
+"""Several processes on one run, started by torchrun: who we are, and the little that we tell each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+PATIENCE = timedelta(hours=2)
+"""How long the others wait while the first process evaluates."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One of `size` processes; the first one writes the files."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true for one of us."""
+        return flag if self.alone else any(self.gather(flag))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every process says, in order."""
+        if self.alone:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def add_up_(self, numbers: Tensor) -> Tensor:
+        if not self.alone:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def wait(self) -> None:
+        if not self.alone:
+            dist.barrier()
+
+    def share(self, index: Tensor) -> tuple[Tensor, float]:
+        """Our part of a batch, and its weight in the mean over processes: gradients add up to those of the whole batch.
+
+        A process without an example takes one with weight zero, so that all of them go through the same steps.
+        """
+        if self.alone:
+            return index, 1.0
+        own = index[self.rank :: self.size]
+        return (own, len(own) * self.size / len(index)) if len(own) > 0 else (index[:1], 0.0)
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        return objective if self.alone else nn.parallel.DistributedDataParallel(objective)
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """One GPU per process."""
+        if self.alone or chosen.type != "cuda":
+            return chosen
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+ALONE = Group()
+
+
+@contextmanager
+def joined(chosen: torch.device) -> Iterator[Group]:
+    """The group that torchrun has started, or a group of one."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield Group()
+        return
+    if dist.is_initialized():
+        yield Group(dist.get_rank(), dist.get_world_size())
+        return
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield Group(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,168 @@
+"""The training loop: one for every way of training. Stateless randomness makes every resumed run the run it would have been."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import AutodualError
+from autodual.train import checkpoint
+from autodual.train.checkpoint import Position
+from autodual.train.config import TrainConfig
+from autodual.train.data import ImageData, augment
+from autodual.train.group import ALONE, Group
+from autodual.train.objective import Objective, RobustObjective, StandardObjective
+from autodual.train.run import Run
+from autodual.train.schedule import eps_at, lr_at
+from autodual.train.setup import make_ball, make_engine, make_optimiser
+from autodual.train.step import make_step
+
+CHECKPOINT_SECONDS = 60.0
+
+
+class StoppedError(AutodualError):
+    """The run was asked to stop, and can be resumed."""
+
+
+@dataclass
+class Progress:
+    """What an observer is told after every step."""
+
+    stage: int
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    summary: Tensor
+    examples: int
+
+
+Observer = Callable[[Progress], None]
+
+
+@dataclass
+class Loop:
+    """Trains one network on some examples. `stop` is asked after every step."""
+
+    config: TrainConfig
+    run: Run
+    stage: int
+    model: nn.Module
+    data: ImageData
+    validate: Callable[[nn.Module, int], None] | None = None
+    observe: Observer = lambda progress: None
+    stop: Callable[[], bool] = lambda: False
+    warnings: list[str] = field(default_factory=list)
+    group: Group = ALONE
+
+    def fit(self) -> None:
+        """From the newest whole checkpoint of this stage, or from the start, to the end."""
+        config, device = self.config, self.data.images.device
+        eps = torch.tensor(config.eps, device=device)
+        optimiser = make_optimiser(config, self.model)
+        generator = torch.Generator(device)
+        position, sums = self._resume(optimiser, device)
+        self.model.train()
+        objective = self.group.wrap(make_objective(config, self.model, eps))
+        step = make_step(objective, optimiser, generator, config.clip_gradients)
+        batches = math.ceil(len(self.data) / config.batch)
+        saved = time.monotonic()
+        for epoch in range(position.epoch, config.epochs):
+            started, first = time.monotonic(), position.batch
+            eps.fill_(eps_at(config, epoch))
+            for group in optimiser.param_groups:
+                group["lr"] = lr_at(config, epoch)
+            order = torch.randperm(len(self.data), generator=_seeded("cpu", config, self.stage, "order", epoch)).to(
+                device
+            )
+            for batch in range(first, batches):
+                index = order[batch * config.batch : (batch + 1) * config.batch]
+                own, weight = self.group.share(index)
+                generator.manual_seed(_seed(config, self.stage, "step", position.step, *self._rank()))
+                summary = step(self._images(own, generator), self.data.labels[own], weight)
+                if weight > 0:
+                    sums[0] += summary[0] * len(own)
+                    sums[1:] += summary[1:]
+                position = Position(self.stage, epoch, batch + 1, position.step + 1)
+                self.observe(Progress(self.stage, epoch, config.epochs, batch + 1, batches, summary, len(index)))
+                stop = self.group.any(self.stop())
+                if stop or self.group.any(time.monotonic() - saved > CHECKPOINT_SECONDS):
+                    self._save(optimiser, position, sums)
+                    saved = time.monotonic()
+                    if stop:
+                        raise StoppedError(f"{self.run.folder}: stopped as asked; go on with --resume")
+            self._end_epoch(epoch, position.step, sums, time.monotonic() - started, first > 0)
+            position = Position(self.stage, epoch + 1, 0, position.step)
+            sums.zero_()
+        self._save(optimiser, position, sums)
+        self.model.eval()
+
+    def _images(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Augmented, as float32 in [0, 1]."""
+        images = augment(self.data.images[index], generator, self.config.crop, self.config.flip)
+        return images.float() if images.is_floating_point() else images.float() / self.data.scale
+
+    def _end_epoch(self, epoch: int, step: int, sums: Tensor, seconds: float, partial: bool) -> None:
+        loss, robust, wrong = (self.group.add_up_(sums.clone()) / len(self.data)).tolist()
+        if not math.isfinite(loss):
+            raise AutodualError(
+                f"stage {self.stage}, epoch {epoch}: the loss is {loss}; try a smaller lr, clip_gradients, or a slower eps schedule"
+            )
+        self._record(
+            kind="epoch", stage=self.stage, epoch=epoch, step=step, eps=eps_at(self.config, epoch), lr=lr_at(self.config, epoch),
+            loss=loss, robust_error=robust, error=wrong, seconds=None if partial else round(seconds, 3), examples=len(self.data),
+        )  # fmt: skip
+        every = self.config.evaluate_every
+        if self.validate is not None and every and (epoch + 1) % every == 0 and self.group.first:
+            self.model.eval()
+            self.validate(self.model, epoch)
+            self.model.train()
+        self.group.wait()
+
+    def _record(self, **values: object) -> None:
+        if self.group.first:
+            self.run.record(**values)
+
+    def _rank(self) -> tuple[int, ...]:
+        """Processes draw different numbers; a process alone draws those that it always drew."""
+        return () if self.group.alone else (self.group.rank,)
+
+    def _save(self, optimiser: torch.optim.Optimizer, position: Position, sums: Tensor) -> None:
+        whole = self.group.add_up_(sums.clone())
+        if self.group.first:
+            extra = {"sums": [value.hex() for value in whole.double().tolist()], "metrics": self.run.metrics_size()}
+            checkpoint.save(self.run.checkpoints, self.model, optimiser, position, extra)
+        self.group.wait()
+
+    def _resume(self, optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[Position, Tensor]:
+        path, damaged = checkpoint.newest(self.run.checkpoints)
+        self.warnings += [f"damaged checkpoint passed over: {d}" for d in damaged]
+        if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
+            position, extra = checkpoint.restore(path, self.model, optimiser)
+            if self.group.first:
+                self.run.cut_metrics(extra["metrics"])
+            sums = torch.tensor([float.fromhex(v) for v in extra["sums"]], device=device)
+            return position, sums if self.group.first else torch.zeros_like(sums)
+        return Position(self.stage), torch.zeros(3, device=device)
+
+
+def make_objective(config: TrainConfig, model: nn.Module, eps: Tensor) -> Objective:
+    engine = make_engine(config)
+    if engine is None:
+        return StandardObjective(model, make_ball(config, eps) if config.adversarial else None)
+    return RobustObjective(model, make_ball(config, eps), engine, config.robust_weight)
+
+
+def _seed(config: TrainConfig, *what: object) -> int:
+    text = ":".join(map(str, (config.seed, *what)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def _seeded(device: str, config: TrainConfig, *what: object) -> torch.Generator:
+    return torch.Generator(device).manual_seed(_seed(config, *what))

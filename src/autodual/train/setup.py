@@ -1,0 +1,104 @@
+"""From a config to the things it names: model, ball, engine, optimiser, device."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autodual import models
+from autodual._errors import ArgumentError
+from autodual._types import Shape
+from autodual.bounds import IBP, BoundEngine, Dual, GeometricMean, MaximumLikelihood, Median, Projected
+from autodual.digits import digits_network
+from autodual.sets import L2Ball, LinfBall, Perturbation
+from autodual.train.config import TrainConfig
+
+ESTIMATORS = {"median": Median(), "geometric-mean": GeometricMean(), "maximum-likelihood": MaximumLikelihood()}
+PLAIN: dict[str, Callable[..., nn.Module]] = {"small": models.small, "large": models.large, "resnet": models.resnet}
+SIZED: dict[str, Callable[..., nn.Module]] = {"wide": models.wide, "deep": models.deep}
+
+Statistics = tuple[tuple[float, ...] | float, tuple[float, ...] | float]
+"""Mean and deviation of a data set, per channel or for all."""
+
+
+def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | None = None) -> nn.Module:
+    """An untrained network for images of this shape; `statistics` become its first layer."""
+    kind, _, rest = name.partition(":")
+    if kind.endswith(".py"):
+        body = call_factory(name, shape, classes)
+        if not isinstance(body, nn.Module):
+            raise ArgumentError(f"model: {name} returned {type(body).__name__}, not an nn.Module")
+        return body if statistics is None else nn.Sequential(models.Normalize(*statistics), body)
+    mean, std = (None, None) if statistics is None else statistics
+    if name == "digits":
+        return digits_network()
+    if kind in PLAIN and not rest:
+        return PLAIN[kind](*_square(shape, name), classes, mean=mean, std=std)
+    if kind in SIZED and rest.isdigit() and int(rest) >= 1:
+        return SIZED[kind](int(rest), *_square(shape, name), classes, mean=mean, std=std)
+    known = [*PLAIN, *(f"{s}:1" for s in SIZED), "digits"]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, file.py:factory"
+    raise ArgumentError(f"model: unknown model {name!r}; {hint}")
+
+
+def _square(shape: Shape, name: str) -> tuple[int, int]:
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise ArgumentError(
+            f"model: {name} takes square images [channels, width, width], but the data is {list(shape)}"
+        )
+    return shape[0], shape[1]
+
+
+def call_factory(place: str, *arguments: Any) -> Any:
+    """`file.py:function` called with the arguments. The user names this file: it is the only code that we run for them."""
+    path, _, function = place.rpartition(":")
+    file = Path(path)
+    if not function or not file.is_file():
+        raise ArgumentError(f"{place}: expected FILE.py:FUNCTION, with a file that exists")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise ArgumentError(f"{place}: {file} defines no function {function!r}")
+    return getattr(module, function)(*arguments)
+
+
+def make_ball(config: TrainConfig, eps: float | torch.Tensor | None = None) -> Perturbation:
+    size = config.eps if eps is None else eps
+    return LinfBall(size, clip=config.clip) if config.norm == "linf" else L2Ball(size)
+
+
+def make_engine(config: TrainConfig, generator: torch.Generator | None = None) -> BoundEngine | None:
+    if config.engine == "projected":
+        return Projected(config.k, not config.per_term, ESTIMATORS[config.estimator], generator=generator)
+    return {"dual": Dual(), "ibp": IBP(), "none": None}[config.engine]
+
+
+def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """For the parameters that are to be trained."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    fused = all(p.is_cuda for p in parameters)
+    if config.optimiser == "adam":
+        return torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay, fused=fused)
+    return torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
+
+
+def make_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ArgumentError(f"device: {name!r} is none that PyTorch knows; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("device: cuda was asked for, but PyTorch finds no GPU here; use auto or cpu")
+    return device

@@ -1,0 +1,162 @@
+"""The commands: what a person types, what they see, and what a mistake costs (one line, exit code 2, nothing lost)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from autodual.cli.app import main
+from autodual.digits import load_digits_network
+from autodual.train.data import ImageData
+
+SMALL = ["--model", "digits", "--eps", "0.05", "--clip", "0", "1", "--k", "4", "--epochs", "2", "--limit-train", "100", "--limit-test",
+         "10", "--evaluate-every", "0", "--batch", "25", "--device", "cpu"]  # fmt: skip
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["autodual", *arguments])
+    try:
+        main()
+        code = 0
+    except SystemExit as done:
+        code = int(done.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    return lambda *arguments: run(monkeypatch, capsys, *arguments)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "digits.safetensors"
+    save_file(dict(load_digits_network().state_dict()), str(path))
+    return path
+
+
+def test_train_certify_attack_and_report(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    out = str(tmp_path / "run")
+    code, said, _ = call("train", *SMALL, "--out", out)
+    assert code == 0
+    assert "robust error" in said
+    assert "at linf 0.05 (10 test images)" in said
+    code, said, _ = call("certify", out, "--engine", "crown", "--limit", "5", "--device", "cpu")
+    assert code == 0
+    assert "(5 images)" in said
+    assert len((tmp_path / "run" / "certificates-crown.jsonl").read_text().splitlines()) == 5
+    code, said, _ = call("attack", out, "--eps", "0.2", "--device", "cpu")
+    assert code == 0
+    assert "PGD error" in said
+    code, said, _ = call("report", out)
+    assert code == 0
+    assert (tmp_path / "run" / "report.html").read_text().startswith("<!")
+
+
+def test_certify_weights_by_name(call, weights: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    out = tmp_path / "found.jsonl"
+    code, said, _ = call("certify", str(weights), "--model", "digits", "--dataset", "digits", "--eps", "0.05", "--clip", "0", "1",
+                         "--limit", "20", "--out", str(out), "--device", "cpu")  # fmt: skip
+    assert code == 0, said
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == 20
+    assert sum(line["certified"] for line in lines) > 10
+
+
+def test_a_config_file_and_flags_that_win_over_it(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = tmp_path / "mine.yaml"
+    config.write_text("dataset: digits\nmodel: digits\nepochs: 50\neps: 0.2\n")
+    code, said, _ = call("train", str(config), *SMALL, "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert "at linf 0.05" in said
+
+
+def test_help_reads_well(call) -> None:  # type: ignore[no-untyped-def]
+    code, said, _ = call("--help")
+    assert code == 0
+    assert all(command in said for command in ("train", "certify", "attack", "report", "data"))
+    assert "random projections" in call("train", "--help")[1]
+
+
+def test_data_commands(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    code, said, _ = call("data", "list", "--folder", str(tmp_path))
+    assert code == 0
+    assert "mnist" in said
+    assert call("data", "verify", "mnist", "--folder", str(tmp_path))[0] == 2
+
+
+MISTAKES = {
+    "unknown data set": (["train", "--dataset", "minst"], "mnist"),
+    "unknown model": (["train", "--model", "smal", "--dataset", "digits"], "did you mean small"),
+    "eps zero": (["train", "--eps", "0"], "eps must be positive"),
+    "missing config": (["train", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+    "no such run": (["certify", "nowhere"], "nowhere: no such file or folder"),
+    "no GPU": (["train", "--device", "cuda:7", "--dataset", "digits", "--model", "digits"], "device"),
+    "unknown option": (["train", "--epoch", "3"], "--epoch"),
+    "wrong type": (["train", "--epochs", "many"], "--epochs"),
+    "no report": (["report", "nowhere"], "nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    call, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    if name == "no GPU" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    arguments, message = MISTAKES[name]
+    code, _, said = call(*arguments)
+    assert code == 2
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_unknown_names_in_yaml(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = tmp_path / "mine.yaml"
+    config.write_text("epoch: 3\n")
+    code, _, said = call("train", str(config))
+    assert code == 2
+    assert "unknown option 'epoch'; did you mean epochs?" in said
+    config.write_text("- 1\n- 2\n")
+    assert call("train", str(config))[0] == 2
+
+
+def test_a_model_that_is_not_safetensors(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    pickled = tmp_path / "model.pt"
+    torch.save({"a": torch.zeros(1)}, pickled)
+    code, _, said = call("certify", str(pickled), "--model", "digits", "--dataset", "digits", "--device", "cpu")
+    assert code == 2
+    assert "not a readable safetensors file" in said
+
+
+def test_weights_of_another_network(call, weights: Path) -> None:  # type: ignore[no-untyped-def]
+    code, _, said = call("certify", str(weights), "--model", "small", "--dataset", "digits", "--device", "cpu")
+    assert code == 2
+    assert "for another network" in said
+
+
+def test_own_data_from_a_factory(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def data(split):\n"
+        "    g = torch.Generator().manual_seed(0)\n"
+        "    return torch.utils.data.TensorDataset(torch.rand(60, 1, 8, 8, generator=g), torch.arange(60) % 3)\n"
+        "def model(shape, classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, classes))\n"
+    )
+    arguments = [a for a in SMALL if a not in ("--model", "digits")]
+    code, said, err = call("train", *arguments, "--dataset", f"{tmp_path}/mine.py:data", "--model", f"{tmp_path}/mine.py:model",
+                           "--out", str(tmp_path / "run"))  # fmt: skip
+    assert code == 0, err
+    assert "10 test images" in said
+
+
+def test_image_data_is_public() -> None:
+    assert ImageData(torch.zeros(1, 1, 2, 2), torch.zeros(1, dtype=torch.int64), ("a",), "mine").shape == (1, 2, 2)

@@ -1,0 +1,288 @@
+"""The page as a whole: every section, every number from the files, nothing from outside, nothing unescaped."""
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_run import EXAMPLES, write_run
+
+from autodual._errors import ArgumentError, AutodualError
+from autodual.report import write_report
+from autodual.report.files import read_run
+from autodual.report.page import _chapter, _template
+
+pytest.importorskip("jinja2", reason="the report needs Jinja2")
+
+KEYS = ("headline", "training", "epsilon", "margins", "classes", "gallery", "cascade", "settings")
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+ATTACK = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
+
+
+class Page(HTMLParser):
+    """Refuses markup that is not nested properly; collects tags, text, ids and what is referred to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+        self.sections: dict[str, str] = {}
+        self._section: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        found = dict(attrs)
+        assert not any(name.startswith("on") for name in found)
+        if found.get("id"):
+            self.ids.append(found["id"])
+        self.references += [found[name] for name in ("src", "href", "srcset", "action", "data") if found.get(name)]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "section":
+            self._section.append(found["id"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag == "section":
+            self._section.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        for key in self._section:
+            self.sections[key] = self.sections.get(key, "") + data
+
+
+def page_of(*runs: Path) -> tuple[Page, str]:
+    html = write_report(list(runs), runs[0].parent / "report.html").read_text(encoding="utf-8")
+    return Page(html), html
+
+
+def change(run: Path, file: str, **values: object) -> None:
+    path = run / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_every_section_is_there_and_nothing_is_missing(run: Path) -> None:
+    page, _ = page_of(run)
+    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    assert "missing" not in page.text
+    assert "not hold" not in page.text
+    assert len(set(page.ids)) == len(page.ids)
+
+
+def test_nothing_comes_from_outside_and_nothing_is_run(runs: list[Path]) -> None:
+    page, html = page_of(*runs)
+    assert "http://" not in html
+    assert "https://" not in html
+    assert not {"script", "link", "iframe", "object", "embed"} & set(page.tags)
+    assert page.references
+    for reference in page.references:
+        assert reference.startswith(("#", "data:image/png;base64,"))
+    assert {reference[1:] for reference in page.references if reference[0] == "#"} <= set(page.ids)
+    assert re.findall(r"url\(([^)]*)\)", html) == ["#hatch"]
+    assert "@import" not in html
+
+
+def test_numbers_are_those_of_the_files(run: Path) -> None:
+    page, _ = page_of(run)
+    text = page.text.replace("\N{NO-BREAK SPACE}", " ")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    for key in ("error", "pgd_error", "robust_error"):
+        assert f"{100 * evaluation[key]:.2f} %" in text
+        assert f"{round(evaluation[key] * EXAMPLES)} of {EXAMPLES}" in text
+    for rate in evaluation["standard"].values():
+        assert f"{100 * rate:.2f} %" in text
+    curve = page.sections["run-1-epsilon"].replace("\N{NO-BREAK SPACE}", " ")
+    for point in evaluation["curve"]:
+        assert f"{100 - 100 * point['robust_error']:.2f} %" in curve
+        assert f"{100 - 100 * point['pgd_error']:.2f} %" in curve
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-2]
+    assert f"loss {last['loss']:.4g}, error {100 * last['error']:.2f} %" in text
+    cascade = json.loads((run / "cascade.json").read_text())
+    for key in ("error", "stage_certified_error", "attacked_error", "sound_certified_error"):
+        assert f"{100 * cascade[key]:.2f} %" in text
+    margins = np.array(evaluation["margins"])
+    assert f"{(margins > 0).sum()} of {len(margins)} are above zero" in text
+    assert sum(map(int, re.findall(r": (\d+) examples", page.sections["run-1-margins"]))) == EXAMPLES + 200
+
+
+def test_classes_are_counted_as_by_hand(run: Path) -> None:
+    _, html = page_of(run)
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    labels, predicted = np.array(evaluation["labels"]), np.array(evaluation["predicted"])
+    for label in range(10):
+        members = labels == label
+        wrong = predicted[members & (predicted != labels)]
+        rates = [(predicted != labels)[members], np.array(evaluation["attacked"])[members]]
+        rates.append(~np.array(evaluation["certified"])[members])
+        often = f"{np.bincount(wrong).argmax()} ({np.bincount(wrong).max()}×)" if len(wrong) else "–"
+        cells = [str(members.sum()), *(f"{100 * rate.mean():.2f}\N{NO-BREAK SPACE}%" for rate in rates)]
+        row = f'<tr><td class="word"><span>{label}</span></td>' + "".join(f"<td>{cell}</td>" for cell in cells)
+        assert f'{row}<td class="word"><span>{often}</span></td></tr>' in html
+
+
+def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / ATTACK.replace("/", "-"), stages=2)
+    twin = write_run(tmp_path / "twin", 1)
+    names = dict.fromkeys(("split", "perturbation", "norm", "engine", "dtype"), ATTACK)
+    change(run, "evaluation.json", classes=[ATTACK] * 10, **names)
+    change(
+        run,
+        "environment.json",
+        command=ATTACK,
+        device=ATTACK,
+        data={"name": ATTACK, ATTACK: ATTACK},
+        **{ATTACK: [ATTACK]},
+    )
+    change(run, "cascade.json", kind=ATTACK)
+    (run / "config.yaml").write_text(f"name: {ATTACK}\n</pre></style>{ATTACK}")
+    line = json.dumps({"kind": "validation", "stage": 0, "epoch": 59, "engine": ATTACK, "error": 0.1})
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + line)
+    for folders in ([run], [run, twin], [twin, run]):
+        page, html = page_of(*folders)
+        assert "<script" not in html.lower()
+        assert "<img src=x" not in html
+        assert page.tags.count("style") == 1
+        assert all(reference.startswith(("#", "data:image/png;base64,")) for reference in page.references)
+        assert "<script>alert(1)</script>" in page.text  # seen as text, not run
+
+
+@pytest.mark.parametrize(
+    ("file", "keys"),
+    [
+        ("evaluation.json", ("headline", "epsilon", "margins", "classes")),
+        ("metrics.jsonl", ("training",)),
+        ("gallery.npz", ("gallery",)),
+        ("cascade.json", ("cascade",)),
+        ("config.yaml", ("settings",)),
+        ("environment.json", ("settings",)),
+    ],
+)
+def test_a_missing_file_is_one_sentence_in_its_section(run: Path, file: str, keys: tuple[str, ...]) -> None:
+    (run / file).unlink()
+    page, _ = page_of(run)
+    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    for key in KEYS:
+        assert (f"{file} is missing." in page.sections[f"run-1-{key}"]) == (key in keys)
+
+
+@pytest.mark.parametrize(
+    "file", ["evaluation.json", "metrics.jsonl", "gallery.npz", "cascade.json", "environment.json"]
+)
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[1, 2]", b"[" * 100_000, b"PK\x03\x04 cut short"])
+def test_a_damaged_file_is_named_and_the_rest_is_shown(run: Path, file: str, content: bytes) -> None:
+    (run / file).write_bytes(content)
+    page, _ = page_of(run)
+    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    if content or file != "metrics.jsonl":  # an empty metrics file is whole: nothing was trained yet
+        assert f"{file} is damaged" in page.text
+
+
+def test_damaged_lines_are_left_out_with_a_note(run: Path) -> None:
+    before = page_of(run)[0].sections["run-1-training"]
+    path = run / "metrics.jsonl"
+    path.write_text('{"kind": "ep\n' + path.read_text() + '{"kind": "epoch", "epo')
+    after = page_of(run)[0].sections["run-1-training"]
+    note = "metrics.jsonl is damaged: 2 lines were not a JSON object and left out."
+    assert note in after
+    assert after.replace(note, "").split() == before.split()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "text",
+        [],
+        {},
+        float("nan"),
+        float("inf"),
+        -1,
+        10**400,
+        1e300,
+        5e-324,
+        [1e300, -1e300],
+        [None],
+        [[1]],
+        "\ud800",
+    ],
+    ids=lambda value: repr(value)[:12],
+)
+def test_values_of_another_kind_never_stop_the_page(run: Path, value: object) -> None:
+    (run / "gallery.npz").unlink()  # only slow here
+    for file in ("evaluation.json", "cascade.json", "environment.json"):
+        saved = json.loads((run / file).read_text())
+        for key in saved:
+            change(run, file, **{key: value})
+            _chapter(0, [read_run(run)])
+        (run / file).write_text(json.dumps(dict.fromkeys(saved, value)))
+        page_of(run)
+        (run / file).write_text(json.dumps(saved))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:12]]
+    for key in lines[0]:
+        (run / "metrics.jsonl").write_text("\n".join(json.dumps(line | {key: value}) for line in lines))
+        _chapter(0, [read_run(run)])
+
+
+def test_a_pickle_in_the_gallery_is_refused(run: Path) -> None:
+    np.savez(run / "gallery.npz", images=np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert "gallery.npz is damaged" in page_of(run)[0].text
+
+
+def test_a_contradiction_is_said_aloud(run: Path) -> None:
+    change(run, "evaluation.json", pgd_error=0.5, robust_error=0.4)
+    assert "do not trust" in page_of(run)[0].text.lower()
+
+
+def test_the_papers_cascade_says_what_it_does_not_promise_and_sound_ones_do_not(run: Path) -> None:
+    for kind, warned in (("paper", True), ("routed", False), ("sum", False), ("something new", True)):
+        change(run, "cascade.json", kind=kind)
+        assert ("does not promise" in page_of(run)[0].sections["run-1-cascade"]) == warned
+
+
+def test_several_runs_side_by_side(runs: list[Path]) -> None:
+    page, html = page_of(*runs)
+    assert list(page.sections) == ["comparison"] + [f"run-{number}-{key}" for number in (1, 2) for key in KEYS]
+    table = page.sections["comparison"]
+    for run in runs:
+        evaluation = json.loads((run / "evaluation.json").read_text())
+        assert run.name in table
+        for key in ("error", "pgd_error", "robust_error"):
+            assert f"{100 * evaluation[key]:.2f}\N{NO-BREAK SPACE}%" in table
+    assert "with care" not in table
+    assert re.findall("<mark>(.*)</mark>", html) == ["seed: 0", "seed: 1"]
+    change(runs[1], "evaluation.json", perturbation="L2Ball(eps=1.0)")
+    assert "different perturbations" in page_of(*runs)[0].sections["comparison"]
+
+
+def test_the_same_folders_give_the_same_page(runs: list[Path]) -> None:
+    assert page_of(*runs)[1] == page_of(*runs)[1]
+
+
+def test_what_is_no_run_or_no_target_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folders, target, words in (
+        ([], tmp_path / "a.html", "at least one"),
+        ([tmp_path / "nothing"], tmp_path / "a.html", "not a folder"),
+        ([tmp_path / "empty"], tmp_path / "a.html", "not a run folder"),
+        ([run], tmp_path / "empty", "is a folder"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            write_report(folders, target)
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_without_jinja_the_message_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _template.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(AutodualError, match=r"autodual\[cli\]"):
+        write_report([run], run.parent / "report.html")

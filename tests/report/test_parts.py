@@ -1,0 +1,131 @@
+"""The parts of the page: scales, labels, bins, images, colours."""
+
+import base64
+import io
+import itertools
+import math
+import re
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from autodual.report.frame import Axis
+from autodual.report.histogram import make_bins
+from autodual.report.history import History
+from autodual.report.lines import Series, line_chart, spread
+from autodual.report.page import TEMPLATES
+from autodual.report.png import data_uri, png
+from autodual.report.svg import Scale, element, nice_step
+
+
+@pytest.mark.parametrize("span", [1e-9, 0.03, 0.7, 1.0, 9.99, 123.0, 5e7])
+def test_steps_are_round_and_few(span: float) -> None:
+    step = nice_step(span, 5)
+    assert step * 5 >= span * (1 - 1e-9)
+    assert float(f"{step:.1e}"[:3]) in (1.0, 2.0, 2.5, 5.0)
+
+
+def test_a_scale_covers_its_values() -> None:
+    for values in ([0.03, 0.27], [5.0], [0.0], [-3.0, 8.0], [], [math.nan, 2.0], [1e-30, 1e30]):
+        scale = Scale.around(values, 0.0, 100.0)
+        assert 1 < len(scale.ticks) <= 8
+        assert all(0 <= scale(value) <= 100 for value in scale.ticks)
+        assert all(scale.low <= value <= scale.high * (1 + 1e-9) for value in values if math.isfinite(value))
+
+
+def test_labels_are_pushed_apart_and_stay_inside() -> None:
+    moved = spread([10.0, 10.0, 11.0, 90.0, 99.0, 99.5], 8.0, 10.0, 100.0)
+    assert all(b - a >= 8 - 1e-9 for a, b in itertools.pairwise(moved))
+    assert moved[0] >= 10
+    assert moved[-1] <= 100
+
+
+def test_strings_in_charts_are_escaped() -> None:
+    bad = '<script>"&'
+    chart = line_chart(bad, Axis(bad), Axis(bad), [Series(bad, [(0, 1), (1, 2)], "ink", full=bad)])
+    assert "<script" not in chart
+    escaped = "&lt;script&gt;&quot;&amp;"
+    assert element("text", bad, class_=bad) == f'<text class="{escaped}">{escaped}</text>'
+
+
+def test_a_line_has_a_gap_where_a_value_is_missing() -> None:
+    chart = line_chart(
+        "t", Axis("x"), Axis("y"), [Series("a", [(0, 1), (1, 2), (1.5, math.nan), (2, 1), (3, 1)], "ink")]
+    )
+    assert chart.count("<polyline") == 2
+    assert "nan" not in chart
+
+
+@pytest.mark.parametrize("pivot", [0.0, 0.1])
+def test_bins_count_every_value_once_and_meet_at_the_pivot(pivot: float) -> None:
+    random = np.random.default_rng(0)
+    values = [*random.normal(0.1, 1, 500), 1e6, -1e6, pivot]
+    bins = make_bins(values, pivot)
+    assert sum(bins.counts) == len(values)
+    assert bins.beyond == 2
+    assert min(abs(edge - pivot) for edge in bins.edges) < 1e-12
+    assert len(bins.counts) <= 40
+    beyond_pivot = sum(
+        number for edge, number in zip(bins.edges[:-1], bins.counts, strict=True) if edge >= pivot - 1e-9
+    )
+    assert beyond_pivot == sum(value >= pivot for value in values)
+
+
+@pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [-1.0, -1.0], [0.2] * 5 + [0.0]])
+def test_bins_of_few_values(values: list[float]) -> None:
+    assert sum(make_bins(values).counts) == len(values)
+
+
+def test_later_stages_go_on_where_earlier_ones_end_and_repeated_epochs_count_once() -> None:
+    lines = [{"kind": "epoch", "stage": s, "epoch": e, "loss": 10 * s + e} for s in (0, 1) for e in (1, 2, 2, 3)]
+    history = History.of([*lines, {"kind": "other", "epoch": 1}, {}])
+    assert list(history.epochs) == [1, 2, 3, 4, 5, 6]
+    assert [mark.at for mark in history.stages] == [1, 4]
+    finite = [value for _, value in history.training("loss") if math.isfinite(value)]
+    assert finite == [1, 2, 3, 11, 12, 13]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_png_holds_the_pixels(channels: int) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (channels, 5, 7)).astype(np.uint8)
+    file = png(image)
+    chunks, place = {}, 8
+    while place < len(file):
+        (length,) = struct.unpack(">I", file[place : place + 4])
+        name, content = file[place + 4 : place + 8], file[place + 8 : place + 8 + length]
+        assert struct.unpack(">I", file[place + 8 + length : place + 12 + length]) == (zlib.crc32(name + content),)
+        chunks[name], place = content, place + 12 + length
+    shown = 3 if channels == 3 else 1
+    pixels = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(5, 1 + 7 * shown)[:, 1:]
+    wanted = image if channels in (1, 3) else image.mean(0, keepdims=True).round()
+    assert np.array_equal(pixels.reshape(5, 7, shown).transpose(2, 0, 1), wanted)
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow reads the file a second way")
+    decoded = np.asarray(pillow.open(io.BytesIO(base64.b64decode(data_uri(image).partition(",")[2]))))
+    assert np.array_equal(decoded.reshape(5, 7, shown), pixels.reshape(5, 7, shown))
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_have_enough_contrast(scheme: str) -> None:
+    """WCAG AA: 4.5 for text, 3 for what is only drawn."""
+    style = (TEMPLATES / "style.css").read_text()
+    light, dark = style.split("@media screen", 1)[0], style.split("@media screen", 1)[1].split("* {", 1)[0]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light if scheme == "light" else dark))
+    assert len(colours) >= 20
+    words = ["text", "muted", "ink", "attack", "unknown", "proved", *(f"run-{i}" for i in range(1, 7))]
+    assert min(_contrast(colours[name], colours["paper"]) for name in words) >= 4.5
+    assert min(_contrast(colours["text"], colours[ground]) for ground in ("note", "raised", "paper")) >= 4.5
+    assert _contrast(colours["on-mark"], colours["mark"]) >= 4.5
+    assert min(_contrast(colours[name], colours["paper"]) for name in ("axis", "stage-1", "stage-2", "stage-3")) >= 3

@@ -1,0 +1,92 @@
+"""Cascades are trained stage by stage on what is left open, and resumed inside any stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from autodual.certify.cascade import Cascade, load_combination
+from autodual.digits import digits_network, load_digits
+from autodual.train import cascade
+from autodual.train.checkpoint import load_tensors
+from autodual.train.config import TrainConfig
+from autodual.train.fit import train
+from autodual.train.loop import StoppedError
+from autodual.train.setup import make_ball
+from autodual.train.stage import Watch
+
+BASE = TrainConfig(
+    dataset="digits", model="digits", eps=0.03, clip=(0.0, 1.0), k=8, epochs=3, eps_epochs=2, lr_epochs=2, lr=3e-3, limit_train=200,
+    limit_test=24, evaluate_every=0, evaluate_examples=60, batch=25, cascade=2, device="cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["paper", "routed", "sum"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Path]:
+    config = BASE.with_changes(cascade_kind=request.param)
+    folder = tmp_path_factory.mktemp("cascade") / request.param
+    train(config, folder)
+    return config, folder
+
+
+def test_the_record_says_who_answers_what(trained: tuple[TrainConfig, Path]) -> None:
+    config, folder = trained
+    record = json.loads((folder / "cascade.json").read_text())
+    assert record["kind"] == config.cascade_kind
+    assert sum(stage["answers"] for stage in record["stages"]) == 24
+    assert record["attacked_error"] >= record["error"] - 1e-9
+    if config.cascade_kind != "paper":
+        assert record["broken_claims"] == 0
+        assert record["stage_certified_error"] == record["sound_certified_error"] >= record["attacked_error"] - 1e-9
+
+
+def test_the_saved_combination_gives_the_recorded_figures(trained: tuple[TrainConfig, Path]) -> None:
+    _, folder = trained
+    combination = load_combination(folder / "cascade", lambda stage: digits_network())
+    images, labels = (t[:24] for t in load_digits("test"))
+    record = json.loads((folder / "cascade.json").read_text())
+    assert combination.certify(images, labels).stage_certified_error == pytest.approx(record["stage_certified_error"])
+
+
+def test_the_second_stage_is_trained_on_what_the_first_leaves_open(trained: tuple[TrainConfig, Path]) -> None:
+    config, folder = trained
+    if config.cascade_kind == "sum":
+        assert not (folder / "stages" / "open-1.json").exists()
+        return
+    model = digits_network()
+    model.load_state_dict(load_tensors(folder / "stages" / "0.safetensors"))
+    images, _ = (t[:200] for t in load_digits("train"))
+    certified = Cascade([model.eval()], make_ball(config)).predict(images).certified
+    left = json.loads((folder / "stages" / "open-1.json").read_text())
+    assert left["open"] == (~certified).nonzero().squeeze(1).tolist()
+    assert left["sound"]
+    assert 0 < len(left["open"]) < 200
+
+
+@pytest.mark.parametrize("steps", [5, 26])
+def test_a_cascade_that_was_stopped_goes_on_bit_for_bit(
+    trained: tuple[TrainConfig, Path], tmp_path: Path, steps: int
+) -> None:
+    config, folder = trained
+    seen: list[int] = []
+    with pytest.raises(StoppedError):
+        train(config, tmp_path / "run", watch=Watch(step=lambda p: seen.append(1), stop=lambda: len(seen) >= steps))
+    train(config, tmp_path / "run", resume=True)
+    assert (folder / "cascade.json").read_bytes() == (tmp_path / "run" / "cascade.json").read_bytes()
+    for stage in range(2):
+        one, other = (load_tensors(f / "stages" / f"{stage}.safetensors") for f in (folder, tmp_path / "run"))
+        assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_a_stage_that_does_not_help_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([0.4, 0.3, 0.3])
+    monkeypatch.setattr(cascade, "_held_out_error", lambda *_: next(errors))
+    said: list[str] = []
+    train(
+        BASE.with_changes(cascade=4, cascade_kind="sum", validation=0.2), tmp_path / "run", watch=Watch(say=said.append)
+    )
+    assert any("stage 2 does not improve the certified error on held-out data (30.00%)" in line for line in said)
+    assert len(list((tmp_path / "run" / "cascade").glob("*.safetensors"))) == 2

@@ -1,0 +1,62 @@
+"""Configs: every published one parses, flags win, and mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+import autodual as ad
+from autodual.train.config import TrainConfig
+from autodual.train.run import dump_yaml, read_yaml
+from autodual.train.schedule import eps_at, lr_at
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_published_config_parses_and_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
+    config = TrainConfig.from_mapping(read_yaml(path), str(path))
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump_yaml(config.to_mapping()))
+    assert TrainConfig.from_mapping(read_yaml(copy), str(copy)) == config
+
+
+def test_the_papers_schedules() -> None:
+    config = TrainConfig.from_mapping(read_yaml(CONFIGS[0].parent / "mnist-small-0.1.yaml"))
+    assert [round(eps_at(config, e), 6) for e in (0, 1, 18, 19, 59)] == [0.01, 0.014737, 0.095263, 0.1, 0.1]
+    assert [lr_at(config, e) for e in (0, 29, 30, 39, 40, 59)] == [1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4, 1.25e-4]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epoch": 3}, "unknown option 'epoch'; did you mean epochs"),
+        ({"zebra": 3}, "unknown option 'zebra'; known are dataset"),
+        ({"epochs": "many"}, "epochs must be a whole number, got 'many'"),
+        ({"epochs": 2.5}, "epochs must be a whole number"),
+        ({"flip": 1}, "flip must be true or false"),
+        ({"norm": "l3"}, "norm must be one of linf, l2"),
+        ({"eps": 0}, "eps must be positive"),
+        ({"eps": float("nan")}, "eps must be positive"),
+        ({"clip": [1, 0]}, "clip must be low < high"),
+        ({"clip": 3}, "clip must be two numbers or nothing"),
+        ({"clip": [0, 1], "norm": "l2"}, "clip is for norm linf"),
+        ({"k": 0}, "k must be at least 1"),
+        ({"validation": 1.0}, "validation must be a part"),
+        ({"adversarial": True}, "set engine to none"),
+        ({"lr": -1}, "lr must be positive"),
+        ([1, 2], "expected options by name, got list"),
+        ("dataset", "expected options by name, got str"),
+    ],
+)
+def test_mistakes_are_named(values: object, message: str) -> None:
+    with pytest.raises(ad.ArgumentError, match=message):
+        TrainConfig.from_mapping(values, "file.yaml")  # type: ignore[arg-type]
+
+
+def test_broken_yaml_is_one_readable_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("eps: [1, 2\nmodel: {")
+    with pytest.raises(ad.ArgumentError, match=r"broken\.yaml: is not YAML"):
+        read_yaml(broken)
+    with pytest.raises(ad.ArgumentError, match="cannot be read: No such file"):
+        read_yaml(tmp_path / "missing.yaml")

@@ -1,0 +1,191 @@
+"""Runs survive: stopped anywhere and resumed, they end with the weights and certificates of the run that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import autodual as ad
+from autodual.train.checkpoint import listed, load_tensors
+from autodual.train.config import TrainConfig
+from autodual.train.fit import train
+from autodual.train.loop import StoppedError
+from autodual.train.run import Run
+from autodual.train.stage import Watch
+
+CONFIG = TrainConfig(
+    dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), k=4, epochs=3, eps_epochs=2, lr_epochs=1, limit_train=120,
+    limit_test=12, evaluate_every=2, evaluate_examples=10, batch=25, device="cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(CONFIG, folder)
+    return folder
+
+
+def _same_result(a: Path, b: Path) -> bool:
+    files = ("certificates.jsonl", "evaluation.json", "config.yaml")
+    weights = load_tensors(a / "model.safetensors"), load_tensors(b / "model.safetensors")
+    return all((a / f).read_bytes() == (b / f).read_bytes() for f in files) and all(
+        torch.equal(weights[0][k], weights[1][k]) for k in weights[0]
+    )
+
+
+def _metrics(folder: Path) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def _stop_after(steps: int) -> Watch:
+    seen: list[int] = []
+    return Watch(step=lambda progress: seen.append(1), stop=lambda: len(seen) >= steps)
+
+
+def test_the_files_of_a_run(whole: Path) -> None:
+    names = {p.name for p in whole.iterdir()}
+    assert {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "model.safetensors",
+        "evaluation.json",
+    } <= names
+    assert Run(whole).config() == CONFIG
+    assert [m["kind"] for m in _metrics(whole)] == ["epoch", "epoch", "validation", "epoch"]
+    assert len((whole / "certificates.jsonl").read_text().splitlines()) == 12
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5, 7, 14])
+def test_a_stopped_run_goes_on_bit_for_bit(whole: Path, tmp_path: Path, steps: int) -> None:
+    with pytest.raises(StoppedError, match="go on with --resume"):
+        train(CONFIG, tmp_path / "run", watch=_stop_after(steps))
+    train(CONFIG, tmp_path / "run", resume=True)
+    assert _same_result(whole, tmp_path / "run")
+    assert _metrics(whole) == _metrics(tmp_path / "run")
+
+
+def test_a_run_that_is_stopped_again_and_again(whole: Path, tmp_path: Path) -> None:
+    for attempt in range(20):
+        try:
+            train(CONFIG, tmp_path / "run", resume=attempt > 0, watch=_stop_after(2))
+        except StoppedError:
+            continue
+        break
+    assert _same_result(whole, tmp_path / "run")
+
+
+def test_a_finished_run_is_not_trained_again(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    steps: list[int] = []
+    train(CONFIG, copy, resume=True, watch=Watch(step=lambda p: steps.append(1)))
+    assert not steps
+
+
+def test_an_interrupted_evaluation_is_finished(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    (copy / "evaluation.json").unlink()
+    lines = (copy / "certificates.jsonl").read_text()
+    (copy / "certificates.jsonl").write_text(lines[: len(lines) // 2])  # cut in the middle of a line
+    train(CONFIG, copy, resume=True)
+    assert _same_result(whole, copy)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "scribble"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path: Path, damage: str) -> None:
+    with pytest.raises(StoppedError):
+        train(CONFIG, tmp_path / "run", watch=_stop_after(3))
+    with pytest.raises(StoppedError):
+        train(CONFIG, tmp_path / "run", resume=True, watch=_stop_after(3))
+    last = listed(tmp_path / "run" / "checkpoints")[-1]
+    weights = last / "model.safetensors"
+    harm: dict[str, Callable[[], object]] = {
+        "truncate": lambda: weights.write_bytes(weights.read_bytes()[:100]),
+        "remove": weights.unlink,
+        "scribble": lambda: (last / "state.json").write_text("{"),
+    }
+    harm[damage]()
+    said: list[str] = []
+    train(CONFIG, tmp_path / "run", resume=True, watch=Watch(say=said.append))
+    assert any("damaged checkpoint passed over" in line for line in said)
+    assert _same_result(whole, tmp_path / "run")
+
+
+def test_a_folder_of_another_config_is_refused_and_left_alone(whole: Path) -> None:
+    before = (whole / "config.yaml").read_bytes()
+    with pytest.raises(ad.ArgumentError, match=r"another config: eps was 0\.05, now 0\.07"):
+        train(CONFIG.with_changes(eps=0.07), whole, resume=True)
+    with pytest.raises(ad.ArgumentError, match="holds a run already; go on with --resume"):
+        train(CONFIG, whole)
+    assert (whole / "config.yaml").read_bytes() == before
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("important")
+    with pytest.raises(ad.ArgumentError, match="is not empty and holds no run"):
+        train(CONFIG, tmp_path)
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    with Run(tmp_path).locked(), pytest.raises(ad.ArgumentError, match="another process is working"):
+        train(CONFIG, tmp_path)
+
+
+def test_another_model_file_is_refused(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    (copy / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(ad.ArgumentError, match="not a readable safetensors file"):
+        train(CONFIG, copy, resume=True)
+
+
+def _command(folder: Path) -> list[str]:
+    config = folder.with_suffix(".yaml")
+    from autodual.train.run import dump_yaml
+
+    config.write_text(dump_yaml(CONFIG.to_mapping()))
+    return [sys.executable, "-m", "autodual", "train", str(config), "--out", str(folder)]
+
+
+@pytest.mark.slow
+def test_killed_processes_leave_a_resumable_run(whole: Path, tmp_path: Path) -> None:
+    """kill -9 at several moments, then once to the end."""
+    command, environment = _command(tmp_path / "run"), os.environ | {"OMP_NUM_THREADS": "1"}
+    for attempt, seconds in enumerate((4.0, 4.6, 5.2)):
+        process = subprocess.Popen(
+            [*command, *(["--resume"] if attempt else [])], env=environment, stderr=subprocess.DEVNULL
+        )
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(
+        [*command, "--resume"], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert _same_result(whole, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_sigterm_stops_cleanly_with_a_checkpoint(tmp_path: Path) -> None:
+    command = _command(tmp_path / "run")
+    process = subprocess.Popen([*command, "--epochs", "500"], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "go on with --resume" in said
+    assert listed(tmp_path / "run" / "checkpoints")
