@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -78,6 +79,12 @@ class Proof(Minimum):
 class BoundEngine(ABC):
     """A method to bound a network over a set of inputs."""
 
+    def __repr__(self) -> str:
+        """As it could be typed: what is as usual is left out."""
+        shown: list[Field[Any]] = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
+        told = [f"{f.name}={getattr(self, f.name)!r}" for f in shown if getattr(self, f.name) != _usual(f)]
+        return f"{type(self).__name__}({', '.join(told)})"
+
     @abstractmethod
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         """Bounds on what enters every activation."""
@@ -97,6 +104,10 @@ class BoundEngine(ABC):
     @abstractmethod
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         """The same bounds together with the rounding slack that a certificate must allow for."""
+
+
+def _usual(f: Field[Any]) -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
 
 
 def require_bands(network: DualNetwork, engine: str) -> None:

@@ -37,7 +37,7 @@ from autodual.spec import Spec
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BackwardEngine(BoundEngine):
     """Pulls linear functions back through relaxed activations.
 
@@ -137,7 +137,7 @@ class BackwardEngine(BoundEngine):
         return [work(region[s], None if spec is None else spec[s]) for s in slices]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dual(BackwardEngine):
     """The paper's exact bound: one common slope per unit, u / (u - l) for ReLU. [SPAD Thm 1, Cor. 1 and 2]"""
 
@@ -146,7 +146,7 @@ class Dual(BackwardEngine):
         return DualSolver(network, region, budget)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Crown(BackwardEngine):
     """Two lines per unit; for ReLU the lower slope is 0 or 1, whichever leaves less area. Usually tighter than `Dual`."""
 

@@ -127,7 +127,7 @@ class ForwardPass:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ForwardDual(BoundEngine):
     """The same bounds as `Dual`, in one forward pass over columns; memory grows with inputs times hidden units."""
 

@@ -28,7 +28,7 @@ ROUNDING = 64
 """Estimates are enlarged by so many units in the last place: logarithms are added up in float64, all else is one product."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HighProbability(BoundEngine):
     """For every example, with probability at least 1 - delta over the random numbers, all its bounds hold.
 

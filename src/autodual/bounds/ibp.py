@@ -17,7 +17,7 @@ from autodual.sets import InputSet
 from autodual.spec import Spec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class IBP(BoundEngine):
     """Interval arithmetic, layer by layer; minima of linear functions are taken before the last affine layers."""
 

@@ -36,7 +36,7 @@ from autodual.sets import InputSet
 from autodual.spec import Spec, outputs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Projected(BoundEngine):
     """Bounds on what enters the activations are estimated from k random projections; the last step is the exact dual objective.
 
