@@ -40,7 +40,9 @@ def main() -> None:
     evaluation = out / "robust" / "evaluation.json"
     twin = {key: found["standard"][key] for key in ("error", "robust_error", "pgd_error")}
     write_json(evaluation, json.loads(evaluation.read_text(encoding="utf-8")) | {"standard": twin})
-    print(f"l-infinity {robust.eps:g}, 360 test images; the report is {write_report([out / 'robust'], out / 'report.html')}")
+    print(
+        f"l-infinity {robust.eps:g}, 360 test images; the report is {write_report([out / 'robust'], out / 'report.html')}"
+    )
 
 
 if __name__ == "__main__":
