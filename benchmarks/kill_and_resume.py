@@ -27,10 +27,37 @@ from machine import RESULTS, describe
 
 from autodual.train.checkpoint import load_tensors
 
-OPTIONS = (
-    "--dataset digits --model digits --eps 0.05 --clip 0 1 --k 6 --epochs 8 --eps-epochs 4 --limit-train 700 --limit-test 120 "
-    "--evaluate-every 3 --evaluate-examples 60 --batch 25 --cascade 2 --device cpu"
-).split()
+OPTIONS = [
+    "--dataset",
+    "digits",
+    "--model",
+    "digits",
+    "--eps",
+    "0.05",
+    "--clip",
+    "0",
+    "1",
+    "--k",
+    "6",
+    "--epochs",
+    "8",
+    "--eps-epochs",
+    "4",
+    "--limit-train",
+    "700",
+    "--limit-test",
+    "120",
+    "--evaluate-every",
+    "3",
+    "--evaluate-examples",
+    "60",
+    "--batch",
+    "25",
+    "--cascade",
+    "2",
+    "--device",
+    "cpu",
+]
 START = "import autodual.train.loop as loop; loop.CHECKPOINT_SECONDS = 1.0; from autodual.cli.app import main; main()"
 
 

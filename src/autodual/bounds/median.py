@@ -16,7 +16,7 @@ from torch import Tensor
 from autodual import kernels
 from autodual._tensor import has_channels_inside, in_memory_order
 
-CHUNK = 1 << 17
+CHUNK = 1 << 16
 """Units that are treated together on a CPU; more would leave the cache."""
 LARGEST_NETWORK = 300
 """Beyond so many values, a network has too many comparisons."""
@@ -51,7 +51,7 @@ class _MedianOfSizes(torch.autograd.Function):
             from autodual.kernels import median as kernel
 
             return kernel.median_of_sizes(samples.contiguous())
-        return _select_middle(samples.abs())
+        return _select_middle(samples)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -67,17 +67,15 @@ class _MedianOfSizes(torch.autograd.Function):
         return samples.sgn().mul_(samples.abs() == middle).mul_(gradients[0])
 
 
-def _select_middle(sizes: Tensor) -> Tensor:
-    """Overwrites `sizes`."""
-    k = sizes.shape[0]
-    if k > LARGEST_NETWORK:
-        return sizes.median(0).values
-    ordered = in_memory_order(sizes)
+def _select_middle(samples: Tensor) -> Tensor:
+    if samples.shape[0] > LARGEST_NETWORK:
+        return samples.abs().median(0).values
+    ordered = in_memory_order(samples)
     flat = ordered.flatten(1)
-    chunk = CHUNK if sizes.device.type == "cpu" else flat.shape[1]
-    parts = [_run_network_in_place(list(part.unbind(0))) for part in flat.split(chunk, 1)]
+    chunk = CHUNK if samples.device.type == "cpu" else flat.shape[1]
+    parts = [_run_network_in_place(list(part.abs().unbind(0))) for part in flat.split(chunk, 1)]
     middle = torch.cat(parts).reshape(ordered.shape[1:])
-    return middle.movedim(-1, 1) if has_channels_inside(sizes) else middle
+    return middle.movedim(-1, 1) if has_channels_inside(samples) else middle
 
 
 def _run_network(rows: list[Tensor]) -> Tensor:
