@@ -109,7 +109,7 @@ def main() -> None:
     whole = time.monotonic() - began
     lines = []
     for kill in range(options.kills):
-        process = start(place / "killed", resume=kill > 0)
+        process = start(place / "killed", resume=(place / "killed" / "config.yaml").exists())
         wait = chance.uniform(1.0, max(4.0, 0.6 * whole))
         try:
             process.wait(wait)

@@ -59,6 +59,17 @@ def test_train_certify_attack_and_report(call, tmp_path: Path) -> None:  # type:
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!")
 
 
+def test_attack_on_a_cascade(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    out = str(tmp_path / "run")
+    assert call("train", *SMALL, "--cascade", "2", "--out", out)[0] == 0
+    code, said, err = call("attack", out, "--device", "cpu", "--limit", "4")
+    assert code == 0, err
+    assert "first stage alone" in said
+    assert "stage-certified error" in said
+    assert "soundly certified error" in said
+    assert "first stage alone" in call("certify", out, "--device", "cpu", "--limit", "4")[1]
+
+
 def test_certify_weights_by_name(call, weights: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "found.jsonl"
     code, said, _ = call("certify", str(weights), "--model", "digits", "--dataset", "digits", "--eps", "0.05", "--clip", "0", "1",

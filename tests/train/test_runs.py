@@ -66,7 +66,7 @@ def test_the_files_of_a_run(whole: Path) -> None:
         "evaluation.json",
     } <= names
     assert Run(whole).config() == CONFIG
-    assert [m["kind"] for m in _metrics(whole)] == ["epoch", "epoch", "validation", "epoch"]
+    assert [m["kind"] for m in _metrics(whole)] == ["epoch", "epoch", "validation", "epoch", "validation"]
     assert len((whole / "certificates.jsonl").read_text().splitlines()) == 12
 
 
@@ -189,3 +189,41 @@ def test_sigterm_stops_cleanly_with_a_checkpoint(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM, said
     assert "go on with --resume" in said
     assert listed(tmp_path / "run" / "checkpoints")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again_cleanly(whole: Path, tmp_path: Path) -> None:
+    """What it had written is forgotten, not written twice."""
+
+    class KilledError(BaseException):
+        pass
+
+    def kill(progress: object) -> None:
+        if (tmp_path / "run" / "metrics.jsonl").exists() and len(_metrics(tmp_path / "run")) == 3:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(CONFIG, tmp_path / "run", watch=Watch(step=kill))
+    train(CONFIG, tmp_path / "run", resume=True)
+    assert _metrics(whole) == _metrics(tmp_path / "run")
+    assert _same_result(whole, tmp_path / "run")
+
+
+def test_certificates_of_another_problem_are_not_taken_over(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    (copy / "evaluation.json").unlink()
+    beside = copy / "certificates.problem.json"
+    beside.write_text(beside.read_text().replace("eps=0.05", "eps=0.01"))
+    with pytest.raises(ad.ArgumentError, match="its certificates are about something else"):
+        train(CONFIG, copy, resume=True)
+
+
+def test_of_equal_checkpoints_the_later_one_counts(tmp_path: Path) -> None:
+    config = CONFIG.with_changes(engine="none", eps=0.9, eps_epochs=1, validation=0.2, evaluate_every=1)  # never robust
+    train(config, tmp_path / "run")
+    lines = [m for m in _metrics(tmp_path / "run") if m["kind"] == "validation"]
+    assert [m["robust_error"] for m in lines] == [1.0, 1.0, 1.0]
+    best = min(range(3), key=lambda i: (lines[i]["error"], -i))
+    alone = tmp_path / "until"
+    train(config.with_changes(epochs=best + 1), alone)
+    one, other = (load_tensors(f / "model.safetensors") for f in (tmp_path / "run", alone))
+    assert all(torch.equal(one[k], other[k]) for k in one)

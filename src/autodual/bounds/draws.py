@@ -59,10 +59,6 @@ class Draws:
     gaussian: bool
     """Whether `first` is Gaussian."""
 
-    @property
-    def k(self) -> int:
-        return max(len(a.angles) for a in self.fresh.values()) if self.fresh else 0
-
     def renew_(self, generator: torch.Generator | None = None) -> Draws:
         """Fresh numbers in the same memory."""
         for part in self.fresh.values():

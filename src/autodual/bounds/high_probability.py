@@ -23,9 +23,9 @@ from autodual.sets import InputSet
 from autodual.spec import Spec
 
 VALUES_AT_ONCE = 1 << 26
-"""Values of a stream that are held together; fixed, so that a seed gives the same numbers on every machine."""
+"""Values of a stream that are held together; fixed, so that the same batch and seed give the same numbers whatever memory is free."""
 ROUNDING = 64
-"""Estimates are enlarged by so many units in the last place: logarithms are added up in float64, all else is one product."""
+"""Estimates are enlarged by so many units in the last place. Rounding moves samples both ways, their mean by far less."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,7 +160,7 @@ class _Reading:
         """Refuses a number of projections that is too small to bound anything."""
         k, tail = confidence.k, tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
         factors = [geometric_enlargement(k, tail), gaussian_enlargement(k, tail) if gaussian else 1.0]
-        if max(factors) > USELESS:
+        if confidence.estimates > 0 and max(factors) > USELESS:
             needed = smallest_k(tail, geometric_enlargement)
             if gaussian:
                 needed = max(needed, smallest_k(tail, gaussian_enlargement))

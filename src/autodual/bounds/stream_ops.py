@@ -42,7 +42,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor) -> Tensor:
-        if kernels.usable(radius, angles):
+        if kernels.usable(radius, angles) and angles.shape[1] == 1:
             from autodual.kernels import stream as kernel
 
             return kernel.forward(stream, slope, radius, angles, turns)
@@ -61,7 +61,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stream, slope, radius, angles, turns = ctx.saved_tensors
-        if kernels.usable(radius, angles, gradients[0]):
+        if kernels.usable(radius, angles, gradients[0]) and angles.shape[1] == 1:
             from autodual.kernels import stream as kernel
 
             return *kernel.backward(gradients[0], stream, slope, radius, angles, turns), None, None

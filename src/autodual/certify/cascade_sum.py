@@ -25,6 +25,14 @@ class SummedScores(nn.Module):
         super().__init__()
         self.stages = nn.ModuleList(models)
 
+    def train(self, mode: bool = True) -> SummedScores:
+        """Stages without anything to train stay as they are: batch normalisation must not move with later stages."""
+        super().train(mode)
+        for stage in self.stages:
+            if not any(p.requires_grad for p in stage.parameters()):
+                stage.eval()
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         total = self.stages[0](x)
         for stage in list(self.stages)[1:]:

@@ -54,7 +54,7 @@ class RobustCrossEntropy(nn.Module):
         if values_at_hand(labels):
             check_label_range(labels, classes)
         engine = self.engine if draws is None else self._projected().with_draws(draws)
-        dual = build(network, x if _uses_batch_statistics(self.model) else None)
+        dual = build(network, x if uses_batch_statistics(self.model) else None)
         spec = margins(labels, classes, x.dtype)
         return dual.forward(x), -engine.minimum(dual, self.ball.around(x), spec).lower
 
@@ -63,7 +63,7 @@ class RobustCrossEntropy(nn.Module):
 
         Call it before compiling: it also captures the model. `draws.renew_()` fills them anew in place.
         """
-        network = build(self._network(x), x if _uses_batch_statistics(self.model) else None)
+        network = build(self._network(x), x if uses_batch_statistics(self.model) else None)
         return self._projected().draw(network, self.ball.around(x))
 
     def _projected(self) -> Projected:
@@ -87,7 +87,7 @@ class RobustCrossEntropy(nn.Module):
         return self._captured
 
 
-def _uses_batch_statistics(model: nn.Module) -> bool:
+def uses_batch_statistics(model: nn.Module) -> bool:
     return any(
         isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None)
         for m in model.modules()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from autodual.certify import Combination
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
-from autodual.train.evaluate import attacked
+from autodual.train.cascade import attack_all, certify_all
+from autodual.train.data import ImageData
+from autodual.train.evaluate import Tell, attacked
 from autodual.train.loop import StoppedError
 
 
@@ -41,9 +44,23 @@ def attack(
     )
     with Signals() as signals:
         display = Display(signals.stop)
+        tell = display.watch().tell
         try:
             with display.bars:
-                wrong = attacked(opened.model, opened.data, opened.ball, display.watch().tell)
+                wrong = attacked(opened.model, opened.data, opened.ball, tell)
+                found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, tell)
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
-    print(f"{opened.ball!r}: PGD error {wrong.double().mean().item():.2%} ({len(opened.data)} images)")
+    first = "" if found is None else "first stage alone, "
+    print(f"{first}{opened.ball!r}: PGD error {wrong.double().mean().item():.2%} ({len(opened.data)} images)")
+    if found is not None:
+        print(
+            f"{opened.combination!r}: stage-certified error {found['stage_certified_error']:.2%}, attacked error "
+            f"{found['attacked_error']:.2%} ({found['broken_claims']} claims broken), soundly certified error "
+            f"{found['sound_certified_error']:.2%}"
+        )
+
+
+def _on_cascade(combination: Combination, data: ImageData, tell: Tell) -> dict[str, Any]:
+    """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
+    return certify_all(combination, data, tell).summary(attack_all(combination, data, tell))

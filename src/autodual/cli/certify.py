@@ -69,11 +69,14 @@ def certify(
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
         return
+    chosen = ENGINES[engine]
     record = {
         "perturbation": repr(opened.ball), "engine": repr(ENGINES[engine]), "examples": len(opened.data), "error": found.error,
-        "robust_error": found.robust_error, "confidence": 0.99 if engine == "high-probability" else 1.0,
+        "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
     }  # fmt: skip
     write_json(file.with_suffix(".summary.json"), record)
+    if opened.combination is not None:
+        print(f"first stage alone; the figures of {opened.combination!r} are in {target / 'cascade.json'}")
     print(
         f"{opened.ball!r}, {ENGINES[engine]!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
         f"({len(opened.data)} images); {file}"

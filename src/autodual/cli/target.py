@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from torch import nn
 
 from autodual._errors import ArgumentError
+from autodual.certify import Combination, load_combination
 from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, load, mean_std
+from autodual.train.group import Group
 from autodual.train.run import Run
 from autodual.train.setup import make_ball, make_device, make_model
 
@@ -25,6 +28,8 @@ class Target:
     model: nn.Module
     data: ImageData
     ball: Perturbation
+    combination: Combination | None
+    """Of a cascade run, with its own size of perturbation."""
 
 
 def open_target(place: Path, limit: int | None, **options: object) -> Target:
@@ -47,7 +52,13 @@ def open_target(place: Path, limit: int | None, **options: object) -> Target:
     if limit is not None:
         data = data.take(limit)
     statistics = mean_std(config.dataset) if config.normalise else None
-    model = make_model(config.model, data.shape, len(data.classes), statistics)
+    device = Group(size=int(os.environ.get("WORLD_SIZE", "1"))).device(make_device(config.device))
+
+    def build(stage: int) -> nn.Module:
+        return make_model(config.model, data.shape, len(data.classes), statistics).to(device).eval()
+
+    model = build(0)
     load_model(weights, model)
-    device = make_device(config.device)
-    return Target(config, model.to(device).eval(), data.to(device), make_ball(config))
+    saved = place / "cascade"
+    combination = load_combination(saved, build) if place.is_dir() and saved.is_dir() else None
+    return Target(config, model, data.to(device), make_ball(config), combination)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autodual._errors import ArgumentError
 from autodual.cli.options import with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
@@ -28,10 +29,13 @@ def train(
     """Train a network that can be certified, evaluate it exactly, and keep everything in a run folder."""
     given = {} if config is None else read_yaml(config)
     folder = out or Path("runs") / (config.stem if config is not None else "run")
-    if resume and config is None and Run(folder).config_file.exists():
+    if resume and config is None:
+        if not Run(folder).config_file.exists():
+            raise ArgumentError(f"{folder}: holds no run to go on with; check --out")
         given = Run(folder).config().to_mapping()
     options = TrainConfig.from_mapping(
-        {**(given or {}), **(changes or {})} if isinstance(given, dict | None) else given, str(config)
+        {**(given or {}), **(changes or {})} if isinstance(given, dict | None) else given,
+        "options" if config is None else str(config),
     )
     with Signals() as signals:
         display = Display(signals.stop)
@@ -46,3 +50,10 @@ def train(
         f"{folder}: error {record['error']:.2%}, PGD error {record['pgd_error']:.2%}, robust error {record['robust_error']:.2%} "
         f"at {record['norm']} {record['eps']:g} ({record['examples']} test images)"
     )
+    if "cascade" in record:
+        found = record["cascade"]
+        print(
+            f"(first stage alone). The {found['kind']} cascade: error {found['error']:.2%}, stage-certified error "
+            f"{found['stage_certified_error']:.2%}, attacked error {found['attacked_error']:.2%} (of {found['attacked_examples']}), "
+            f"soundly certified error {found['sound_certified_error']:.2%}"
+        )

@@ -31,7 +31,12 @@ class Position:
 
 def save_model(path: Path, model: nn.Module) -> None:
     with replacing(path) as temporary:
-        _save({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, temporary)
+        _save(_state(model), temporary)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies, since weights that are tied share their memory, which the file format refuses."""
+    return {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
 
 
 def load_model(path: Path, model: nn.Module) -> None:
@@ -86,9 +91,7 @@ def save(
     state, numbers = _flat(optimiser)
     with replacing(target) as temporary:
         temporary.mkdir()
-        _save(
-            {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, temporary / "model.safetensors"
-        )
+        _save(_state(model), temporary / "model.safetensors")
         _save({**state, "random": torch.get_rng_state()}, temporary / "optimiser.safetensors")
         record = {
             "position": position.__dict__,

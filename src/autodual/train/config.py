@@ -143,6 +143,7 @@ def _check_values(c: TrainConfig) -> None:
         (math.isfinite(c.eps_start) and c.eps_start >= 0, f"eps_start must not be negative, got {c.eps_start}"),
         (math.isfinite(c.lr) and c.lr > 0, f"lr must be positive, got {c.lr}"),
         (0 <= c.validation < 1, f"validation must be a part of the data, 0 <= validation < 1, got {c.validation}"),
+        (c.validation == 0 or c.evaluate_every > 0 or c.cascade > 1, "validation: held-out data is of no use with evaluate_every 0"),
         (0 <= c.robust_weight <= 1, f"robust_weight must lie between 0 and 1, got {c.robust_weight}"),
         (c.clip is None or c.clip[0] < c.clip[1], f"clip must be low < high, got {c.clip}"),
         (c.clip is None or c.norm == "linf", "clip is for norm linf; an l2 ball is not clipped"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -96,6 +97,8 @@ def judge_to_file(
     group: Group = ALONE,
 ) -> Judged:
     """The same with a line of JSON per example; goes on where an interrupted call stopped. Processes take turns with batches."""
+    if group.first:
+        _claim(path, model, data, ball, engine)
     lines = group.gather(_whole_batches(path, data) if group.first else [])[0]
     try:
         with path.open("a", encoding="utf-8") if group.first else nullcontext() as stream:
@@ -118,6 +121,30 @@ def judge_to_file(
         torch.tensor([line["certified"] for line in lines], dtype=torch.bool),
         torch.tensor([torch.nan if line["margin"] is None else line["margin"] for line in lines]),
     )
+
+
+def _claim(path: Path, model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None) -> None:
+    """Note beside the file what its lines are about; refuse to go on with lines about something else."""
+    beside = path.with_suffix(".problem.json")
+    weights = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        weights.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    problem = {
+        "perturbation": repr(ball),
+        "engine": repr(Dual() if engine is None else engine),
+        "examples": len(data),
+        "data": data.digest(),
+        "weights": weights.hexdigest(),
+    }
+    if path.exists() and path.stat().st_size > 0:
+        before = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+        other = [k for k, v in problem.items() if before.get(k) != v]
+        if other:
+            raise ArgumentError(
+                f"{path}: its certificates are about something else ({other[0]} was {before.get(other[0])}, now {problem[other[0]]}); "
+                f"choose another file, or remove it"
+            )
+    write_json(beside, problem)
 
 
 def _turns(data: ImageData, start: int, size: int) -> list[list[slice]]:

@@ -35,9 +35,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = holder / path.name
     try:
         yield temporary
+        _sync(temporary)
         if temporary.is_dir() and path.exists():
             shutil.rmtree(path)
-        _sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
         raise ArgumentError(f"{path}: not written, nothing is lost: {error.strerror or error}") from None

@@ -80,6 +80,8 @@ ALONE = Group()
 def joined(chosen: torch.device) -> Iterator[Group]:
     """The group that torchrun has started, or a group of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(Group(size=size).device(chosen))
     if size == 1:
         yield Group()
         return

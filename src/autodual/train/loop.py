@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class Loop:
     validate: Callable[[nn.Module, int], None] | None = None
     observe: Observer = lambda progress: None
     stop: Callable[[], bool] = lambda: False
-    warnings: list[str] = field(default_factory=list)
+    say: Callable[[str], None] = lambda line: None
     group: Group = ALONE
 
     def fit(self) -> None:
@@ -68,9 +68,11 @@ class Loop:
         optimiser = make_optimiser(config, self.model)
         generator = torch.Generator(device)
         position, sums = self._resume(optimiser, device)
+        if position.step == 0:
+            self._save(optimiser, position, sums)  # so that whoever resumes knows which metrics came before
         self.model.train()
         objective = self.group.wrap(make_objective(config, self.model, eps))
-        step = make_step(objective, optimiser, generator, config.clip_gradients)
+        step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch)
         batches = math.ceil(len(self.data) / config.batch)
         saved = time.monotonic()
         for epoch in range(position.epoch, config.epochs):
@@ -97,6 +99,8 @@ class Loop:
                     saved = time.monotonic()
                     if stop:
                         raise StoppedError(f"{self.run.folder}: stopped as asked; go on with --resume")
+            if self._due(epoch):
+                self._save(optimiser, position, sums)  # a validation may take long, and be interrupted
             self._end_epoch(epoch, position.step, sums, time.monotonic() - started, first > 0)
             position = Position(self.stage, epoch + 1, 0, position.step)
             sums.zero_()
@@ -118,12 +122,16 @@ class Loop:
             kind="epoch", stage=self.stage, epoch=epoch, step=step, eps=eps_at(self.config, epoch), lr=lr_at(self.config, epoch),
             loss=loss, robust_error=robust, error=wrong, seconds=None if partial else round(seconds, 3), examples=len(self.data),
         )  # fmt: skip
-        every = self.config.evaluate_every
-        if self.validate is not None and every and (epoch + 1) % every == 0 and self.group.first:
+        if self.validate is not None and self._due(epoch) and self.group.first:
             self.model.eval()
             self.validate(self.model, epoch)
             self.model.train()
         self.group.wait()
+
+    def _due(self, epoch: int) -> bool:
+        """Whether a validation follows this epoch."""
+        every = self.config.evaluate_every
+        return every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == self.config.epochs)
 
     def _record(self, **values: object) -> None:
         if self.group.first:
@@ -142,7 +150,8 @@ class Loop:
 
     def _resume(self, optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[Position, Tensor]:
         path, damaged = checkpoint.newest(self.run.checkpoints)
-        self.warnings += [f"damaged checkpoint passed over: {d}" for d in damaged]
+        for fault in damaged:
+            self.say(f"damaged checkpoint passed over: {fault}")
         if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
             position, extra = checkpoint.restore(path, self.model, optimiser)
             if self.group.first:

@@ -25,9 +25,6 @@ class Objective(nn.Module):
         """Random numbers for steps on such batches, if there are any."""
         return None
 
-    def set_ball(self, ball: Perturbation) -> None:
-        """Another size of perturbation."""
-
 
 class StandardObjective(Objective):
     """The usual cross-entropy; with a ball, on the worst examples that an attack finds in it."""
@@ -35,9 +32,6 @@ class StandardObjective(Objective):
     def __init__(self, model: nn.Module, ball: Perturbation | None = None) -> None:
         super().__init__()
         self.model, self.ball = model, ball
-
-    def set_ball(self, ball: Perturbation) -> None:
-        self.ball = None if self.ball is None else ball
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         clean = self.model(x)
@@ -59,9 +53,6 @@ class RobustObjective(Objective):
         super().__init__()
         self.model, self.weight = model, weight
         self.loss = RobustCrossEntropy(model, ball, engine)
-
-    def set_ball(self, ball: Perturbation) -> None:
-        self.loss.ball = ball
 
     def draw(self, x: Tensor) -> Draws | None:
         return self.loss.draw(x) if isinstance(self.loss.engine, Projected) else None

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,8 +68,10 @@ class Run:
 
     def begin(self, config: TrainConfig, resume: bool) -> None:
         """Claim the folder for this config: fresh, or to go on with the same."""
+        for left in (*self.folder.glob(".writing-*"), *self.checkpoints.glob(".writing-*")):
+            shutil.rmtree(left, ignore_errors=True)  # by a process that was killed
         if not self.config_file.exists():
-            if any(p.name != ".lock" for p in self.folder.iterdir()):
+            if any(not p.name.startswith((".lock", ".writing-")) for p in self.folder.iterdir()):
                 raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another --out")
             write_text(self.config_file, dump_yaml(config.to_mapping()))
             return

@@ -77,9 +77,9 @@ def make_ball(config: TrainConfig, eps: float | torch.Tensor | None = None) -> P
     return LinfBall(size, clip=config.clip) if config.norm == "linf" else L2Ball(size)
 
 
-def make_engine(config: TrainConfig, generator: torch.Generator | None = None) -> BoundEngine | None:
+def make_engine(config: TrainConfig) -> BoundEngine | None:
     if config.engine == "projected":
-        return Projected(config.k, not config.per_term, ESTIMATORS[config.estimator], generator=generator)
+        return Projected(config.k, not config.per_term, ESTIMATORS[config.estimator])
     return {"dual": Dual(), "ibp": IBP(), "none": None}[config.engine]
 
 

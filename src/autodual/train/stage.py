@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -65,7 +66,7 @@ def train_stage(
     def validate(network: nn.Module, epoch: int) -> None:
         found = judge(network, judge_on, make_ball(config), tell=watch.tell, what="validating")
         split = "validation" if held_out is not None else "train"
-        better = found.robust_error < _best_so_far(run, stage)
+        better = (found.robust_error, found.error) <= _best_so_far(run, stage)  # of equals, the later one
         run.record(
             kind="validation", stage=stage, epoch=epoch, split=split, engine="Dual()", examples=len(judge_on), eps=config.eps,
             error=found.error, robust_error=found.robust_error,
@@ -73,17 +74,15 @@ def train_stage(
         if held_out is not None and better:
             save_model(best, network)
 
-    loop = Loop(config, run, stage, model, data, validate, watch.step, watch.stop, group=group)
-    loop.fit()
-    for line in loop.warnings:
-        watch.say(line)
+    Loop(config, run, stage, model, data, validate, watch.step, watch.stop, watch.say, group).fit()
     if held_out is not None and best.exists():
         load_model(best, model)
 
 
-def _best_so_far(run: Run, stage: int) -> float:
+def _best_so_far(run: Run, stage: int) -> tuple[float, float]:
+    """Robust error and error of the best validation of this stage."""
     if not run.metrics_file.exists():
-        return float("inf")
+        return (math.inf, math.inf)
     lines = [json.loads(line) for line in run.metrics_file.read_text(encoding="utf-8").splitlines()]
-    found = [e["robust_error"] for e in lines if e["kind"] == "validation" and e["stage"] == stage]
-    return min(found, default=float("inf"))
+    found = [(e["robust_error"], e["error"]) for e in lines if e["kind"] == "validation" and e["stage"] == stage]
+    return min(found, default=(math.inf, math.inf))

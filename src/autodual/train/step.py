@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual.bounds import Draws, Projected
-from autodual.certify.loss import _uses_batch_statistics
+from autodual.certify.loss import uses_batch_statistics
 from autodual.train.objective import Objective, RobustObjective
 
 WARM_UP = 3
@@ -50,15 +50,17 @@ class Step:
 
 
 class GraphStep(Step):
-    """The same, replaying a CUDA graph for batches of the size that it first saw; others run plainly."""
+    """The same, replaying a CUDA graph for batches of one size; others run plainly."""
 
     graph: torch.cuda.CUDAGraph | None = None
+    batch: int = 0
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        if self.graph is None:
-            self._capture(x, labels)
-        if len(x) != len(self.x):
+        if len(x) != self.batch:
             return super().__call__(x, labels, weight)
+        if self.graph is None:
+            with torch.cuda.device(x.device):
+                self._capture(x, labels)
         self.x.copy_(x)
         self.labels.copy_(labels)
         self._fresh(x)
@@ -69,7 +71,7 @@ class GraphStep(Step):
 
     def _capture(self, x: Tensor, labels: Tensor) -> None:
         self.x, self.labels = x.clone(), labels.clone()
-        draws = self._fresh(x)
+        draws = self.draws[len(x)] = inner(self.objective).draw(x)  # not from our generator, which belongs to the step
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -90,16 +92,24 @@ class GraphStep(Step):
 
 
 def make_step(
-    objective: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator, clip_gradients: float | None
+    objective: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    generator: torch.Generator,
+    clip_gradients: float | None,
+    batch: int,
 ) -> Step:
     """A CUDA graph where the step allows it: projections on a GPU, in one process, and no batch statistics."""
     static = (
         generator.device.type == "cuda"
         and isinstance(objective, RobustObjective)
         and isinstance(objective.loss.engine, Projected)
-        and not _uses_batch_statistics(objective.model)
+        and not uses_batch_statistics(objective.model)
     )
-    return (GraphStep if static else Step)(objective, optimiser, generator, clip_gradients)
+    if not static:
+        return Step(objective, optimiser, generator, clip_gradients)
+    step = GraphStep(objective, optimiser, generator, clip_gradients)
+    step.batch = batch
+    return step
 
 
 def inner(objective: nn.Module) -> Objective:
