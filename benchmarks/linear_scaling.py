@@ -4,8 +4,8 @@
     PYTHONPATH=src python benchmarks/linear_scaling.py --device cuda --out FOLDER      (needs torch and numpy alone)
     python benchmarks/linear_scaling.py --plot-only                                    (draws the picture from the json files)
 
-10 examples of 1 x 28 x 28, k = 50, l-infinity 0.1, float32 in PyTorch's default precision, no gradients; the number of filters
-varies over two decades. "One at a time" is the paper's way (10 examples, minibatch size 1: the time is for all 10); "together" is one
+10 examples of 1 x 28 x 28, k = 50, l-infinity 0.1 clipped to [0, 1], float32 in PyTorch's default precision, no gradients; the number
+of filters varies over two decades. "One at a time" is the paper's way (10 examples, minibatch size 1: the time is for all 10); "together" is one
 batch of 10, where memory allows.
 
 convolution: Conv2d(1, F, 3, padding=1), whose 784 F outputs enter a ReLU and are bounded; `Projected(50, exact_first=False)`.
@@ -133,7 +133,7 @@ def evaluation(point: Point, device: str, limits: Limits) -> Callable[[slice], T
     model = make_network(point.network, point.filters).eval().to(device)
     x, labels = torch.rand(EXAMPLES, 1, 28, 28, device=device), torch.arange(EXAMPLES, device=device)
     network = ad.capture(model, x[:1])
-    engine, ball = make_engine(point.network, point.method, limits), ad.LinfBall(0.1)
+    engine, ball = make_engine(point.network, point.method, limits), ad.LinfBall(0.1, clip=(0.0, 1.0))
 
     def evaluate(part: slice) -> Tensor:
         dual, region = build(network), ball.around(x[part])
@@ -320,11 +320,16 @@ def points(network: str, method: str, batch: int, device: str, quick: bool) -> l
     return [Point(network, method, batch, filters) for filters in sizes]
 
 
-def measure_all(device: str, quick: bool, limits: Limits, threads: int) -> dict[str, Any]:
-    rows = [
+def measure_all(
+    device: str, quick: bool, limits: Limits, threads: int, before: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """`before`: rows of an earlier run, of which those of exact engines are kept instead of measured."""
+    rows = [] if before is None else [row for row in before if row["method"] != "projected"]
+    rows += [
         row
         for network in ("convolution", "two convolutions")
         for method, batch in SERIES
+        if before is None or method == "projected"
         for row in series(points(network, method, batch, device, quick), device, limits, threads)
     ]
     return {
@@ -347,6 +352,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="on the CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
     parser.add_argument("--exact-seconds", type=float, help="budget of the exact engines")
+    parser.add_argument("--projections-only", action="store_true", help="keep the exact engines' rows of the json file")
     parser.add_argument("--plot-only", action="store_true", help="draw the picture from the json files in the folder")
     parser.add_argument("--measure", nargs=4, metavar="WHAT", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -362,9 +368,12 @@ def main() -> None:
             network, method, batch, filters = options.measure
             print(json.dumps(measure(Point(network, method, int(batch), int(filters)), "cpu", limits)))
             return
-        record = measure_all(options.device, options.sizes == "quick", limits, options.threads)
+        stem = options.out / f"linear_scaling_{options.device}"
+        before = None
+        if options.projections_only:
+            before = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+        record = measure_all(options.device, options.sizes == "quick", limits, options.threads, before)
     options.out.mkdir(parents=True, exist_ok=True)
-    stem = options.out / f"linear_scaling_{options.device}"
     stem.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(show(record), encoding="utf-8")
     print(show(record))
