@@ -5,8 +5,8 @@
     python benchmarks/linear_scaling.py --plot-only                                    (draws the picture from the json files)
 
 10 examples of 1 x 28 x 28, k = 50, l-infinity 0.1 clipped to [0, 1], float32 in PyTorch's default precision, no gradients; the number
-of filters varies over two decades. "One at a time" is the paper's way (10 examples, minibatch size 1: the time is for all 10); "together" is one
-batch of 10, where memory allows.
+of filters varies over two decades. "One at a time" is the paper's way (10 examples, minibatch size 1: the time is for all 10);
+"together" is one batch of 10, where memory allows.
 
 convolution: Conv2d(1, F, 3, padding=1), whose 784 F outputs enter a ReLU and are bounded; `Projected(50, exact_first=False)`.
 two convolutions: Conv2d(1, 4, 3) - ReLU - Conv2d(4, F - 4, 3) - ReLU - Linear(10), both padded, again 784 F hidden units; all margins
