@@ -25,7 +25,11 @@ def split_leading(a: Tensor, rows: int) -> Tensor:
 
 def channels_inside(a: Tensor) -> Tensor:
     """[N, C, H, W] with the channels of a position next to each other in memory, which a CPU convolves faster; else as it is."""
-    return a.contiguous(memory_format=torch.channels_last) if a.dim() == 4 and a.device.type == "cpu" else a
+    if a.dim() != 4 or a.device.type != "cpu":
+        return a
+    if a.shape[1] == 1 and a.is_contiguous():  # only the strides tell, and a convolution passes them on
+        return a.squeeze(1).unsqueeze(-1).movedim(-1, 1)
+    return a.contiguous(memory_format=torch.channels_last)
 
 
 def has_channels_inside(a: Tensor) -> bool:

@@ -104,5 +104,5 @@ def _through_affine(layer: AffineDual, operands: list[Streams], shapes: tuple[tu
             else present[0].new_zeros(count * batch, *shape)
             for streams, shape in zip(operands, shapes, strict=True)
         ]
-        result[source] = split_leading(channels_inside(layer.linear(*columns)), count)
+        result[source] = split_leading(channels_inside(layer.linear(*map(channels_inside, columns))), count)
     return result
