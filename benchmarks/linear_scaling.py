@@ -321,10 +321,11 @@ def points(network: str, method: str, batch: int, device: str, quick: bool) -> l
 
 
 def measure_all(
-    device: str, quick: bool, limits: Limits, threads: int, before: list[dict[str, Any]] | None
+    device: str, quick: bool, limits: Limits, threads: int, before: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """`before`: rows of an earlier run, of which those of exact engines are kept instead of measured."""
-    rows = [] if before is None else [row for row in before if row["method"] != "projected"]
+    """`before`: the record of an earlier run, of which the rows of exact engines are kept instead of measured."""
+    rows = [] if before is None else [row for row in before["rows"] if row["method"] != "projected"]
+    exact_limits = {"seconds": limits.exact_seconds, "bytes": limits.exact_bytes}
     rows += [
         row
         for network in ("convolution", "two convolutions")
@@ -338,7 +339,7 @@ def measure_all(
         "device": device,
         "k": K,
         "tf32_in_convolutions": torch.backends.cudnn.allow_tf32,
-        "exact_limits": {"seconds": limits.exact_seconds, "bytes": limits.exact_bytes},
+        "exact_limits": exact_limits if before is None else before["exact_limits"],
         "projected_limit_bytes": limits.projected_bytes,
         "rows": rows,
         "fits": fits(rows),
@@ -371,7 +372,7 @@ def main() -> None:
         stem = options.out / f"linear_scaling_{options.device}"
         before = None
         if options.projections_only:
-            before = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+            before = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
         record = measure_all(options.device, options.sizes == "quick", limits, options.threads, before)
     options.out.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
