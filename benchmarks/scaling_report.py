@@ -92,7 +92,7 @@ def show(record: dict[str, Any]) -> str:
         *(_fit_line(fit, record["device"]) for fit in record["fits"]),
         "",
         *_trust(record),
-        f"Exact engines go on until {EXAMPLES} examples take more than {limits['seconds']:.0f} s or {limits['bytes'] >> 30} GiB:",
+        f"Exact engines go on until {EXAMPLES} examples take more than {limits['seconds']:g} s or {limits['bytes'] >> 30} GiB:",
         "",
         *_endings(record["rows"]),
         "",
