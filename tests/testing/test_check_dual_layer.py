@@ -201,3 +201,39 @@ def test_leaves_the_module_alone() -> None:
     check_dual_layer(module)
     assert module.training
     assert module.weight.dtype == torch.float32
+
+
+class Bandless(ad.ElementwiseDual):
+    """ReLU between two lines that are not parallel."""
+
+    def value(self, z: torch.Tensor) -> torch.Tensor:
+        return z.relu()
+
+    def image(self, z: ad.Interval) -> ad.Interval:
+        return ad.Interval(z.lower.relu(), z.upper.relu())
+
+    def lines(self, z: ad.Interval) -> ad.Lines:
+        return DualReLU().lines(z)
+
+
+class WrongLines(Bandless):
+    def lines(self, z: ad.Interval) -> ad.Lines:
+        right = super().lines(z)
+        return ad.Lines(right.lower_slope, right.lower_offset + 0.1, right.upper_slope, right.upper_offset)
+
+
+def test_a_layer_may_do_without_a_band() -> None:
+    class Bent(Rectifier):
+        pass
+
+    ad.register(Bent)(Bandless)
+    check_dual_layer(Bent())
+
+
+def test_the_lines_of_a_layer_without_a_band_are_checked() -> None:
+    class BadlyBent(Rectifier):
+        pass
+
+    ad.register(BadlyBent)(WrongLines)
+    with pytest.raises(AssertionError, match="lines: the function is not above its lower line"):
+        check_dual_layer(BadlyBent())

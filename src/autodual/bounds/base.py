@@ -114,7 +114,7 @@ def require_bands(network: DualNetwork, engine: str) -> None:
     """Refuse at once a network with an activation that has no pair of parallel lines."""
     for index in network.activations:
         node = network.nodes[index]
-        if isinstance(node.layer, ElementwiseDual) and type(node.layer).band is ElementwiseDual.band:
+        if isinstance(node.layer, ElementwiseDual) and not node.layer.has_band:
             raise UnsupportedOperationError(
                 f"{node.name}: {type(node.layer).__name__} has no band (two parallel lines), which {engine}() needs; "
                 f"give it a method `band`, or use Crown(intermediate=IBP())"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from autodual.certify import Combination
+from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
@@ -17,31 +18,14 @@ from autodual.train.evaluate import Tell, attacked
 from autodual.train.loop import StoppedError
 
 
+@with_config_options(*TARGET)
 def attack(
     target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
-    dataset: Annotated[str | None, typer.Option(help="data set, as for train; the run's own when not given")] = None,
-    data_folder: Annotated[str | None, typer.Option(help="where data sets lie")] = None,
-    model: Annotated[str | None, typer.Option(help="model, as for train; the run's own when not given")] = None,
-    normalise: Annotated[bool | None, typer.Option("--normalise/--no-normalise", help="as for train")] = None,
-    norm: Annotated[Literal["linf", "l2"] | None, typer.Option(help="norm of the perturbation")] = None,
-    eps: Annotated[float | None, typer.Option(help="size of the perturbation")] = None,
-    clip: Annotated[tuple[float, float] | None, typer.Option(help="range that perturbed images stay in")] = None,
     limit: Annotated[int | None, typer.Option(help="only the first so many test images", min=1)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
-    opened = open_target(
-        target,
-        limit,
-        device=device,
-        dataset=dataset,
-        data_folder=data_folder,
-        model=model,
-        normalise=normalise,
-        norm=norm,
-        eps=eps,
-        clip=clip,
-    )
+    opened = open_target(target, limit, changes or {})
     with Signals() as signals:
         display = Display(signals.stop)
         tell = display.watch().tell

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
@@ -25,36 +26,19 @@ ENGINES: dict[str, BoundEngine] = {
 }
 
 
+@with_config_options(*TARGET)
 def certify(
     target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
-    dataset: Annotated[str | None, typer.Option(help="data set, as for train; the run's own when not given")] = None,
-    data_folder: Annotated[str | None, typer.Option(help="where data sets lie")] = None,
-    model: Annotated[str | None, typer.Option(help="model, as for train; the run's own when not given")] = None,
-    normalise: Annotated[bool | None, typer.Option("--normalise/--no-normalise", help="as for train")] = None,
-    norm: Annotated[Literal["linf", "l2"] | None, typer.Option(help="norm of the perturbation")] = None,
-    eps: Annotated[float | None, typer.Option(help="size of the perturbation")] = None,
-    clip: Annotated[tuple[float, float] | None, typer.Option(help="range that perturbed images stay in")] = None,
     engine: Annotated[Engine, typer.Option(help="how to bound")] = "dual",
     limit: Annotated[int | None, typer.Option(help="only the first so many test images", min=1)] = None,
     out: Annotated[
         Path | None, typer.Option(help="one line of JSON per image; certificates-ENGINE.jsonl when not given")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted file")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    changes: dict[str, Any] | None = None,
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
-    opened = open_target(
-        target,
-        limit,
-        device=device,
-        dataset=dataset,
-        data_folder=data_folder,
-        model=model,
-        normalise=normalise,
-        norm=norm,
-        eps=eps,
-        clip=clip,
-    )
+    opened = open_target(target, limit, changes or {})
     file = out or (target if target.is_dir() else Path()) / f"certificates-{engine}.jsonl"
     with Signals() as signals:
         display = Display(signals.stop)

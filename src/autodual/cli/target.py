@@ -32,9 +32,9 @@ class Target:
     """Of a cascade run, with its own size of perturbation."""
 
 
-def open_target(place: Path, limit: int | None, **options: object) -> Target:
-    """`options` are those of `TrainConfig`, None where not given; a run folder supplies the rest."""
-    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target:
+    """`given`: options of `TrainConfig`; a run folder supplies the others, but the device is this machine's."""
+    changes = {"device": "auto"} | given
     if place.is_dir():
         run = Run(place)
         if not run.config_file.exists():

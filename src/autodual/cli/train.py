@@ -17,7 +17,7 @@ from autodual.train.loop import StoppedError
 from autodual.train.run import Run, read_yaml
 
 
-@with_config_options
+@with_config_options()
 def train(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file with any of the options below; flags win over it")

@@ -121,8 +121,13 @@ class ElementwiseDual(ABC):
     def image(self, z: Interval) -> Interval:
         """The smallest interval that holds f(z)."""
 
+    @property
+    def has_band(self) -> bool:
+        """Whether the layer has two parallel lines. One without works with `Crown` and `IBP` only; other engines refuse it at once."""
+        return type(self).band is not ElementwiseDual.band
+
     def band(self, z: Interval) -> Band:
-        """The common slope with the smallest radius. A layer may do without; then it works with `Crown` and `IBP` only."""
+        """The common slope with the smallest radius."""
         raise NotImplementedError(f"{type(self).__name__} has no band")
 
     @abstractmethod

@@ -49,7 +49,7 @@ class ElementwiseCheck:
         with torch.no_grad():
             values = self.layer.value(points)
             self._sound(z, points, values)
-            if self.tightness is not None:
+            if self.tightness is not None and self.layer.has_band:
                 self._tight_band(z, points, values, self.tightness)
             if self.lines_tightness is not None:
                 self._tight_lines(z, points, values, self.lines_tightness)
@@ -74,8 +74,12 @@ class ElementwiseCheck:
         for side, end, sign in (("below", image.lower, 1.0), ("above", image.upper, -1.0)):
             excess = sign * (end.double() - values) - self._rounding(z, values)
             require_below(excess, f"{self.name}: image cuts off values {side}", l=l, u=u, z=points, f=values)
-        for kind, lines in (("band", _edges(self.layer.band(z))), ("lines", self.layer.lines(z))):
+        for kind, lines in self._relaxations(z).items():
             self._contains(lines, z, points, values, kind)
+
+    def _relaxations(self, z: Interval) -> dict[str, Lines]:
+        found = {"lines": self.layer.lines(z)}
+        return found | {"band": _edges(self.layer.band(z))} if self.layer.has_band else found
 
     def _contains(self, lines: Lines, z: Interval, points: Tensor, values: Tensor, kind: str) -> None:
         l, u = z.lower.double(), z.upper.double()  # noqa: E741
@@ -133,8 +137,8 @@ class ElementwiseCheck:
             values = self.layer.value(points.double())
             image = self.layer.image(z)
             flat = torch.zeros_like(image.lower)
-            found = _edges(self.layer.band(z)), self.layer.lines(z), Lines(flat, image.lower, flat, image.upper)
-        for kind, lines in zip(("band", "lines", "image"), found, strict=True):
+            found = self._relaxations(z) | {"image": Lines(flat, image.lower, flat, image.upper)}
+        for kind, lines in found.items():
             harmless = Lines(
                 *_harmless(lines.lower_slope, lines.lower_offset, -1),
                 *_harmless(lines.upper_slope, lines.upper_offset, 1),
@@ -146,13 +150,9 @@ class ElementwiseCheck:
         ends = torch.tensor([(torch.nan, 1.0), (-1.0, torch.nan), (torch.nan, torch.nan)], dtype=self.dtype)
         z = self._spread(Interval(ends[:, 0], ends[:, 1]))
         with torch.no_grad():
-            image, band, lines = self.layer.image(z), self.layer.band(z), self.layer.lines(z)
-        found = {
-            "image": (image.lower, image.upper),
-            "band": (band.slope, band.centre, band.radius),
-            "lines": (lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset),
-        }
-        for kind, tensors in found.items():
+            image = self.layer.image(z)
+            found = {kind: outputs(z) for kind, outputs in self._outputs().items()}
+        for kind, tensors in (found | {"the image": (image.lower, image.upper)}).items():
             finite = torch.stack([torch.as_tensor(t).expand_as(z.lower).isfinite() for t in tensors]).all(0)
             what = f"{self.name}: {kind} of an interval with a NaN end is finite, which would pass for a proof"
             require_below(finite.double(), what, l=z.lower, u=z.upper)
@@ -199,7 +199,8 @@ class ElementwiseCheck:
         return [zero if gradient is None else gradient for gradient in gradients]
 
     def _outputs(self) -> dict[str, _Outputs]:
-        return {"the band": self._band_outputs, "the lines": self._lines_outputs}
+        found: dict[str, _Outputs] = {"the lines": self._lines_outputs}
+        return found | {"the band": self._band_outputs} if self.layer.has_band else found
 
     def _band_outputs(self, z: Interval) -> tuple[Tensor, ...]:
         band = self.layer.band(z)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,13 +15,14 @@ from autodual.sets import Perturbation
 ATTACK_STEPS = 10
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """(x, labels) -> [loss, wrong under the bound, wrong]: the last two count examples, and carry no gradient."""
 
     model: nn.Module
 
+    @abstractmethod
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
-        raise NotImplementedError
+        """The summary of one batch."""
 
     def draw(self, x: Tensor) -> Draws | None:
         """Random numbers for steps on such batches, if there are any."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +15,7 @@ from autodual.bounds import IBP, BoundEngine, Dual, GeometricMean, MaximumLikeli
 from autodual.digits import digits_network
 from autodual.sets import L2Ball, LinfBall, Perturbation
 from autodual.train.config import TrainConfig
+from autodual.train.data import named_function
 
 ESTIMATORS = {"median": Median(), "geometric-mean": GeometricMean(), "maximum-likelihood": MaximumLikelihood()}
 PLAIN: dict[str, Callable[..., nn.Module]] = {"small": models.small, "large": models.large, "resnet": models.resnet}
@@ -31,7 +29,7 @@ def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | N
     """An untrained network for images of this shape; `statistics` become its first layer."""
     kind, _, rest = name.partition(":")
     if kind.endswith(".py"):
-        body = call_factory(name, shape, classes)
+        body = named_function(name)(shape, classes)
         if not isinstance(body, nn.Module):
             raise ArgumentError(f"model: {name} returned {type(body).__name__}, not an nn.Module")
         return body if statistics is None else nn.Sequential(models.Normalize(*statistics), body)
@@ -54,22 +52,6 @@ def _square(shape: Shape, name: str) -> tuple[int, int]:
             f"model: {name} takes square images [channels, width, width], but the data is {list(shape)}"
         )
     return shape[0], shape[1]
-
-
-def call_factory(place: str, *arguments: Any) -> Any:
-    """`file.py:function` called with the arguments. The user names this file: it is the only code that we run for them."""
-    path, _, function = place.rpartition(":")
-    file = Path(path)
-    if not function or not file.is_file():
-        raise ArgumentError(f"{place}: expected FILE.py:FUNCTION, with a file that exists")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, function, None)):
-        raise ArgumentError(f"{place}: {file} defines no function {function!r}")
-    return getattr(module, function)(*arguments)
 
 
 def make_ball(config: TrainConfig, eps: float | torch.Tensor | None = None) -> Perturbation:
