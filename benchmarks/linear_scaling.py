@@ -6,7 +6,8 @@
 
 10 examples of 1 x 28 x 28, k = 50, l-infinity 0.1 clipped to [0, 1], float32 in PyTorch's default precision, no gradients; the number
 of filters varies over two decades. "One at a time" is the paper's way (10 examples, minibatch size 1: the time is for all 10);
-"together" is one batch of 10, where memory allows.
+"together" is one batch of 10, where memory allows. On the GPU there is a third way, "100 examples": as many of 100 examples at once as
+keep a tensor below 2^31 values, so that small networks fill the GPU, too; the time is a tenth of what all of them take.
 
 convolution: Conv2d(1, F, 3, padding=1), whose 784 F outputs enter a ReLU and are bounded; `Projected(50, exact_first=False)`.
 two convolutions: Conv2d(1, 4, 3) - ReLU - Conv2d(4, F - 4, 3) - ReLU - Linear(10), both padded, again 784 F hidden units; all margins
@@ -20,17 +21,18 @@ to larger networks until 10 examples would take more than the seconds, or more t
 
 Time: median of 5 evaluations of all 10 examples after a warm-up (of 3 where one takes over 5 s), the GPU synchronised before each
 reading of the clock; random numbers are drawn in every evaluation; the model is captured beforehand. On the GPU, projections, which
-never wait for the device, are replayed as a CUDA graph, so that launching kernels is not on the clock. On the CPU, evaluations that
+never wait for the device, are replayed as a CUDA graph, so that launching kernels is not on the clock, and cuDNN tries its algorithms
+beforehand (`torch.backends.cudnn.benchmark`). On the CPU, evaluations that
 other processes disturb are repeated for a while, and the record says what remained. Memory: on the GPU, the most that PyTorch's
 allocator held at once during an evaluation less what it held before it (weights, inputs, the libraries' workspaces), so workspaces
 of convolutions count. On the CPU, growth of the peak resident set of a fresh process per point (VmHWM less VmRSS just before),
 after imports, model, data, a warm-up on a tiny network, and after the C library has given back the free memory that it kept from
 these, which would hide growth. Nothing else is subtracted.
 
-Slopes are least squares through log time and log memory over the two largest decades of sizes, and on the GPU also over the two
-decades up to the paper's largest network, 4,202,240 units; smaller sizes are shown, not fitted. Seconds per unit is the slope of a
-line with intercept through the same points; the paper has 2.26e-7 for one convolution on a Titan X. Writes
-linear_scaling_cpu|cuda.json and .md into benchmarks/results or FOLDER; the picture is linear_scaling.png there.
+Slopes are least squares through log time and log memory over at least the two largest decades of sizes, and on the GPU also over those
+up to the paper's largest network, 4,202,240 units; smaller sizes are shown, not fitted. Seconds per unit is the slope of a line with
+intercept through the same points; the paper has 2.26e-7 for one convolution on a Titan X. Writes linear_scaling_cpu|cuda.json and
+.md into benchmarks/results or FOLDER; the picture is linear_scaling.png there.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from typing import Any
 import torch
 from machine import RESULTS, describe
 from measuring import in_fresh_process, measured, quiet_turns, take_turn
-from scaling_report import EXAMPLES, K, draw, fits, show
+from scaling_report import EXAMPLES, MANY, K, draw, fits, show
 from torch import Tensor, nn
 
 import autodual as ad
@@ -62,6 +64,8 @@ from autodual.spec import margins
 FIRST = 4
 """Filters of the first of two convolutions."""
 GIBIBYTE = 1 << 30
+LARGEST_TENSOR = (1 << 31) - 1
+"""Values; the libraries' convolutions take no more."""
 LONG = 5.0
 """Seconds of an evaluation that is repeated three times instead of five."""
 PATIENCE = 30.0
@@ -81,14 +85,14 @@ LIMITS = {"cpu": Limits(4 * GIBIBYTE, 20.0, 8 * GIBIBYTE), "cuda": Limits(100 * 
 
 SIZES = {
     "cpu": (24, 36, 56, 84, 128, 196, 300, 450, 690, 1050, 1600, 2400),
-    "cuda": (16, 28, 54, 82, 126, 192, 296, 452, 696, 1064, 1632, 2496, 3820, 5360),
+    "cuda": (16, 32, 48, 80, 128, 192, 288, 448, 704, 1072, 1632, 2496, 3824, 5360),
 }
 BELOW: dict[str, tuple[int, ...]] = {"cpu": (6, 10, 16), "cuda": ()}
 """Smaller ones for the exact engines, of which one does not get far."""
 BEYOND: dict[str, tuple[int, ...]] = {"cpu": (), "cuda": (8160, 12500, 19000, 32000, 53600)}
 """Beyond the paper's sizes, for projections of one example at a time; more would need tensors of over 2^31 values."""
-QUICK = {"cpu": (28, 50, 90, 160), "cuda": (54, 150, 500, 1600, 5360)}
-"""Filters in all. 5360 filters are the paper's 4,202,240 units."""
+QUICK = {"cpu": (28, 50, 90, 160), "cuda": (48, 160, 512, 1600, 5360)}
+"""Filters in all; on the GPU a multiple of 16, which its convolutions prefer. 5360 filters are the paper's 4,202,240 units."""
 QUICK_SECONDS = 1.0
 """Budget of the exact engines in a smoke run."""
 
@@ -105,6 +109,15 @@ class Point:
     @property
     def units(self) -> int:
         return 784 * self.filters
+
+    @property
+    def examples(self) -> int:
+        return max(EXAMPLES, self.batch)
+
+    def parts(self) -> list[slice]:
+        """The examples that are bounded at once."""
+        size = min(self.batch, LARGEST_TENSOR // (K * self.units))
+        return [slice(start, min(start + size, self.examples)) for start in range(0, self.examples, size)]
 
 
 def make_network(kind: str, filters: int) -> nn.Sequential:
@@ -131,7 +144,7 @@ def evaluation(point: Point, device: str, limits: Limits) -> Callable[[slice], T
     """A function that bounds some of the 10 examples."""
     torch.manual_seed(0)
     model = make_network(point.network, point.filters).eval().to(device)
-    x, labels = torch.rand(EXAMPLES, 1, 28, 28, device=device), torch.arange(EXAMPLES, device=device)
+    x, labels = torch.rand(point.examples, 1, 28, 28, device=device), torch.arange(point.examples, device=device) % 10
     network = ad.capture(model, x[:1])
     engine, ball = make_engine(point.network, point.method, limits), ad.LinfBall(0.1, clip=(0.0, 1.0))
 
@@ -144,10 +157,6 @@ def evaluation(point: Point, device: str, limits: Limits) -> Callable[[slice], T
     return evaluate
 
 
-def parts(batch: int) -> list[slice]:
-    return [slice(start, start + batch) for start in range(0, EXAMPLES, batch)]
-
-
 # --------------------------------------------------------------------------------------------------------
 # One point
 
@@ -157,15 +166,17 @@ def measure(point: Point, device: str, limits: Limits) -> dict[str, Any]:
     warm_up(point, device, limits)
     try:
         evaluate = evaluation(point, device, limits)
-        cost = measured_on_gpu(evaluate, point.batch) if device == "cuda" else measured_on_cpu(evaluate, point.batch)
+        parts = point.parts()
+        cost = measured_on_gpu(evaluate, parts[0]) if device == "cuda" else measured_on_cpu(evaluate, point.batch)
         over = beyond(point, cost, limits)
         if over:
             return {"over": over}
-        rounds = 3 if cost["seconds"] * len(parts(point.batch)) > LONG else 5
+        rounds = 3 if cost["seconds"] * len(parts) > LONG else 5
         if device == "cuda":
-            seconds, disturbance = repeat_on_gpu(evaluate, point.batch, rounds, as_graph=point.method == "projected")
+            seconds, disturbance = repeat_on_gpu(evaluate, parts, rounds, as_graph=point.method == "projected")
         else:
-            seconds, disturbance = repeat_on_cpu(evaluate, point.batch, rounds)
+            seconds, disturbance = repeat_on_cpu(evaluate, parts, rounds)
+        seconds = [s * EXAMPLES / point.examples for s in seconds]
     except (ad.MemoryBudgetError, torch.OutOfMemoryError):
         return {"over": "memory"}
     except RuntimeError as error:  # keep what was measured before, and say what happened
@@ -198,13 +209,13 @@ def measured_on_cpu(evaluate: Callable[[slice], Tensor], batch: int) -> dict[str
     return cost
 
 
-def measured_on_gpu(evaluate: Callable[[slice], Tensor], batch: int) -> dict[str, Any]:
-    evaluate(slice(0, batch))  # libraries choose their algorithms and take their workspaces
+def measured_on_gpu(evaluate: Callable[[slice], Tensor], part: slice) -> dict[str, Any]:
+    evaluate(part)  # libraries choose their algorithms and take their workspaces
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, begin = torch.cuda.memory_allocated(), time.perf_counter()
-    result = evaluate(slice(0, batch))
+    result = evaluate(part)
     torch.cuda.synchronize()
     return {
         "seconds": time.perf_counter() - begin,
@@ -221,21 +232,21 @@ def beyond(point: Point, cost: dict[str, Any], limits: Limits) -> str:
         return "memory" if cost["growth_bytes"] > limits.projected_bytes else ""
     if cost["growth_bytes"] > limits.exact_bytes:
         return "memory"
-    return "time" if cost["seconds"] * len(parts(point.batch)) > limits.exact_seconds else ""
+    return "time" if cost["seconds"] * len(point.parts()) > limits.exact_seconds else ""
 
 
-def repeat_on_cpu(evaluate: Callable[[slice], Tensor], batch: int, rounds: int) -> tuple[list[float], float]:
+def repeat_on_cpu(evaluate: Callable[[slice], Tensor], parts: list[slice], rounds: int) -> tuple[list[float], float]:
     """Seconds of evaluations of all examples, and how many cores were busy elsewhere."""
-    works = {"all": lambda: torch.cat([evaluate(part)[:, :1] for part in parts(batch)])}
+    works = {"all": lambda: torch.cat([evaluate(part)[:, :1] for part in parts])}
     turns = quiet_turns(lambda: take_turn(works), rounds, PATIENCE)
     return [t.wall["all"] for t in turns], max(t.disturbance for t in turns)
 
 
 def repeat_on_gpu(
-    evaluate: Callable[[slice], Tensor], batch: int, rounds: int, as_graph: bool
+    evaluate: Callable[[slice], Tensor], parts: list[slice], rounds: int, as_graph: bool
 ) -> tuple[list[float], float]:
     def work() -> None:
-        for part in parts(batch):
+        for part in parts:
             evaluate(part)
 
     repeated = _captured(work) if as_graph else work
@@ -309,7 +320,10 @@ def _brief(row: dict[str, Any]) -> str:
     )
 
 
-SERIES = [("projected", 1), ("projected", EXAMPLES), ("dual", 1), ("forward", 1)]
+SERIES = {
+    "cpu": [("projected", 1), ("projected", EXAMPLES), ("dual", 1), ("forward", 1)],
+    "cuda": [("projected", 1), ("projected", EXAMPLES), ("projected", MANY), ("dual", 1), ("forward", 1)],
+}
 
 
 def points(network: str, method: str, batch: int, device: str, quick: bool) -> list[Point]:
@@ -329,7 +343,7 @@ def measure_all(
     rows += [
         row
         for network in ("convolution", "two convolutions")
-        for method, batch in SERIES
+        for method, batch in SERIES[device]
         if before is None or method == "projected"
         for row in series(points(network, method, batch, device, quick), device, limits, threads)
     ]
@@ -358,6 +372,7 @@ def main() -> None:
     parser.add_argument("--measure", nargs=4, metavar="WHAT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.backends.cudnn.benchmark = True
     if options.plot_only:
         draw(options.out)
         return

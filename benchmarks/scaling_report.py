@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EXAMPLES = 10
+MANY = 100
 K = 50
 DECADES = 2.0
 PAPER_SECONDS_PER_UNIT = 2.26e-7
@@ -24,6 +25,7 @@ NETWORKS = ("convolution", "two convolutions")
 NAMES = {
     ("projected", 1): "projections, one at a time",
     ("projected", EXAMPLES): "projections, together",
+    ("projected", MANY): "projections, 100 examples",
     ("dual", 1): "exact, Dual()",
     ("forward", 1): "exact, ForwardDual()",
 }
@@ -52,7 +54,8 @@ def fits(rows: list[Row]) -> list[Row]:
 
 def _fit(points: list[Row]) -> Row:
     largest = points[-1]["units"]
-    points = [p for p in points if p["units"] >= largest / 10**DECADES * 0.99]
+    start = max((p["units"] for p in points if p["units"] <= largest / 10**DECADES), default=0)
+    points = [p for p in points if p["units"] >= start]
     units, seconds, size = (np.array([float(p[key]) for p in points]) for key in ("units", "seconds", "bytes"))
     return {
         "from_units": points[0]["units"],
@@ -114,6 +117,8 @@ def _trust(record: dict[str, Any]) -> list[str]:
 
 def _fit_line(fit: Row, device: str) -> str:
     times = [_judged(fit[key], fit["method"]) for key in ("time_slope", "memory_slope")]
+    if fit["batch"] == MANY:  # the larger the network, the fewer at once
+        times[1] = ""
     comparable = fit["network"] == "convolution" and device == "cuda"
     paper = f"{PAPER_SECONDS_PER_UNIT / fit['seconds_per_unit']:.1f}" if comparable else ""
     return (
@@ -197,12 +202,12 @@ def _panel(axes: Axes, record: dict[str, Any], network: str, key: str, slope: st
     slopes = {(f["network"], f["method"], f["batch"]): f[slope] for f in record["fits"]}
     for (method, batch), name in NAMES.items():
         points = select(record["rows"], network, method, batch)
-        if not points:
+        if not points or (key == "bytes" and batch == MANY):
             continue
         known = slopes.get((network, method, batch))
         label = name if known is None else f"{name}: slope {known:.2f}"
         x, y = [p["units"] for p in points], [max(p[key], 1e-9) * unit for p in points]
-        style = "-" if batch == 1 else "--"
+        style = {1: "-", EXAMPLES: "--", MANY: ":"}[batch]
         filled = COLOURS[method] if batch == 1 else "white"
         axes.plot(
             x,

@@ -12,6 +12,9 @@ from autodual import kernels
 from autodual.bounds.draws import Angles
 from autodual.bounds.median import median_of_sizes
 from autodual.bounds.stream_ops import fresh_stream, pass_and_add
+from autodual.dual import Band
+from autodual.dual.relu import DualReLU
+from autodual.interval import Interval
 
 pytestmark = pytest.mark.gpu
 
@@ -77,3 +80,63 @@ def test_a_fresh_stream() -> None:
     torch.testing.assert_close(found, radius * (angles.angles + angles.turns).tan(), rtol=1e-4, atol=1e-5)
     (gradient,) = torch.autograd.grad(found.sum(), radius)
     torch.testing.assert_close(gradient, (angles.angles + angles.turns).tan().sum(0), rtol=1e-4, atol=1e-4)
+
+
+def _ends(*shape: int) -> tuple[Tensor, Tensor]:
+    """Intervals of all kinds: crossing zero, on either side of it, touching it, of no width."""
+    lower = torch.randn(*shape, device="cuda")
+    upper = lower + _random(*shape) * 2
+    lower.view(-1)[::7] = 0
+    upper.view(-1)[::7] = 0
+    lower.view(-1)[1::11] = 0
+    upper.view(-1)[1::11] = 1
+    upper.view(-1)[2::13] = lower.view(-1)[2::13]
+    return lower.requires_grad_(), upper.requires_grad_()
+
+
+def _plain_band(lower: Tensor, upper: Tensor) -> Band:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "usable", lambda *_: False)
+        return DualReLU().band(Interval(lower, upper))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 700), (2, 5, 9, 9)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_band_of_a_relu(shape: tuple[int, ...], channels_last: bool) -> None:
+    torch.manual_seed(0)
+    lower, upper = _ends(*shape)
+    given = (lower, upper)
+    if channels_last and len(shape) == 4:
+        given = (lower.contiguous(memory_format=torch.channels_last), upper)
+    found, plain = DualReLU().band(Interval(*given)), _plain_band(lower, upper)
+    assert torch.equal(found.slope, plain.slope)
+    assert torch.equal(found.radius, plain.radius)
+    weights = [torch.randn(shape, device="cuda") for _ in range(3)]
+    gradients = [
+        torch.autograd.grad(
+            sum((w * t).sum() for w, t in zip(weights, (b.slope, b.centre, b.radius), strict=True)), (lower, upper)
+        )
+        for b in (found, plain)
+    ]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_band_of_nan_is_nan() -> None:
+    broken = torch.full((4,), torch.nan, device="cuda")
+    assert bool(DualReLU().band(Interval(broken, broken)).slope.isnan().all())
+
+
+def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("autodual.kernels.trial.try_all", fail)
+    kernels._works.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no compiler"):
+            assert not kernels.usable(torch.zeros(1, device="cuda"))
+        samples = torch.randn(11, 40, device="cuda")
+        assert torch.equal(median_of_sizes(samples), samples.abs().median(0).values)
+    finally:
+        kernels._works.cache_clear()

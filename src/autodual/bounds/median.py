@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from autodual import kernels
 from autodual._tensor import has_channels_inside, in_memory_order
@@ -50,7 +51,9 @@ class _MedianOfSizes(torch.autograd.Function):
         if len(samples) <= kernels.LARGEST_K and kernels.usable(samples):
             from autodual.kernels import median as kernel
 
-            return kernel.median_of_sizes(samples.contiguous())
+            few = len(samples) <= kernels.FEW
+            comparisons = tuple((a, b) for a, b, *_ in selection_network(len(samples))) if few else None
+            return kernel.median_of_sizes(samples.contiguous(), comparisons)
         return _select_middle(samples)
 
     @staticmethod
@@ -58,6 +61,7 @@ class _MedianOfSizes(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         samples, middle = ctx.saved_tensors
         if kernels.usable(samples, middle, gradients[0]):

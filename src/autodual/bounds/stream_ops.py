@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from autodual import kernels
 from autodual._tensor import stacked
@@ -59,6 +60,7 @@ class _Pass(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stream, slope, radius, angles, turns = ctx.saved_tensors
         if kernels.usable(radius, angles, gradients[0]) and angles.shape[1] == 1:

@@ -1,6 +1,7 @@
 """A stream through an activation: slope * V + radius * tan(angles + turns) in one pass. Twin: `autodual.bounds.stream_ops`.
 
-One program owns some units of one example and walks over the k projections, so that sums over them need no second pass.
+One program owns some units of one example. Forward it treats some of the k projections, few of them where units are too few to
+fill the GPU; backward it walks over all, several at a time, so that sums over them need no second pass.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 BLOCK = 256
+ENOUGH = 1024
+"""Programs that fill a GPU."""
+TILE = (4, 128)
+"""Projections and units that a program treats at a time backward."""
+
+_ANY = ["k", "each", "features", "stream_row", "stream_example", "turn_example"]
 
 
-@triton.jit(do_not_specialize=["k", "features", "stream_row", "stream_example", "turn_example"])
+@triton.jit(do_not_specialize=_ANY)
 def _forward(  # type: ignore[no-untyped-def]
-    stream, slope, radius, angles, turns, result, k, features, stream_row, stream_example, turn_example,
+    stream, slope, radius, angles, turns, result, k, each, features, stream_row, stream_example, turn_example,
     has_stream: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     wide = features.to(tl.int64)
@@ -30,7 +37,8 @@ def _forward(  # type: ignore[no-untyped-def]
     turn = tl.load(turns + example * turn_example + unit, mask=inside, other=0.0)
     if has_stream:
         steep = tl.load(slope + place, mask=inside, other=0.0)
-    for row in range(k):
+    first = tl.program_id(2) * each
+    for row in range(first, tl.minimum(first + each, k)):
         value = reach * libdevice.tan(tl.load(angles + row * wide + unit, mask=inside, other=0.0) + turn)
         if has_stream:
             passed = tl.load(stream + row * stream_row + example * stream_example + unit, mask=inside, other=0.0)
@@ -38,10 +46,10 @@ def _forward(  # type: ignore[no-untyped-def]
         tl.store(result + row * examples * wide + place, value, mask=inside)
 
 
-@triton.jit(do_not_specialize=["k", "features", "stream_row", "stream_example", "turn_example"])
+@triton.jit(do_not_specialize=[name for name in _ANY if name != "each"])
 def _backward(  # type: ignore[no-untyped-def]
     gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, features, stream_row, stream_example,
-    turn_example, has_stream: tl.constexpr, own_stream: tl.constexpr, block: tl.constexpr,
+    turn_example, has_stream: tl.constexpr, own_stream: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     wide = features.to(tl.int64)
     stream_row = stream_row.to(tl.int64)
@@ -51,21 +59,24 @@ def _backward(  # type: ignore[no-untyped-def]
     inside = unit < features
     place = example * features + unit
     turn = tl.load(turns + example * turn_example + unit, mask=inside, other=0.0)
-    reach_total = tl.zeros([block], dtype=tl.float32)
-    slope_total = tl.zeros([block], dtype=tl.float32)
+    reach_total = tl.zeros([rows, block], dtype=tl.float32)
+    slope_total = tl.zeros([rows, block], dtype=tl.float32)
     if has_stream:
         steep = tl.load(slope + place, mask=inside, other=0.0)
-    for row in range(k):
-        given = tl.load(gradient + row * examples * wide + place, mask=inside, other=0.0)
-        reach_total += given * libdevice.tan(tl.load(angles + row * wide + unit, mask=inside, other=0.0) + turn)
+    for first in range(0, k, rows):
+        row = (first + tl.arange(0, rows)).to(tl.int64)[:, None]
+        valid = (row < k) & inside[None, :]
+        given = tl.load(gradient + row * examples * wide + place[None, :], mask=valid, other=0.0)
+        angle = tl.load(angles + row * wide + unit[None, :], mask=valid, other=0.0) + turn[None, :]
+        reach_total += given * libdevice.tan(angle)
         if has_stream:
-            passed = tl.load(stream + row * stream_row + example * stream_example + unit, mask=inside, other=0.0)
-            slope_total += given * passed
+            passed = stream + row * stream_row + (example * stream_example + unit)[None, :]
+            slope_total += given * tl.load(passed, mask=valid, other=0.0)
             if own_stream:
-                tl.store(on_stream + row * examples * wide + place, given * steep, mask=inside)
-    tl.store(on_radius + place, reach_total, mask=inside)
+                tl.store(on_stream + row * examples * wide + place[None, :], given * steep[None, :], mask=valid)
+    tl.store(on_radius + place, tl.sum(reach_total, 0), mask=inside)
     if has_stream:
-        tl.store(on_slope + place, slope_total, mask=inside)
+        tl.store(on_slope + place, tl.sum(slope_total, 0), mask=inside)
 
 
 def forward(stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor) -> Tensor:
@@ -76,8 +87,10 @@ def forward(stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles:
     slope = radius if slope is None else slope.contiguous()
     result = torch.empty((k, *radius.shape), dtype=radius.dtype, device=radius.device)
     rows = (0, 0) if stream is None else (stream.shape[1] * features, features if stream.shape[1] > 1 else 0)
-    _forward[(triton.cdiv(features, BLOCK), examples)](
-        radius if stream is None else stream, slope, radius, angles, turns, result, k, features, *rows,
+    blocks = triton.cdiv(features, BLOCK)
+    each = triton.cdiv(k, min(k, triton.cdiv(ENOUGH, blocks * examples)))
+    _forward[(blocks, examples, triton.cdiv(k, each))](
+        radius if stream is None else stream, slope, radius, angles, turns, result, k, each, features, *rows,
         features if len(turns) > 1 else 0, stream is not None, BLOCK,
     )  # fmt: skip
     return result
@@ -90,20 +103,20 @@ def backward(
     gradient, angles, turns = gradient.contiguous(), angles.contiguous(), turns.contiguous()
     k, examples, features = len(angles), len(radius), radius[0].numel()
     on_radius = torch.empty_like(radius, memory_format=torch.contiguous_format)
+    grid, turn_example = (triton.cdiv(features, TILE[1]), examples), features if len(turns) > 1 else 0
     if stream is None or slope is None:
-        _backward[(triton.cdiv(features, BLOCK), examples)](
+        _backward[grid](
             gradient, gradient, gradient, angles, turns, on_radius, on_radius, on_radius, k, features, 0, 0,
-            features if len(turns) > 1 else 0, False, False, BLOCK,
+            turn_example, False, False, *TILE,
         )  # fmt: skip
         return None, None, on_radius
     stream, slope = stream.contiguous(), slope.contiguous()
     own = stream.shape[1] == examples
     on_stream = torch.empty_like(gradient if own else stream)
     on_slope = torch.empty_like(on_radius)
-    _backward[(triton.cdiv(features, BLOCK), examples)](
+    _backward[grid](
         gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, features,
-        stream.shape[1] * features, features if stream.shape[1] > 1 else 0, features if len(turns) > 1 else 0,
-        True, own, BLOCK,
+        stream.shape[1] * features, features if stream.shape[1] > 1 else 0, turn_example, True, own, *TILE,
     )  # fmt: skip
     if not own:
         on_stream = (gradient * slope).sum(1, keepdim=True)
