@@ -175,6 +175,38 @@ def test_a_missing_file_is_one_sentence_in_its_section(run: Path, file: str, key
         assert (f"{file} is missing." in page.sections[f"run-1-{key}"]) == (key in keys)
 
 
+def test_a_single_network_has_no_section_about_stages(run: Path) -> None:
+    (run / "cascade.json").unlink()
+    with (run / "config.yaml").open("a") as config:
+        config.write("cascade: 1\n")
+    assert list(page_of(run)[0].sections) == [f"run-1-{key}" for key in KEYS if key != "cascade"]
+
+
+def test_a_point_far_above_the_curves_does_not_flatten_them(run: Path) -> None:
+    early = {
+        "kind": "validation",
+        "stage": 0,
+        "epoch": 9,
+        "split": "train",
+        "engine": "Dual()",
+        "examples": 500,
+        "eps": 0.1,
+    }
+    lines = [
+        {"kind": "epoch", "stage": 0, "epoch": e, "error": 0.01, "robust_error": 0.04 + 0.001 * e} for e in range(20)
+    ]
+    lines += [
+        early | {"error": 0.01, "robust_error": 0.988},
+        early | {"epoch": 19, "error": 0.01, "robust_error": 0.03},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page, html = page_of(run)
+    section = page.sections["run-1-training"]
+    assert "Above the frame, at its edge: 98.80\N{NO-BREAK SPACE}% at epoch 9." in section
+    assert "Last exact evaluation (500 training examples" in section
+    assert "robust, exact: error, % 98.8 at epoch 9" in html
+
+
 @pytest.mark.parametrize(
     "file", ["evaluation.json", "metrics.jsonl", "gallery.npz", "cascade.json", "environment.json"]
 )

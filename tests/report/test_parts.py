@@ -73,6 +73,16 @@ def test_bins_count_every_value_once_and_meet_at_the_pivot(pivot: float) -> None
     assert beyond_pivot == sum(value >= pivot for value in values)
 
 
+def test_far_values_below_the_pivot_are_not_counted_above_it() -> None:
+    bins = make_bins([0.0] * 6 + [0.150, 0.151, 0.152, 0.153] * 20, pivot=0.1, most=0.2)
+    above = sum(n for edge, n in zip(bins.edges[:-1], bins.counts, strict=True) if edge >= 0.1 - 1e-9)
+    assert above == 80
+    assert bins.beyond == 6
+    whole = make_bins([0.0] * 6 + [0.150, 0.151, 0.152, 0.153] * 20, pivot=0.1, least=0.0, most=0.2)
+    assert whole.beyond == 0
+    assert whole.edges[0] == pytest.approx(0.0)
+
+
 @pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [-1.0, -1.0], [0.2] * 5 + [0.0]])
 def test_bins_of_few_values(values: list[float]) -> None:
     assert sum(make_bins(values).counts) == len(values)

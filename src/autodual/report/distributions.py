@@ -66,7 +66,7 @@ def _radii(run: Run) -> Figure | None:
         return None
     eps, limit = number(run.evaluation, "eps"), number(run.evaluation, "radius_limit")
     pivot = eps if eps is not None else 0.0
-    bins = make_bins(values, pivot=pivot, most=limit)
+    bins = make_bins(values, pivot=pivot, least=0.0, most=limit)
     reaching = sum(value >= pivot for value in values)
     chart = histogram(
         f"Histogram of {len(values)} certified radii",

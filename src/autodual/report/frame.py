@@ -23,7 +23,7 @@ def plain_tick(value: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """Title with its unit, how ticks are written, and what limits the range."""
+    """Title with its unit, how ticks are written, and what limits the range: values beyond `most` stand at its edge."""
 
     title: str
     tick: Format = plain_tick
@@ -60,7 +60,7 @@ class Frame:
         fit: the horizontal axis ends at the last value instead of the next round one.
         """
         columns = list(xs)
-        y = Scale.around(ys, HEIGHT - BOTTOM, TOP, zero=up.zero, most=up.most)
+        y = Scale.around((min(value, up.most) for value in ys), HEIGHT - BOTTOM, TOP, zero=up.zero, most=up.most)
         left = 12 + CHARACTER * max(len(up.tick(value)) for value in y.ticks)
         x = Scale.around(columns, left, WIDTH - right, zero=across.zero, steps=6)
         if fit and columns and max(columns) > x.low:

@@ -24,20 +24,24 @@ class Bins:
     beyond: int
 
 
-def make_bins(values: Sequence[float], pivot: float = 0.0, bins: int = BINS, most: float | None = None) -> Bins:
-    """Bins of a round width of which one begins at `pivot`.
+def make_bins(
+    values: Sequence[float], pivot: float = 0.0, bins: int = BINS, least: float | None = None, most: float | None = None
+) -> Bins:
+    """Bins of a round width of which one begins at `pivot`; values below it are never counted in a bin above.
 
-    A few values far away would squeeze all others into one bin: the range ends five interquartile ranges from the middle half.
+    A few values far away would squeeze all others into one bin: the range ends five interquartile ranges from the middle half,
+    but not before `least` and `most`.
     """
     data = np.asarray(values, dtype=float)
     low, quarter, three, high = np.quantile(data, [0.0, 0.25, 0.75, 1.0])
     reach = 5 * (three - quarter) or math.inf
     low, high = min(max(low, quarter - reach), pivot), max(min(high, three + reach), pivot)
+    low = min(low, least) if least is not None else low
     high = max(high, most) if most is not None else high
     width = nice_step(max(high - low, 1e-12), bins)
-    first = math.floor((low - pivot) / width + 1e-9)
-    last = max(math.floor((high - pivot) / width + 1e-9) + 1, first + 1)
     place = np.floor((data - pivot) / width + 1e-9)
+    first = min(math.floor((low - pivot) / width + 1e-9), -1 if (place < 0).any() else 0)
+    last = max(math.floor((high - pivot) / width + 1e-9) + 1, first + 1)
     beyond = int(((place < first) | (place >= last)).sum())
     counts = np.bincount((place.clip(first, last - 1) - first).astype(int), minlength=last - first)
     return Bins(tuple(pivot + width * index for index in range(first, last + 1)), tuple(counts.tolist()), beyond)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autodual._errors import ArgumentError, AutodualError
+from autodual._files import replacing
 from autodual.report.blocks import Section
 from autodual.report.classes import classes
 from autodual.report.comparison import compare, letter
@@ -20,8 +21,7 @@ from autodual.report.pictures import pictures
 from autodual.report.settings import settings
 from autodual.report.stages import stages
 from autodual.report.training import training
-from autodual.report.values import Record, mapping, text, whole
-from autodual.train.files import replacing
+from autodual.report.values import Record, count, mapping, text, whole
 
 if TYPE_CHECKING:
     import jinja2
@@ -83,7 +83,8 @@ def _template() -> jinja2.Template:
 
 def _chapter(index: int, runs: Sequence[Run]) -> Chapter:
     run = runs[index]
-    sections = [make(run) for make in (headline, training, epsilon, distributions, classes, pictures, stages)]
+    sections = [make(run) for make in (headline, training, epsilon, distributions, classes, pictures)]
+    sections += stages(run)
     sections.append(settings(run, [*runs[:index], *runs[index + 1 :]]))
     name = f"{letter(index)} · {run.name}" if len(runs) > 1 else run.name
     return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), run.damaged(), sections)
@@ -94,9 +95,9 @@ def _subtitle(environment: Record) -> str:
     trained = whole(data, "train")
     parts = [
         text(data, "name"),
-        f"{trained} training examples" if trained is not None else None,
+        f"{count(trained)} training examples" if trained is not None else None,
         text(environment, "device"),
         f"autodual {text(environment, 'autodual')}" if text(environment, "autodual") else None,
-        text(environment, "started"),
+        (text(environment, "started") or "").partition("T")[0],
     ]
     return " · ".join(part for part in parts if part)

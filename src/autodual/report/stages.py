@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from autodual.report.absence import absence
 from autodual.report.bars import Bar, Segment, Tick, bar_chart
 from autodual.report.blocks import Block, Note, Section, Table, Text, Tile, Tiles, Tone, Wide
@@ -23,10 +25,14 @@ SOUND = (
 NAMES = {"paper": "the paper's cascade", "routed": "routed cascade", "sum": "sum of logits"}
 
 
-def stages(run: Run) -> Section:
+def stages(run: Run) -> list[Section]:
+    """One section, or none of a single network."""
     record = run.cascade
+    missing = CASCADE in run.problems and run.problems[CASCADE] not in run.damaged()
+    if missing and re.search(r"^cascade: *1 *$", run.config, re.MULTILINE):
+        return []
     if not record:
-        return Section("cascade", "Cascade", [absence(run, CASCADE, "A single network, or a cascade not evaluated.")])
+        return [Section("cascade", "Cascade", [absence(run, CASCADE, "A single network, or a cascade not evaluated.")])]
     kind = text(record, "kind") or "unknown kind"
     examples = whole(record, "examples")
     blocks: list[Block] = [Text(f"{NAMES.get(kind, kind).capitalize()}{f', {examples} examples' if examples else ''}.")]
@@ -43,7 +49,7 @@ def stages(run: Run) -> Section:
     blocks += _sandwich(record)
     blocks.append(Text(SOUND if kind in ("routed", "sum") else PAPER))
     blocks += _stages(record, examples)
-    return Section("cascade", "Cascade", blocks)
+    return [Section("cascade", "Cascade", blocks)]
 
 
 def _sandwich(record: Record) -> list[Block]:

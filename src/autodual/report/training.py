@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from autodual.report.absence import absence
 from autodual.report.blocks import Block, Figure, Figures, Note, Section, Text
 from autodual.report.files import METRICS, Run
@@ -51,8 +54,9 @@ def _summary(history: History) -> str:
         sentences.append(f"Last epoch: {_rates(last)}.")
     if history.validation:
         last = list(history.validation.values())[-1]
-        how = f"{whole(last, 'examples') or 'some'} examples, engine {text(last, 'engine') or 'unknown'}"
-        sentences.append(f"Last validation ({how}, eps {short(number(last, 'eps'))}): {_rates(last)}.")
+        how = f"{_examined(last)}, engine {text(last, 'engine') or 'unknown'}"
+        what = "validation" if _held_out(history) else "exact evaluation"
+        sentences.append(f"Last {what} ({how}, eps {short(number(last, 'eps'))}): {_rates(last)}.")
     return " ".join(sentences)
 
 
@@ -72,21 +76,48 @@ def _single(history: History, title: str, key: str, axis: Axis, caption: str) ->
     return Figure(title, line_chart(words, EPOCHS, axis, [line], marks=history.stages), caption)
 
 
+def _held_out(history: History) -> bool:
+    """Whether the points are of data that was not trained on."""
+    return all(text(record, "split") != "train" for record in history.validation.values())
+
+
+def _examined(record: Record) -> str:
+    examples, training = whole(record, "examples"), text(record, "split") == "train"
+    return f"{count(examples) if examples else 'some'} {'training ' if training else ''}examples"
+
+
 def _errors(history: History) -> Figure | None:
+    points = "validation" if _held_out(history) else "exact"
     series = [
         Series("robust, training", history.training("robust_error"), "proved"),
-        Series("robust, validation", history.validated("robust_error"), "proved", line=False, dots=True),
+        Series(f"robust, {points}", history.validated("robust_error"), "proved", line=False, dots=True),
         Series("error, training", history.training("error"), "ink"),
-        Series("error, validation", history.validated("error"), "ink", line=False, dots=True),
+        Series(f"error, {points}", history.validated("error"), "ink", line=False, dots=True),
     ]
     if not any(one.points for one in series):
         return None
+    axis, cut = _cut(series)
+    of = "validation examples" if points == "validation" else "exact bounds of training examples at the full epsilon"
     caption = (
         "Lines: training batches at that epoch's epsilon, robust error by the training engine, "
-        "so an estimate if it projects. Points: validation examples."
+        f"so an estimate if it projects. Points: {of}.{cut}"
     )
-    chart = line_chart("Error and robust error by epoch", EPOCHS, ERROR_AXIS, series, marks=history.stages)
+    chart = line_chart("Error and robust error by epoch", EPOCHS, axis, series, marks=history.stages)
     return Figure("Error and robust error", chart, caption)
+
+
+def _cut(series: list[Series]) -> tuple[Axis, str]:
+    """An axis that ends with the lines where a few early points, measured at the full epsilon, lie far above them."""
+    lines = [y for one in series if one.line for _, y in one.points if math.isfinite(y)]
+    last = [one.points[-1][1] for one in series if one.points and math.isfinite(one.points[-1][1])]
+    high = max([*lines, *last], default=1.0)
+    above = [(x, y) for one in series if not one.line for x, y in one.points if y > 2 * high > 0]
+    if not lines or not above:
+        return ERROR_AXIS, ""
+    named = ", ".join(f"{percent(y)} at epoch {short(x)}" for x, y in sorted(above)[:3])
+    return replace(
+        ERROR_AXIS, most=1.25 * high
+    ), f" Above the frame, at its edge: {named}{' ...' if len(above) > 3 else ''}."
 
 
 def robust_by_epoch(history: History) -> Points:
