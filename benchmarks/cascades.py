@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from machine import RESULTS, describe
+from machine import RESULTS, describe, in_words
 
 from autodual.train.config import TrainConfig
 from autodual.train.fit import train
@@ -90,7 +90,7 @@ def main() -> None:
         "",
         "Who answers in the paper's cascade: " + "; ".join(answers),
         "",
-        f"{describe()}",
+        in_words(describe()),
         "",
     ]
     (options.out / f"cascades_{options.name}.md").write_text("\n".join(lines), encoding="utf-8")

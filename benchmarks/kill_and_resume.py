@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 
 import torch
-from machine import RESULTS, describe
+from machine import RESULTS, describe, in_words
 
-from autodual.train.checkpoint import load_tensors
+from autodual._files import load_tensors
 
 OPTIONS = [
     "--dataset",
@@ -131,7 +131,7 @@ def main() -> None:
         f"`python benchmarks/kill_and_resume.py --kills {options.kills} --seed {options.seed}`",
         "",
     ]
-    text += [f"The undisturbed run took {whole:.0f} s. {verdict}", "", *lines, "", f"{describe()}", ""]
+    text += [f"The undisturbed run took {whole:.0f} s. {verdict}", "", *lines, "", in_words(describe()), ""]
     (RESULTS / "kill_and_resume.md").write_text("\n".join(text), encoding="utf-8")
     print(verdict)
     raise SystemExit(bool(wrong))

@@ -30,6 +30,14 @@ def describe(*packages: str) -> dict[str, str | int | float]:
     }
 
 
+def in_words(machine: dict[str, str | int | float]) -> str:
+    """The record as a sentence, for the foot of a table."""
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, load {machine['load_average']} at the time; "
+        f"Python {machine['python']}, torch {machine['torch']}; commit {machine['commit']}, source {machine['source']}."
+    )
+
+
 def cpu_seconds_of_others() -> float:
     """CPU seconds that everything but this process has used since the machine started; two readings tell who was in the way."""
     numbers = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
