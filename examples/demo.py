@@ -10,10 +10,10 @@ import json
 import time
 from pathlib import Path
 
+from autodual._files import write_json
 from autodual.cli.progress import Display
 from autodual.report import write_report
 from autodual.train.config import TrainConfig
-from autodual.train.files import write_json
 from autodual.train.fit import train
 from autodual.train.run import read_yaml
 

@@ -1,7 +1,9 @@
 """A combination comes back from its folder as it was; a folder that does not fit is refused, and says why."""
 
+import errno
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -150,9 +152,26 @@ def test_modules_that_do_not_fit_are_refused(other: Callable[[int], Any], messag
 
 def test_without_safetensors_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ad.ArgumentError, match="pip install safetensors"):
+    with pytest.raises(ad.ArgumentError, match=r"pip install 'autodual\[cli\]'"):
         COMBINATIONS["paper"]().save(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("safetensors")
+def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    COMBINATIONS["paper"]().save(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    write = Path.write_bytes
+
+    def full(self: Path, content: bytes) -> int:
+        if self.name == "stage-2.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ad.ArgumentError, match=r"stage-2\.safetensors: not written, nothing is lost: No space left"):
+        COMBINATIONS["sum"]().save(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 @pytest.mark.usefixtures("safetensors")
@@ -162,7 +181,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(ad.ArgumentError, match="cannot be saved; Dual, Crown"):
         SumEnsemble(MODELS, ad.LinfBall(0.1), ad.HighProbability()).save(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ad.ArgumentError, match="cannot be written"):
+    with pytest.raises(ad.ArgumentError, match="cannot write there"):
         COMBINATIONS["paper"]().save(tmp_path / "file")
     with pytest.raises(ad.ArgumentError, match=r"stages\.json: cannot be read"):
         load_combination(tmp_path / "nowhere", build)

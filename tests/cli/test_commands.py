@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from autodual.cli.app import main
-from autodual.digits import load_digits_network
 from autodual.train.data import ImageData
 
-SMALL = ["--model", "digits", "--eps", "0.05", "--clip", "0", "1", "--k", "4", "--epochs", "2", "--limit-train", "100", "--limit-test",
-         "10", "--evaluate-every", "0", "--batch", "25", "--device", "cpu"]  # fmt: skip
+Call = Callable[..., tuple[int, str, str]]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["autodual", *arguments])
-    try:
-        main()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    return lambda *arguments: run(monkeypatch, capsys, *arguments)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "digits.safetensors"
-    save_file(dict(load_digits_network().state_dict()), str(path))
-    return path
-
-
-def test_train_certify_attack_and_report(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_train_certify_attack_and_report(call: Call, small: list[str], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    code, said, _ = call("train", *SMALL, "--out", out)
+    code, said, _ = call("train", *small, "--out", out)
     assert code == 0
     assert "robust error" in said
     assert "at linf 0.05 (10 test images)" in said
     code, said, _ = call("certify", out, "--engine", "crown", "--limit", "5", "--device", "cpu")
     assert code == 0
     assert "(5 images)" in said
-    assert len((tmp_path / "run" / "certificates-crown.jsonl").read_text().splitlines()) == 5
+    assert len((tmp_path / "run" / "certificates-crown-first-5.jsonl").read_text().splitlines()) == 5
     code, said, _ = call("attack", out, "--eps", "0.2", "--device", "cpu")
     assert code == 0
     assert "PGD error" in said
@@ -59,9 +32,9 @@ def test_train_certify_attack_and_report(call, tmp_path: Path) -> None:  # type:
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!")
 
 
-def test_attack_on_a_cascade(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_attack_on_a_cascade(call: Call, small: list[str], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    assert call("train", *SMALL, "--cascade", "2", "--out", out)[0] == 0
+    assert call("train", *small, "--cascade", "2", "--out", out)[0] == 0
     code, said, err = call("attack", out, "--device", "cpu", "--limit", "4")
     assert code == 0, err
     assert "first stage alone" in said
@@ -70,7 +43,7 @@ def test_attack_on_a_cascade(call, tmp_path: Path) -> None:  # type: ignore[no-u
     assert "first stage alone" in call("certify", out, "--device", "cpu", "--limit", "4")[1]
 
 
-def test_certify_weights_by_name(call, weights: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_certify_weights_by_name(call: Call, weights: Path, tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
     code, said, _ = call("certify", str(weights), "--model", "digits", "--dataset", "digits", "--eps", "0.05", "--clip", "0", "1",
                          "--limit", "20", "--out", str(out), "--device", "cpu")  # fmt: skip
@@ -80,22 +53,22 @@ def test_certify_weights_by_name(call, weights: Path, tmp_path: Path) -> None:  
     assert sum(line["certified"] for line in lines) > 10
 
 
-def test_a_config_file_and_flags_that_win_over_it(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_config_file_and_flags_that_win_over_it(call: Call, small: list[str], tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("dataset: digits\nmodel: digits\nepochs: 50\neps: 0.2\n")
-    code, said, _ = call("train", str(config), *SMALL, "--out", str(tmp_path / "run"))
+    code, said, _ = call("train", str(config), *small, "--out", str(tmp_path / "run"))
     assert code == 0
     assert "at linf 0.05" in said
 
 
-def test_help_reads_well(call) -> None:  # type: ignore[no-untyped-def]
+def test_help_reads_well(call: Call) -> None:
     code, said, _ = call("--help")
     assert code == 0
     assert all(command in said for command in ("train", "certify", "attack", "report", "data"))
     assert "random projections" in call("train", "--help")[1]
 
 
-def test_data_commands(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_data_commands(call: Call, tmp_path: Path) -> None:
     code, said, _ = call("data", "list", "--folder", str(tmp_path))
     assert code == 0
     assert "mnist" in said
@@ -112,13 +85,22 @@ MISTAKES = {
     "unknown option": (["train", "--epoch", "3"], "--epoch"),
     "wrong type": (["train", "--epochs", "many"], "--epochs"),
     "no report": (["report", "nowhere"], "nowhere"),
+    "not a number": (["train", "--lr", "nan"], "lr must be a finite number"),
+    "infinite": (["train", "--clip-gradients", "inf"], "clip_gradients must be a finite number"),
+    "momentum": (["train", "--momentum", "1"], "momentum must lie between 0 and 1"),
+    "weight decay": (["train", "--weight-decay", "-1"], "weight_decay must not be negative"),
+    "seed": (["train", "--seed", "-1"], "seed must not be negative"),
+    "narrow clip": (["train", "--clip", "0.2", "0.8"], "clip must hold the images themselves"),
+    "no device": (["train", "--device", "meta", "--dataset", "digits", "--model", "digits"], "device: 'meta'"),
+    "empty name": (["train", "--dataset", ""], "dataset must be a word"),
+    "both clips": (["train", "--clip", "0", "1", "--no-clip"], "--clip and --no-clip exclude each other"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_clear_line_and_exit_code_2(
-    call, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+    call: Call, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     if name == "no GPU" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -129,7 +111,7 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     assert "Traceback" not in said
 
 
-def test_unknown_names_in_yaml(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_names_in_yaml(call: Call, tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("epoch: 3\n")
     code, _, said = call("train", str(config))
@@ -139,7 +121,7 @@ def test_unknown_names_in_yaml(call, tmp_path: Path) -> None:  # type: ignore[no
     assert call("train", str(config))[0] == 2
 
 
-def test_a_model_that_is_not_safetensors(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_that_is_not_safetensors(call: Call, tmp_path: Path) -> None:
     pickled = tmp_path / "model.pt"
     torch.save({"a": torch.zeros(1)}, pickled)
     code, _, said = call("certify", str(pickled), "--model", "digits", "--dataset", "digits", "--device", "cpu")
@@ -147,13 +129,13 @@ def test_a_model_that_is_not_safetensors(call, tmp_path: Path) -> None:  # type:
     assert "not a readable safetensors file" in said
 
 
-def test_weights_of_another_network(call, weights: Path) -> None:  # type: ignore[no-untyped-def]
+def test_weights_of_another_network(call: Call, weights: Path) -> None:
     code, _, said = call("certify", str(weights), "--model", "small", "--dataset", "digits", "--device", "cpu")
     assert code == 2
     assert "for another network" in said
 
 
-def test_own_data_from_a_factory(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_own_data_from_a_factory(call: Call, small: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "def data(split):\n"
@@ -162,7 +144,7 @@ def test_own_data_from_a_factory(call, tmp_path: Path) -> None:  # type: ignore[
         "def model(shape, classes):\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, classes))\n"
     )
-    arguments = [a for a in SMALL if a not in ("--model", "digits")]
+    arguments = [a for a in small if a not in ("--model", "digits")]
     code, said, err = call("train", *arguments, "--dataset", f"{tmp_path}/mine.py:data", "--model", f"{tmp_path}/mine.py:model",
                            "--out", str(tmp_path / "run"))  # fmt: skip
     assert code == 0, err

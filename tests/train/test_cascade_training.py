@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from autodual._files import load_tensors
 from autodual.certify.cascade import Cascade, load_combination
 from autodual.digits import digits_network, load_digits
 from autodual.train import cascade
-from autodual.train.checkpoint import load_tensors
 from autodual.train.config import TrainConfig
 from autodual.train.fit import train
 from autodual.train.loop import StoppedError

@@ -1,6 +1,9 @@
 """Configs: every published one parses, flags win, and mistakes are named."""
 
+import math
+from dataclasses import Field, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +39,19 @@ def test_the_papers_schedules() -> None:
         ({"flip": 1}, "flip must be true or false"),
         ({"norm": "l3"}, "norm must be one of linf, l2"),
         ({"eps": 0}, "eps must be positive"),
-        ({"eps": float("nan")}, "eps must be positive"),
+        ({"eps": float("nan")}, "eps must be a finite number"),
+        ({"eps": 10**400}, "eps must be a finite number"),
+        ({"lr": "1e-3"}, "lr must be a finite number, got '1e-3'; YAML takes this for a word: write .* 1.0e-3"),
+        ({"momentum": 1.0}, "momentum must lie between 0 and 1"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative"),
+        ({"clip_gradients": 0}, "clip_gradients must be positive"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"seed": 2**32}, r"seed must be below 2\*\*32"),
+        ({"lr_epochs": -1}, "lr_epochs must not be negative"),
+        ({"clip": [0.2, 0.8]}, "clip must hold the images themselves"),
+        ({"model": ""}, "model must be a word"),
         ({"clip": [1, 0]}, "clip must be low < high"),
-        ({"clip": 3}, "clip must be two numbers or nothing"),
+        ({"clip": 3}, "clip must be two finite numbers or nothing"),
         ({"clip": [0, 1], "norm": "l2"}, "clip is for norm linf"),
         ({"k": 0}, "k must be at least 1"),
         ({"validation": 1.0}, "validation must be a part"),
@@ -51,6 +64,34 @@ def test_the_papers_schedules() -> None:
 def test_mistakes_are_named(values: object, message: str) -> None:
     with pytest.raises(ad.ArgumentError, match=message):
         TrainConfig.from_mapping(values, "file.yaml")  # type: ignore[arg-type]
+
+
+NONSENSE = (
+    -1,
+    -0.5,
+    math.nan,
+    math.inf,
+    -math.inf,
+    True,
+    "x",
+    "",
+    "\0",
+    [],
+    [1],
+    [1, 0],
+    [math.nan, 1],
+    {},
+    10**400,
+    b"a",
+)
+
+
+@pytest.mark.parametrize("field", fields(TrainConfig), ids=lambda f: f.name)
+def test_nonsense_is_refused_and_its_field_named(field: Field[Any]) -> None:
+    fine = {"bool": True, "str": "x"}.get(str(field.type).split(" ")[0])
+    for value in (v for v in NONSENSE if v is not fine):
+        with pytest.raises(ad.ArgumentError, match=rf"^file\.yaml: {field.name}\b"):
+            TrainConfig.from_mapping({field.name: value}, "file.yaml")
 
 
 def test_broken_yaml_is_one_readable_line(tmp_path: Path) -> None:

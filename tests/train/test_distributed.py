@@ -1,31 +1,22 @@
-"""Two processes do what one does: the same gradients, the same certificates, and a killed worker ends the job."""
+"""Two processes do what one does: the same gradients, the same certificates; they stop together, and a killed one ends the job."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from autodual._files import load_tensors
 from autodual.digits import load_digits_network
-from autodual.train.checkpoint import load_tensors
 from autodual.train.group import Group
+from torchrun import ALONE, TOGETHER, call, signal_when, start
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "autodual"]
 SETTINGS = ["--dataset", "digits", "--model", "digits", "--engine", "dual", "--eps", "0.03", "--clip", "0", "1", "--epochs", "1",
             "--eps-epochs", "1", "--limit-train", "55", "--limit-test", "8", "--batch", "18", "--optimiser", "sgd", "--lr", "0.05",
             "--evaluate-every", "0", "--device", "cpu"]  # fmt: skip
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-def call(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_shares_of_a_batch_add_up_to_the_batch() -> None:
@@ -40,38 +31,96 @@ def test_shares_of_a_batch_add_up_to_the_batch() -> None:
 @pytest.mark.slow
 def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
     """The last batch has one example, so that one process has none."""
-    alone = call(sys.executable, "-m", "autodual", "train", *SETTINGS, "--out", str(tmp_path / "alone"))
+    alone = call(*ALONE, "train", *SETTINGS, "--out", str(tmp_path / "alone"))
     assert alone.returncode == 0, alone.stderr
-    together = call(*TORCHRUN, "train", *SETTINGS, "--out", str(tmp_path / "together"))
+    together = call(*TOGETHER, "train", *SETTINGS, "--out", str(tmp_path / "together"))
     assert together.returncode == 0, together.stderr
     assert together.stdout.count("robust error") == 1
+    assert together.stderr.count("stage 0  epoch 1/1  4/4  100%") == 1  # batches of the job, told by one process
     one, two = (load_tensors(tmp_path / name / "model.safetensors") for name in ("alone", "together"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_two_processes_certify_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_certify_and_attack_as_one_does(tmp_path: Path) -> None:
     weights = tmp_path / "digits.safetensors"
     save_file(dict(load_digits_network().state_dict()), str(weights))
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("alone", "together")}
     rest = ["certify", str(weights), "--model", "digits", "--dataset", "digits", "--eps", "0.05", "--clip", "0", "1", "--limit", "250",
             "--device", "cpu", "--out"]  # fmt: skip
-    alone = call(sys.executable, "-m", "autodual", *rest, files["alone"])
-    together = call(*TORCHRUN, *rest, files["together"])
+    alone = call(*ALONE, *rest, files["alone"])
+    together = call(*TOGETHER, *rest, files["together"])
     assert alone.returncode == together.returncode == 0, alone.stderr + together.stderr
     assert Path(files["alone"]).read_bytes() == Path(files["together"]).read_bytes()
+    attack = ["attack", *rest[1:-1]]
+    assert call(*ALONE, *attack).stdout == call(*TOGETHER, *attack).stdout != ""
+
+
+FACTORY = """
+import torch
+
+def data(split):
+    numbers = torch.Generator().manual_seed(len(split))
+    images = torch.rand(3000 if split == "test" else 60, 1, 8, 8, generator=numbers)
+    return torch.utils.data.TensorDataset(images, torch.arange(len(images)) % 3)
+
+def model(shape, classes):
+    body = torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, classes)
+    return torch.nn.Sequential(torch.nn.Flatten(), *body)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", [0, 1])
+def test_when_one_process_is_told_to_stop_all_stop_certifying(tmp_path: Path, worker: int) -> None:
+    (tmp_path / "mine.py").write_text(FACTORY)
+    weights, out = tmp_path / "digits.safetensors", tmp_path / "found.jsonl"
+    save_file(dict(load_digits_network().state_dict()), str(weights))
+    rest = ["certify", str(weights), "--model", "digits", "--dataset", f"{tmp_path}/mine.py:data", "--eps", "0.05", "--device", "cpu",
+            "--out"]  # fmt: skip
+    job = start(*TOGETHER, *rest, str(out))
+    said = signal_when(job, lambda: out.exists() and out.stat().st_size > 0, signal.SIGTERM, worker)
+    assert job.returncode != 0
+    assert said.count("stopped as asked; go on with --resume") == 2
+    assert "Connection" not in said
+    assert 0 < len(out.read_text().splitlines()) < 3000
+    alone = tmp_path / "alone.jsonl"
+    assert call(*TOGETHER, *rest, str(out), "--resume").returncode == call(*ALONE, *rest, str(alone)).returncode == 0
+    assert out.read_bytes() == alone.read_bytes()
+
+
+@pytest.mark.slow
+def test_certificates_are_about_the_weights_that_are_kept(tmp_path: Path) -> None:
+    """Each process has batch statistics of its own; those of the first are saved, and all must certify with them."""
+    (tmp_path / "mine.py").write_text(FACTORY)
+    run = tmp_path / "run"
+    rest = ["--engine", "none", "--epochs", "2", "--evaluate-every", "0", "--batch", "16", "--eps", "0.01", "--limit-test", "400",
+            "--device", "cpu"]  # fmt: skip
+    mine = ["--dataset", f"{tmp_path}/mine.py:data", "--model", f"{tmp_path}/mine.py:model"]
+    done = call(*TOGETHER, "train", *mine, *rest, "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "again.jsonl"
+    again = call(*ALONE, "certify", str(run), "--limit", "400", "--device", "cpu", "--out", str(out))
+    assert again.returncode == 0, again.stderr
+    assert (run / "certificates.jsonl").read_bytes() == out.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_mistake_is_the_same_clear_line_from_all(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("important")
+    done = call(*TOGETHER, "train", *SETTINGS, "--out", str(tmp_path))
+    assert done.returncode != 0
+    assert done.stderr.count("is not empty and holds no run") == 2
+    assert "Connection" not in done.stderr
 
 
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_job_and_the_run_resumes(tmp_path: Path) -> None:
-    arguments = [*TORCHRUN, "train", *SETTINGS, "--epochs", "3", "--out", str(tmp_path / "run")]
-    job = subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "run" / "metrics.jsonl").exists() and job.poll() is None:
-        time.sleep(0.05)
-    workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=False).stdout.split()
-    os.kill(int(workers[-1]), signal.SIGKILL)
-    assert job.wait(timeout=120) != 0
+    arguments = [*TOGETHER, "train", *SETTINGS, "--epochs", "3", "--out", str(tmp_path / "run")]
+    job = start(*arguments)
+    signal_when(job, (tmp_path / "run" / "metrics.jsonl").exists, signal.SIGKILL, worker=1)
+    assert job.returncode != 0
     done = call(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
     assert "robust error" in done.stdout

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import autodual as ad
+from autodual._files import replacing, write_json, write_text
 from autodual.train import checkpoint
 from autodual.train.config import TrainConfig
-from autodual.train.files import replacing, write_json, write_text
 from autodual.train.fit import train
 from autodual.train.loop import StoppedError
 from autodual.train.run import Run
@@ -52,7 +52,7 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(tmp_path: Path, monke
         train(CONFIG, tmp_path / "run", watch=Watch(step=lambda p: seen.append(1), stop=lambda: len(seen) >= 2))
     before = checkpoint.listed(tmp_path / "run" / "checkpoints")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_save", _full)
+        patch.setattr(checkpoint, "encode_tensors", _full)
         with pytest.raises(ad.ArgumentError, match="nothing is lost: No space left"):
             train(CONFIG, tmp_path / "run", resume=True)
     assert checkpoint.listed(tmp_path / "run" / "checkpoints") == before

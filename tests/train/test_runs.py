@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import autodual as ad
-from autodual.train.checkpoint import listed, load_tensors
+from autodual._files import load_tensors
+from autodual.train.checkpoint import listed
 from autodual.train.config import TrainConfig
 from autodual.train.fit import train
 from autodual.train.loop import StoppedError

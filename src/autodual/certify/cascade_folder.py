@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
-import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
+from autodual._files import decode_tensors, encode_tensors, replacing, to_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, ForwardDual
 from autodual.certify.cascade_ball import NORMS
 from autodual.sets import LinfBall, Perturbation
@@ -56,19 +56,17 @@ def save(
     engine: BoundEngine,
     options: dict[str, Json],
 ) -> None:
-    """Weights first, the record last: a folder without a record is not a combination. What the folder held before is replaced."""
+    """Replaces what the folder held before, once all is written; the record last, whose checksums tell a half-replaced folder."""
     record = {"format": FORMAT, "version": VERSION, "kind": kind, "stages": len(models)}
     record |= {"ball": _ball_record(ball), "engine": _engine_record(engine)} | options
-    contents = [_safetensors().save(_weights(model, j)) for j, model in enumerate(models)]
+    contents = [encode_tensors(_weights(model, j)) for j, model in enumerate(models)]
     record["sha256"] = [hashlib.sha256(content).hexdigest() for content in contents]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).unlink(missing_ok=True)
-        for j, content in enumerate(contents):
-            _write(folder / f"stage-{j}.safetensors", content)
-        _write(folder / RECORD, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
-    except OSError as error:
-        raise ArgumentError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    files = {RECORD: to_json(record).encode()}  # the first to enter the stack, so the last to be moved to its place
+    files |= {f"stage-{j}.safetensors": content for j, content in enumerate(contents)}
+    with ExitStack() as stack:
+        places = [stack.enter_context(replacing(folder / name)) for name in files]
+        for place, content in zip(places, files.values(), strict=True):
+            place.write_bytes(content)
 
 
 def read(folder: Path, kind: str) -> Saved:
@@ -117,7 +115,7 @@ def load_models(saved: Saved, build: Callable[[int], nn.Module]) -> list[nn.Modu
         model = build(j)
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"build({j}) must return a torch.nn.Module, got {type(model).__name__}")
-        models.append(_fill(model, _safetensors().load(content), j, place).eval())
+        models.append(_fill(model, decode_tensors(content, place), j, place).eval())
     return models
 
 
@@ -176,22 +174,3 @@ def _engine_of(record: Json) -> BoundEngine:
         raise ArgumentError(f"engine must have a name out of {', '.join(ENGINES)} and options, got {record!r}")
     options = {k: _engine_of(v) if isinstance(v, dict) else v for k, v in record["options"].items()}
     return ENGINES[record["name"]](**options)
-
-
-def _write(place: Path, content: bytes) -> None:
-    """Whole, or not there."""
-    beside = place.with_name(place.name + ".part")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(place)
-
-
-def _safetensors() -> Any:
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ImportError:
-        raise ArgumentError(
-            "weights are kept as safetensors, which is not installed: pip install safetensors"
-        ) from None

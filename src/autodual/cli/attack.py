@@ -14,27 +14,37 @@ from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
 from autodual.train.cascade import attack_all, certify_all
 from autodual.train.data import ImageData
-from autodual.train.evaluate import Tell, attacked
+from autodual.train.evaluate import attacked
+from autodual.train.group import Group, joined
 from autodual.train.loop import StoppedError
+from autodual.train.share import Tell
+
+STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
 
 
 @with_config_options(*TARGET)
 def attack(
     target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
-    limit: Annotated[int | None, typer.Option(help="only the first so many test images", min=1)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="only the first so many test images; all when not given", min=1)
+    ] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
     opened = open_target(target, limit, changes or {})
     with Signals() as signals:
         display = Display(signals.stop)
-        tell = display.watch().tell
         try:
-            with display.bars:
-                wrong = attacked(opened.model, opened.data, opened.ball, tell)
-                found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, tell)
-        except StoppedError as stopped:
-            raise InterruptedRunError(str(stopped), signals.received or 2) from None
+            with display.bars, joined(opened.data.images.device) as group:
+                tell = display.watch().within(group).tell
+                wrong = attacked(opened.model, opened.data, opened.ball, tell, group=group)
+                found = (
+                    None if opened.combination is None else _on_cascade(opened.combination, opened.data, tell, group)
+                )
+        except StoppedError:
+            raise InterruptedRunError(STOPPED, signals.received or 2) from None
+    if not group.first:
+        return
     first = "" if found is None else "first stage alone, "
     print(f"{first}{opened.ball!r}: PGD error {wrong.double().mean().item():.2%} ({len(opened.data)} images)")
     if found is not None:
@@ -45,6 +55,6 @@ def attack(
         )
 
 
-def _on_cascade(combination: Combination, data: ImageData, tell: Tell) -> dict[str, Any]:
+def _on_cascade(combination: Combination, data: ImageData, tell: Tell, group: Group) -> dict[str, Any]:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
-    return certify_all(combination, data, tell).summary(attack_all(combination, data, tell))
+    return certify_all(combination, data, tell, group).summary(attack_all(combination, data, tell, group=group))

@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from autodual._files import beside, write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.cli.certificates import default_file, make_way
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
-from autodual.train.evaluate import judge_to_file
-from autodual.train.files import write_json
 from autodual.train.group import joined
+from autodual.train.judge import judge_to_file
 from autodual.train.loop import StoppedError
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
@@ -30,24 +31,33 @@ ENGINES: dict[str, BoundEngine] = {
 def certify(
     target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
     engine: Annotated[Engine, typer.Option(help="how to bound")] = "dual",
-    limit: Annotated[int | None, typer.Option(help="only the first so many test images", min=1)] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="one line of JSON per image; certificates-ENGINE.jsonl when not given")
+    limit: Annotated[
+        int | None, typer.Option(help="only the first so many test images; all when not given", min=1)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with an interrupted file")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="one line of JSON per image; certificates-ENGINE[-WHAT-DIFFERS-FROM-THE-RUN].jsonl when not given"
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="go on with a file of the same question; one that is complete is only summed up"),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="start anew; without this and --resume, a file that exists is refused")
+    ] = False,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
     opened = open_target(target, limit, changes or {})
-    file = out or (target if target.is_dir() else Path()) / f"certificates-{engine}.jsonl"
+    file = out or default_file(target, opened, engine, limit)
     with Signals() as signals:
         display = Display(signals.stop)
         try:
             with display.bars, joined(opened.data.images.device) as group:
-                if group.first and file.exists() and not resume:
-                    file.unlink()
-                group.wait()
-                tell = display.watch().tell
+                group.by_first(lambda: make_way(file, resume, overwrite))
+                tell = display.watch().within(group).tell
                 found = judge_to_file(file, opened.model, opened.data, opened.ball, ENGINES[engine], tell, group)
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
@@ -58,7 +68,7 @@ def certify(
         "perturbation": repr(opened.ball), "engine": repr(ENGINES[engine]), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
     }  # fmt: skip
-    write_json(file.with_suffix(".summary.json"), record)
+    write_json(beside(file, "summary"), record)
     if opened.combination is not None:
         print(f"first stage alone; the figures of {opened.combination!r} are in {target / 'cascade.json'}")
     print(

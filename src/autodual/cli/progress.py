@@ -8,53 +8,76 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from autodual.train.group import speaks
 from autodual.train.loop import Progress as StepProgress
 from autodual.train.stage import Watch
 
 REFRESH = 0.5
 """Seconds between looks at figures that lie on a device."""
+INTERVAL = 5.0
+"""Seconds between lines where no bar can be drawn."""
 
 
 class Display:
-    """Progress bars for training and for evaluation; on a terminal they are drawn, elsewhere a line is printed now and then."""
+    """Progress of training and evaluation: bars on a terminal, elsewhere a line every few seconds and one at the end of each.
+
+    Of several processes, the first one shows it, for all of them.
+    """
 
     def __init__(self, stop: Callable[[], bool]) -> None:
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, quiet=not speaks())
+        self.live = self.console.is_terminal and speaks()
         self.bars = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"), console=self.console, refresh_per_second=4, disable=not self.console.is_terminal,
+            TextColumn("{task.fields[note]}"), console=self.console, refresh_per_second=4, disable=not self.live,
         )  # fmt: skip
         self.tasks: dict[str, TaskID] = {}
-        self.stop, self.looked, self.examples, self.since = stop, 0.0, 0, time.monotonic()
+        self.stop, self.shown, self.rate = stop, time.monotonic(), Rate()
 
     def watch(self) -> Watch:
-        return Watch(self._step, self._tell, self.console.print, self.stop)
+        return Watch(self._step, self._draw, self._say, self.stop)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def _step(self, at: StepProgress) -> None:
-        self.examples += at.examples
-        now = time.monotonic()
-        if now - self.looked < (REFRESH if self.console.is_terminal else 20.0) and at.batch < at.batches:
-            return
-        loss, robust, wrong = at.summary.tolist()
-        rate = self.examples / max(now - self.since, 1e-9)
-        note = f"{rate:,.0f} images/s  loss {loss:.3f}  robust error {robust / at.examples:.0%}  error {wrong / at.examples:.0%}"
-        name = f"stage {at.stage}  epoch {at.epoch + 1}/{at.epochs}"
+        self.rate.add(at.stage, at.examples)
         done, total = at.epoch * at.batches + at.batch, at.epochs * at.batches
-        if self.console.is_terminal:
-            key = f"stage {at.stage}"
-            if key not in self.tasks:
-                self.tasks[key] = self.bars.add_task(name, total=total, note="")
-            self.bars.update(self.tasks[key], description=name, completed=done, note=note)
-        elif now - self.looked >= 20.0 or (at.batch == at.batches and (at.epoch + 1) % 10 == 0):
-            self.console.print(f"{name}  {done}/{total}  {note}", highlight=False, soft_wrap=True)
-        self.looked = now
+        if not self._due(done == total):
+            return
+        loss, robust, wrong = at.summary[:3].tolist()
+        note = f"{self.rate}loss {loss:.3f}  robust error {robust / at.own:.0%}  error {wrong / at.own:.0%}"
+        self._show(f"stage {at.stage}", f"stage {at.stage}  epoch {at.epoch + 1}/{at.epochs}", done, total, note)
 
-    def _tell(self, what: str, done: int, of: int) -> None:
-        from autodual.train.loop import StoppedError
+    def _draw(self, what: str, done: int, of: int) -> None:
+        if self.live or self._due(done == of):
+            self._show(what, what, done, of, "")
 
-        if self.stop():
-            raise StoppedError("stopped as asked; go on with --resume")
-        if self.console.is_terminal:
-            if what not in self.tasks:
-                self.tasks[what] = self.bars.add_task(what, total=of, note="")
-            self.bars.update(self.tasks[what], completed=done, total=of)
+    def _due(self, finished: bool) -> bool:
+        return finished or time.monotonic() - self.shown >= (REFRESH if self.live else INTERVAL)
+
+    def _show(self, key: str, name: str, done: int, of: int, note: str) -> None:
+        self.shown = time.monotonic()
+        if not self.live:
+            self._say(f"{name}  {done}/{of}  {done / of:.0%}  {note}".rstrip())
+            return
+        if key not in self.tasks:
+            self.tasks[key] = self.bars.add_task(name, total=of, note="")
+        self.bars.update(self.tasks[key], description=name, completed=done, total=of, note=note)
+
+
+class Rate:
+    """Images per second of the whole job, since the first step of a stage."""
+
+    def __init__(self) -> None:
+        self.stage, self.examples, self.since = -1, 0, 0.0
+
+    def add(self, stage: int, examples: int) -> None:
+        if stage == self.stage:
+            self.examples += examples
+        else:  # how long the first step took is not known
+            self.stage, self.examples, self.since = stage, 0, time.monotonic()
+
+    def __str__(self) -> str:
+        spent = time.monotonic() - self.since
+        return f"{self.examples / spent:,.0f} images/s  " if self.examples > 0 and spent > 0 else ""

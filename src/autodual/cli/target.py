@@ -11,6 +11,7 @@ from torch import nn
 
 from autodual._errors import ArgumentError
 from autodual.certify import Combination, load_combination
+from autodual.cli.options import merged
 from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
 from autodual.train.config import TrainConfig
@@ -25,6 +26,8 @@ class Target:
     """A trained model in evaluation mode, test data on its device, and the perturbation."""
 
     config: TrainConfig
+    own: TrainConfig
+    """Of the run, before changes; the default options for bare weights."""
     model: nn.Module
     data: ImageData
     ball: Perturbation
@@ -39,15 +42,16 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
         run = Run(place)
         if not run.config_file.exists():
             raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
-        config, weights = run.config().with_changes(**changes), run.model_file
+        own, weights = run.config(), run.model_file
         if not weights.exists():
             raise ArgumentError(
                 f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
             )
     elif place.is_file():
-        config, weights = TrainConfig.from_mapping(changes, "options"), place
+        own, weights = TrainConfig(), place
     else:
         raise ArgumentError(f"{place}: no such file or folder")
+    config = TrainConfig.from_mapping(merged(own.to_mapping(), changes), "options")
     data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
     if limit is not None:
         data = data.take(limit)
@@ -61,4 +65,4 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     load_model(weights, model)
     saved = place / "cascade"
     combination = load_combination(saved, build) if place.is_dir() and saved.is_dir() else None
-    return Target(config, model, data.to(device), make_ball(config), combination)
+    return Target(config, own, model, data.to(device), make_ball(config), combination)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.cli.options import with_config_options
+from autodual.cli.options import merged, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.train.config import TrainConfig
@@ -34,7 +34,7 @@ def train(
             raise ArgumentError(f"{folder}: holds no run to go on with; check --out")
         given = Run(folder).config().to_mapping()
     options = TrainConfig.from_mapping(
-        {**(given or {}), **(changes or {})} if isinstance(given, dict | None) else given,
+        merged(given or {}, changes or {}) if isinstance(given, dict | None) else given,
         "options" if config is None else str(config),
     )
     with Signals() as signals:

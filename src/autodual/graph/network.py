@@ -98,7 +98,8 @@ def fill(arguments: Any, values: dict[int, Any]) -> Any:
         return values[arguments.index]
     if isinstance(arguments, tuple):
         filled = [fill(a, values) for a in arguments]
-        return type(arguments)(*filled) if hasattr(arguments, "_fields") else tuple(filled)
+        named = hasattr(arguments, "_fields")  # how Python itself knows a named tuple: they have no class in common
+        return type(arguments)(*filled) if named else tuple(filled)
     if isinstance(arguments, list):
         return [fill(a, values) for a in arguments]
     if isinstance(arguments, dict):

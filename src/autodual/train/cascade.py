@@ -9,22 +9,24 @@ data.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from autodual._files import write_json
 from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.certify.cascade_records import CascadeAttack, CascadeCertificate
 from autodual.certify.cascade_sum import SummedScores
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
-from autodual.train.evaluate import Tell, batches
-from autodual.train.files import write_json
+from autodual.train.group import ALONE, Group
 from autodual.train.run import Run
 from autodual.train.setup import make_ball
+from autodual.train.share import Tell, on_all
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
 
 ATTACKED = 100
@@ -41,15 +43,15 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
             watch.say(f"all training examples are certified: {stage} stages are enough")
             break
         model = fresh_model(config, parts, stage)
-        if run.stage_file(stage).exists():
+        if watch.group.by_first(run.stage_file(stage).exists):
             load_model(run.stage_file(stage), model)
         else:
             watch.say(f"stage {stage}: training on {len(open_)} of {len(parts.train)} examples")
             train_one(config, run, stage, stages, model, parts.train.select(open_), parts.held_out, watch)
-            save_model(run.stage_file(stage), model)
+            watch.group.by_first(partial(save_model, run.stage_file(stage), model))
         stages.append(model.eval())
         if parts.held_out is not None:
-            error = _held_out_error(config, run, stages, parts.held_out, watch.tell)
+            error = _held_out_error(config, stages, parts.held_out, watch)
             if error >= best:
                 watch.say(
                     f"stage {stage} does not improve the certified error on held-out data ({error:.2%}): it is left out"
@@ -58,7 +60,7 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
                 break
             best = error
         if config.cascade_kind != "sum" and stage + 1 < config.cascade:
-            open_ = _still_open(config, run, stage, model, parts.train, open_, watch.tell)
+            open_ = _still_open(config, run, stage, model, parts.train, open_, watch)
     return stages
 
 
@@ -82,73 +84,72 @@ def train_one(
 
 
 def _still_open(
-    config: TrainConfig, run: Run, stage: int, model: nn.Module, data: ImageData, open_: Tensor, tell: Tell
+    config: TrainConfig, run: Run, stage: int, model: nn.Module, data: ImageData, open_: Tensor, watch: Watch
 ) -> Tensor:
     """Positions of the examples that this stage does not certify either; kept in a file."""
     path = run.folder / "stages" / f"open-{stage + 1}.json"
-    if not path.exists():
+    if not watch.group.by_first(path.exists):
         alone = Cascade([model], make_ball(config))
-        certified = []
-        for part, x, _ in batches(data.select(open_)):
-            certified.append(alone.predict(x).certified)
-            tell("sorting", part.stop, len(open_))
-        left = open_[~torch.cat(certified)]
-        write_json(path, {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()})
-    found = json.loads(path.read_text(encoding="utf-8"))["open"]
+
+        def one(x: Tensor, labels: Tensor) -> Tensor:
+            return alone.predict(x).certified
+
+        certified = torch.cat(on_all(one, data.select(open_), "sorting", watch.tell, watch.group))
+        left = open_[~certified.to(open_.device)]
+        record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
+        watch.group.by_first(partial(write_json, path, record))
+    found = watch.group.by_first(partial(_read, path))["open"]
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
 
 
-def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData) -> Combination:
-    """The combination that the config names; thresholds of a routed cascade are fitted on `fitting`."""
+def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData, group: Group = ALONE) -> Combination:
+    """The combination that the config names; thresholds of a routed cascade are fitted on `fitting`, by the first process."""
     ball = make_ball(config)
     if config.cascade_kind == "paper":
         return Cascade(stages, ball)
     if config.cascade_kind == "sum":
         return SumEnsemble(stages, ball)
-    return RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball)
+
+    def fit() -> tuple[float, ...]:
+        return RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball).thresholds
+
+    return RoutedCascade(stages, group.by_first(fit), ball)
 
 
-def _held_out_error(config: TrainConfig, run: Run, stages: list[nn.Module], data: ImageData, tell: Tell) -> float:
+def _held_out_error(config: TrainConfig, stages: list[nn.Module], data: ImageData, watch: Watch) -> float:
     some = data.take(config.evaluate_examples)
-    found = certify_all(combine(config, stages, some), some, tell)
+    found = certify_all(combine(config, stages, some, watch.group), some, watch.tell, watch.group)
     return found.stage_certified_error
 
 
-def certify_all(combination: Combination, data: ImageData, tell: Tell) -> CascadeCertificate:
-    found = []
-    for part, x, labels in batches(data):
-        found.append(combination.certify(x, labels))
-        tell("certifying the cascade", part.stop, len(data))
-    return CascadeCertificate.join(found)
+def certify_all(combination: Combination, data: ImageData, tell: Tell, group: Group = ALONE) -> CascadeCertificate:
+    return CascadeCertificate.join(on_all(combination.certify, data, "certifying the cascade", tell, group))
 
 
-def attack_all(combination: Combination, data: ImageData, tell: Tell, steps: int = 20) -> CascadeAttack:
-    found = []
-    for part, x, labels in batches(data):
-        found.append(combination.attack(x, labels, steps=steps))
-        tell("attacking the cascade", part.stop, len(data))
-    return CascadeAttack.join(found)
+def attack_all(
+    combination: Combination, data: ImageData, tell: Tell, steps: int = 20, group: Group = ALONE
+) -> CascadeAttack:
+    one = partial(combination.attack, steps=steps)
+    return CascadeAttack.join(on_all(one, data, "attacking the cascade", tell, group))
 
 
 def finish_cascade(
     config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, watch: Watch
 ) -> dict[str, Any]:
     """Save the combination, certify and attack it on test data; writes cascade.json."""
-    done = run.folder / "cascade.json"
-    if done.exists():
-        record: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        return record
+    done, group = run.folder / "cascade.json", watch.group
+    if group.by_first(done.exists):
+        return group.by_first(partial(_read, done))
     fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
-    combination = combine(config, stages, fitting)
-    combination.save(run.folder / "cascade")
-    certified = certify_all(combination, parts.test, watch.tell)
+    combination = combine(config, stages, fitting, group)
+    group.by_first(partial(combination.save, run.folder / "cascade"))
+    certified = certify_all(combination, parts.test, watch.tell, group)
     some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
-    attacked = attack_all(combination, some, watch.tell)
-    part = certify_all(combination, some, watch.tell)
-    trained_on = [len(parts.train), *(_open_count(run.folder, s) for s in range(1, len(stages)))]
-    record = certified.summary()
-    for row, count in zip(record["stages"], trained_on, strict=False):
-        row["trained_on"] = len(parts.train) if config.cascade_kind == "sum" else count
+    attacked = attack_all(combination, some, watch.tell, group=group)
+    part = certify_all(combination, some, watch.tell, group)
+    record: dict[str, Any] = certified.summary()
+    for row in record["stages"]:
+        row["trained_on"] = _trained_on(config, run, row["stage"], parts)
     record["attacked_examples"] = len(some)
     record |= {
         k: v
@@ -157,10 +158,16 @@ def finish_cascade(
     }
     if config.cascade_kind == "routed":
         record["thresholds_fitted_on"] = "training data" if parts.held_out is None else "held-out data"
-    write_json(done, record)
+    group.by_first(partial(write_json, done, record))
     return record
 
 
-def _open_count(folder: Path, stage: int) -> int:
-    path = folder / "stages" / f"open-{stage}.json"
-    return len(json.loads(path.read_text(encoding="utf-8"))["open"]) if path.exists() else 0
+def _trained_on(config: TrainConfig, run: Run, stage: int, parts: Parts) -> int:
+    if config.cascade_kind == "sum" or stage == 0:
+        return len(parts.train)
+    return len(_read(run.folder / "stages" / f"open-{stage}.json")["open"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual.train.files import digest, replacing
+from autodual._files import digest, encode_tensors, load_tensors, replacing, write_bytes
 
 KEPT = 2
 """Checkpoints that are kept: the last, and the one before in case the last is damaged."""
@@ -30,8 +30,7 @@ class Position:
 
 
 def save_model(path: Path, model: nn.Module) -> None:
-    with replacing(path) as temporary:
-        _save(_state(model), temporary)
+    write_bytes(path, encode_tensors(_state(model)))
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -53,36 +52,6 @@ def load_model(path: Path, model: nn.Module) -> None:
     model.load_state_dict(tensors)
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    safe = _safetensors()
-    try:
-        return dict(safe.load_file(str(path)))
-    except (OSError, ValueError, safe.SafetensorError) as error:
-        raise ArgumentError(f"{path}: not a readable safetensors file: {error}") from None
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    safe = _safetensors()
-    try:
-        safe.save_file(tensors, str(path))
-    except safe.SafetensorError as error:
-        raise OSError(str(error)) from None
-
-
-class _safetensors:  # noqa: N801
-    """The library, imported when it is needed."""
-
-    def __init__(self) -> None:
-        try:
-            from safetensors import SafetensorError
-            from safetensors.torch import load_file, save_file
-        except ImportError:
-            raise ArgumentError(
-                "weights are kept as safetensors, which is not installed: pip install 'autodual[cli]'"
-            ) from None
-        self.SafetensorError, self.load_file, self.save_file = SafetensorError, load_file, save_file
-
-
 def save(
     folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: dict[str, Any]
 ) -> Path:
@@ -91,8 +60,9 @@ def save(
     state, numbers = _flat(optimiser)
     with replacing(target) as temporary:
         temporary.mkdir()
-        _save(_state(model), temporary / "model.safetensors")
-        _save({**state, "random": torch.get_rng_state()}, temporary / "optimiser.safetensors")
+        (temporary / "model.safetensors").write_bytes(encode_tensors(_state(model)))
+        random = {"random": torch.get_rng_state()}
+        (temporary / "optimiser.safetensors").write_bytes(encode_tensors(state | random))
         record = {
             "position": position.__dict__,
             "optimiser": numbers,

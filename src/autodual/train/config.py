@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
+import re
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -72,6 +73,7 @@ class TrainConfig:
     cascade_kind: CascadeKind = option("paper", "paper (stage certificates), routed (thresholds), or sum (of logits)")
     seed: int = option(0, "of everything random")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 ...")
+    tensorboard: bool = option(False, "also write what is measured as TensorBoard events")
 
     def __post_init__(self) -> None:
         hints = get_type_hints(TrainConfig)
@@ -115,13 +117,21 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
             return (float(value[0]), float(value[1]))
         if choice is float and _is_number(value):
             return float(value)
-        if choice in (int, bool, str) and type(value) is choice:
+        if choice is str and isinstance(value, str) and value.strip() and "\0" not in value:
             return value
-    raise ArgumentError(f"{name} must be {_describe(hint)}, got {value!r}")
+        if choice in (int, bool) and type(value) is choice:
+            return value
+    raise ArgumentError(f"{name} must be {_describe(hint)}, got {value!r}{_advice(value)}")
+
+
+def _advice(value: Any) -> str:
+    looks = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", value, re.IGNORECASE)
+    return "; YAML takes this for a word: write it with a point and a signed exponent, as 1.0e-3" if looks else ""
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Finite, and not too large to be a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _describe(hint: Any) -> str:
@@ -130,29 +140,45 @@ def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
-        return "two numbers"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "nothing"}
+        return "two finite numbers"
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "a word",
+        type(None): "nothing",
+    }
     return names.get(hint, str(hint))
 
 
+AT_LEAST = {
+    0: ("eps_start", "eps_epochs", "lr_epochs", "lr_halve_every", "weight_decay", "crop", "evaluate_every", "seed"),
+    1: ("k", "epochs", "batch", "evaluate_examples", "limit_train", "limit_test", "cascade"),
+}
+
+
 def _check_values(c: TrainConfig) -> None:
-    positive = ("k", "epochs", "batch", "cascade", "evaluate_examples")
     rules: list[tuple[bool, str]] = [
-        *((getattr(c, name) >= 1, f"{name} must be at least 1, got {getattr(c, name)}") for name in positive),
-        (math.isfinite(c.eps) and c.eps > 0, f"eps must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
-        (math.isfinite(c.eps_start) and c.eps_start >= 0, f"eps_start must not be negative, got {c.eps_start}"),
-        (math.isfinite(c.lr) and c.lr > 0, f"lr must be positive, got {c.lr}"),
+        *((v < 2**32, f"{name} must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
+        *(_at_least(least, name, getattr(c, name)) for least, names in AT_LEAST.items() for name in names),
+        (c.eps > 0, f"eps must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
+        (c.lr > 0, f"lr must be positive, got {c.lr}"),
+        (c.clip_gradients is None or c.clip_gradients > 0, f"clip_gradients must be positive, got {c.clip_gradients}"),
+        (0 <= c.momentum < 1, f"momentum must lie between 0 and 1, and below 1, got {c.momentum}"),
         (0 <= c.validation < 1, f"validation must be a part of the data, 0 <= validation < 1, got {c.validation}"),
         (c.validation == 0 or c.evaluate_every > 0 or c.cascade > 1, "validation: held-out data is of no use with evaluate_every 0"),
         (0 <= c.robust_weight <= 1, f"robust_weight must lie between 0 and 1, got {c.robust_weight}"),
         (c.clip is None or c.clip[0] < c.clip[1], f"clip must be low < high, got {c.clip}"),
+        (c.clip is None or (c.clip[0] <= 0 and c.clip[1] >= 1),
+         f"clip must hold the images themselves, whose values lie between 0 and 1, got {c.clip}"),
         (c.clip is None or c.norm == "linf", "clip is for norm linf; an l2 ball is not clipped"),
         (not c.adversarial or c.engine == "none", "adversarial training uses no bounds: set engine to none"),
-        (min(c.crop, c.eps_epochs, c.lr_epochs, c.lr_halve_every, c.evaluate_every) >= 0, "epochs and crops must not be negative"),
-        (c.limit_train is None or c.limit_train >= 1, f"limit_train must be at least 1, got {c.limit_train}"),
-        (c.limit_test is None or c.limit_test >= 1, f"limit_test must be at least 1, got {c.limit_test}"),
-        (c.clip_gradients is None or c.clip_gradients > 0, f"clip_gradients must be positive, got {c.clip_gradients}"),
     ]  # fmt: skip
     for fine, message in rules:
         if not fine:
             raise ArgumentError(message)
+
+
+def _at_least(least: int, name: str, value: float | None) -> tuple[bool, str]:
+    wanted = "must not be negative" if least == 0 else f"must be at least {least}"
+    return value is None or value >= least, f"{name} {wanted}, got {value}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, load, mean_std
 from autodual.train.evaluate import evaluate
+from autodual.train.events import Events, summary_writer
 from autodual.train.group import Group, joined
 from autodual.train.run import Run
 from autodual.train.setup import Statistics, make_ball, make_device, make_model
@@ -65,55 +66,63 @@ def _run(
     test_data: ImageData,
     build: Callable[[int], nn.Module],
 ) -> dict[str, Any]:
-    with joined(make_device(config.device)) as group:
+    if config.tensorboard:
+        summary_writer()  # refuses before anything is begun
+    with joined(make_device(config.device)) as group, ExitStack() as stack:
         device = group.device(make_device(config.device))
-        with run.locked() if group.first else nullcontext():
-            if group.first:
-                run.begin(config, resume)
-            group.wait()
-            parts = _parts(config, train_data, test_data, device, build, group)
-            if group.first:
-                _note(run, parts, train_data, device)
-            return _train_and_finish(config, run, parts, watch)
+        group.by_first(lambda: stack.enter_context(run.locked()))
+        group.by_first(lambda: run.begin(config, resume))
+        parts = _parts(config, train_data, test_data, device, build)
+        group.by_first(lambda: _note(run, parts, train_data, device, group))
+        record = _train_and_finish(config, run, parts, watch.within(group))
+        if config.tensorboard:
+            group.by_first(lambda: _write_events(run, record))
+        return record if group.first else {name: record[name] for name in ("error", "robust_error")}
 
 
 def _train_and_finish(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> dict[str, Any]:
+    group = watch.group
     if config.cascade > 1:
-        if not parts.group.alone:
-            raise ArgumentError("cascade: stages are trained in one process; start it without torchrun")
         stages = train_cascade(config, run, parts, watch)
-        save_model(run.model_file, stages[0])
+        group.by_first(lambda: save_model(run.model_file, stages[0]))
         record = finish(config, run, stages[0], parts, watch)
         return record | {"cascade": finish_cascade(config, run, stages, parts, watch)}
     model = fresh_model(config, parts, 0)
-    if run.model_file.exists():
+    if group.by_first(run.model_file.exists):
         load_model(run.model_file, model)
     else:
-        train_stage(config, run, 0, model, parts.train, parts.held_out, watch, parts.group)
-        if parts.group.first:
-            save_model(run.model_file, model)
-    parts.group.wait()
+        train_stage(config, run, 0, model, parts.train, parts.held_out, watch)
+        group.by_first(lambda: save_model(run.model_file, model))
     return finish(config, run, model.eval(), parts, watch)
 
 
-def _note(run: Run, parts: Parts, data: ImageData, device: torch.device) -> None:
+def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: Group) -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     used = {"name": data.name, "train": len(parts.train), "test": len(parts.test), "digest": data.digest()}
-    run.note_environment(device=name, processes=parts.group.size, data=used)
+    run.note_environment(device=name, processes=group.size, data=used)
+
+
+def _write_events(run: Run, record: dict[str, Any]) -> None:
+    """The figures at the end; those that an earlier process wrote do not count any more."""
+    events = Events(run.events)
+    events.write("evaluation", 0, {name: record[name] for name in ("error", "pgd_error", "robust_error")})
+    together = record.get("cascade", {})
+    events.write("cascade", 0, {name: value for name, value in together.items() if name.endswith("error")})
+    events.close()
 
 
 def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch: Watch) -> dict[str, Any]:
     """The exact evaluation, once."""
     done = run.folder / "evaluation.json"
-    if done.exists():
-        record: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        return record
-    subset = 1000 if parts.test.images.is_cuda else 200
-    found = evaluate(
-        run.folder, model, parts.test, make_ball(config), config.norm, subset=subset, tell=watch.tell, group=parts.group
-    )
-    parts.group.wait()
-    return found
+
+    def before() -> dict[str, Any] | None:
+        return json.loads(done.read_text(encoding="utf-8")) if done.exists() else None
+
+    found = watch.group.by_first(before)
+    if found is not None:
+        return found
+    subset, ball = 1000 if parts.test.images.is_cuda else 200, make_ball(config)
+    return evaluate(run.folder, model, parts.test, ball, config.norm, subset=subset, tell=watch.tell, group=watch.group)
 
 
 def _parts(
@@ -122,7 +131,6 @@ def _parts(
     test_data: ImageData,
     device: torch.device,
     build: Callable[[int], nn.Module],
-    group: Group,
 ) -> Parts:
     if config.limit_train is not None:
         train_data = train_data.take(config.limit_train)
@@ -132,4 +140,4 @@ def _parts(
     if config.validation > 0:
         train_data, held_out = train_data.split(config.validation, config.seed)
         held_out = held_out.to(device)
-    return Parts(train_data.to(device), held_out, test_data.to(device), build, group)
+    return Parts(train_data.to(device), held_out, test_data.to(device), build)

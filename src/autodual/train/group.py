@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autodual._errors import AutodualError
+
 PATIENCE = timedelta(hours=2)
-"""How long the others wait while the first process evaluates."""
+"""How long the others wait while the first process does something alone."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,13 @@ class Group:
     def alone(self) -> bool:
         return self.size == 1
 
-    def any(self, flag: bool) -> bool:
-        """Whether it is true for one of us."""
-        return flag if self.alone else any(self.gather(flag))
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether it is true for one of us: one small message, on the CPU, so that no device is waited for."""
+        if self.alone:
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(votes, dist.ReduceOp.MAX)
+        return [vote > 0 for vote in votes.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
         """What every process says, in order."""
@@ -43,6 +51,31 @@ class Group:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value)
         return found
+
+    def by_first(self, act: Callable[[], T]) -> T:
+        """What the first process finds or does; all get its result, or fail with its error."""
+        if self.alone:
+            return act()
+        said: list[Any] = [None]
+        if self.first:
+            try:
+                said = [act()]
+            except AutodualError as error:
+                said = [error]
+        dist.broadcast_object_list(said, 0)
+        if isinstance(said[0], AutodualError):
+            raise said[0]
+        found: T = said[0]
+        return found
+
+    def same_(self, model: nn.Module) -> None:
+        """The first process's weights for all. Gradients keep parameters equal; batch statistics are each process's own."""
+        if self.alone:
+            return
+        for value in model.state_dict().values():
+            whole = value.contiguous()
+            dist.broadcast(whole, 0)
+            value.copy_(whole)
 
     def add_up_(self, numbers: Tensor) -> Tensor:
         if not self.alone:
@@ -76,6 +109,11 @@ class Group:
 ALONE = Group()
 
 
+def speaks() -> bool:
+    """Whether this process talks to the user: the first of those that torchrun has started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined(chosen: torch.device) -> Iterator[Group]:
     """The group that torchrun has started, or a group of one."""
@@ -88,7 +126,7 @@ def joined(chosen: torch.device) -> Iterator[Group]:
     if dist.is_initialized():
         yield Group(dist.get_rank(), dist.get_world_size())
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Group(dist.get_rank(), dist.get_world_size())
     finally:

@@ -16,6 +16,7 @@ from autodual.train import checkpoint
 from autodual.train.checkpoint import Position
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, augment
+from autodual.train.events import StepLog
 from autodual.train.group import ALONE, Group
 from autodual.train.objective import Objective, RobustObjective, StandardObjective
 from autodual.train.run import Run
@@ -40,7 +41,10 @@ class Progress:
     batch: int
     batches: int
     summary: Tensor
+    """Of `own` examples; see `objective.SUMMARY`."""
+    own: int
     examples: int
+    """Of the whole batch, which processes share."""
 
 
 Observer = Callable[[Progress], None]
@@ -55,19 +59,31 @@ class Loop:
     stage: int
     model: nn.Module
     data: ImageData
-    validate: Callable[[nn.Module, int], None] | None = None
+    validate: Callable[[nn.Module, int], dict[str, float]] | None = None
     observe: Observer = lambda progress: None
     stop: Callable[[], bool] = lambda: False
     say: Callable[[str], None] = lambda line: None
     group: Group = ALONE
+    log: StepLog | None = None
 
     def fit(self) -> None:
         """From the newest whole checkpoint of this stage, or from the start, to the end."""
+        try:
+            self._fit()
+        finally:
+            if self.log is not None:
+                self.log.close()
+        self.group.same_(self.model)
+        self.model.eval()
+
+    def _fit(self) -> None:
         config, device = self.config, self.data.images.device
         eps = torch.tensor(config.eps, device=device)
         optimiser = make_optimiser(config, self.model)
         generator = torch.Generator(device)
         position, sums = self._resume(optimiser, device)
+        if config.tensorboard:
+            self.log = StepLog(self.run.events / f"stage-{self.stage}", position.step, self.group)
         if position.step == 0:
             self._save(optimiser, position, sums)  # so that whoever resumes knows which metrics came before
         self.model.train()
@@ -90,11 +106,14 @@ class Loop:
                 summary = step(self._images(own, generator), self.data.labels[own], weight)
                 if weight > 0:
                     sums[0] += summary[0] * len(own)
-                    sums[1:] += summary[1:]
+                    sums[1:] += summary[1:3]
+                if self.log is not None:
+                    self.log.add(summary, len(own) if weight > 0 else 0, len(index))
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
-                self.observe(Progress(self.stage, epoch, config.epochs, batch + 1, batches, summary, len(index)))
-                stop = self.group.any(self.stop())
-                if stop or self.group.any(time.monotonic() - saved > CHECKPOINT_SECONDS):
+                counts = (batch + 1, batches, summary, len(own), len(index))
+                self.observe(Progress(self.stage, epoch, config.epochs, *counts))
+                stop, due = self.group.any(self.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
+                if stop or due:
                     self._save(optimiser, position, sums)
                     saved = time.monotonic()
                     if stop:
@@ -105,7 +124,6 @@ class Loop:
             position = Position(self.stage, epoch + 1, 0, position.step)
             sums.zero_()
         self._save(optimiser, position, sums)
-        self.model.eval()
 
     def _images(self, index: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented, as float32 in [0, 1]."""
@@ -118,24 +136,31 @@ class Loop:
             raise AutodualError(
                 f"stage {self.stage}, epoch {epoch}: the loss is {loss}; try a smaller lr, clip_gradients, or a slower eps schedule"
             )
-        self._record(
-            kind="epoch", stage=self.stage, epoch=epoch, step=step, eps=eps_at(self.config, epoch), lr=lr_at(self.config, epoch),
-            loss=loss, robust_error=robust, error=wrong, seconds=None if partial else round(seconds, 3), examples=len(self.data),
-        )  # fmt: skip
-        if self.validate is not None and self._due(epoch) and self.group.first:
+        figures = {
+            "eps": eps_at(self.config, epoch),
+            "lr": lr_at(self.config, epoch),
+            "loss": loss,
+            "robust_error": robust,
+            "error": wrong,
+        }
+        spent = {"seconds": None if partial else round(seconds, 3), "examples": len(self.data)}
+        place = {"kind": "epoch", "stage": self.stage, "epoch": epoch, "step": step}
+        self.group.by_first(lambda: self.run.record(**place, **figures, **spent))
+        self._log("epoch", step, figures)
+        if self.validate is not None and self._due(epoch):
+            self.group.same_(self.model)
             self.model.eval()
-            self.validate(self.model, epoch)
+            self._log("validation", step, self.validate(self.model, epoch))
             self.model.train()
-        self.group.wait()
+
+    def _log(self, kind: str, step: int, figures: dict[str, float]) -> None:
+        if self.log is not None:
+            self.log.end_epoch(kind, step, **figures)
 
     def _due(self, epoch: int) -> bool:
         """Whether a validation follows this epoch."""
         every = self.config.evaluate_every
         return every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == self.config.epochs)
-
-    def _record(self, **values: object) -> None:
-        if self.group.first:
-            self.run.record(**values)
 
     def _rank(self) -> tuple[int, ...]:
         """Processes draw different numbers; a process alone draws those that it always drew."""
@@ -143,13 +168,17 @@ class Loop:
 
     def _save(self, optimiser: torch.optim.Optimizer, position: Position, sums: Tensor) -> None:
         whole = self.group.add_up_(sums.clone())
-        if self.group.first:
+        if self.log is not None:
+            self.log.write()  # first, so that no step is missing from a run that is killed after this checkpoint
+
+        def save() -> None:
             extra = {"sums": [value.hex() for value in whole.double().tolist()], "metrics": self.run.metrics_size()}
             checkpoint.save(self.run.checkpoints, self.model, optimiser, position, extra)
-        self.group.wait()
+
+        self.group.by_first(save)
 
     def _resume(self, optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[Position, Tensor]:
-        path, damaged = checkpoint.newest(self.run.checkpoints)
+        path, damaged = self.group.by_first(lambda: checkpoint.newest(self.run.checkpoints))
         for fault in damaged:
             self.say(f"damaged checkpoint passed over: {fault}")
         if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):

@@ -13,10 +13,12 @@ from autodual.certify import RobustCrossEntropy, attack
 from autodual.sets import Perturbation
 
 ATTACK_STEPS = 10
+SUMMARY = ("loss", "robust_error", "error", "robust_loss", "standard_loss")
+"""Of a batch: losses are means, errors are counted in examples. robust: under the bound, or the attack that is trained on."""
 
 
 class Objective(nn.Module, ABC):
-    """(x, labels) -> [loss, wrong under the bound, wrong]: the last two count examples, and carry no gradient."""
+    """(x, labels) -> a summary: the loss that is minimised, and for the record, without gradient, what is in SUMMARY."""
 
     model: nn.Module
 
@@ -39,7 +41,8 @@ class StandardObjective(Objective):
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         clean = self.model(x)
         worst = clean if self.ball is None else self.model(self._attacked(x, labels, self.ball))
-        return _summary(F.cross_entropy(worst, labels), clean, worst, labels)
+        loss = F.cross_entropy(worst, labels)
+        return _summary(loss, clean, worst, labels, loss)
 
     def _attacked(self, x: Tensor, labels: Tensor, ball: Perturbation) -> Tensor:
         training = self.model.training
@@ -62,12 +65,12 @@ class RobustObjective(Objective):
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         clean, worst = self.loss.both_scores(x, labels, draws)
-        value = F.cross_entropy(worst, labels)
+        robust = loss = F.cross_entropy(worst, labels)
         if self.weight < 1:
-            value = self.weight * value + (1 - self.weight) * F.cross_entropy(clean, labels)
-        return _summary(value, clean, worst, labels)
+            loss = self.weight * robust + (1 - self.weight) * F.cross_entropy(clean, labels)
+        return _summary(loss, clean, worst, labels, robust)
 
 
-def _summary(loss: Tensor, clean: Tensor, worst: Tensor, labels: Tensor) -> Tensor:
+def _summary(loss: Tensor, clean: Tensor, worst: Tensor, labels: Tensor, robust: Tensor) -> Tensor:
     wrong = [(scores.detach().argmax(1) != labels).sum().to(loss) for scores in (worst, clean)]
-    return torch.stack([loss, *wrong])
+    return torch.stack([loss, *wrong, robust.detach(), F.cross_entropy(clean.detach(), labels)])

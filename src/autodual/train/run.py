@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from autodual._errors import ArgumentError
+from autodual._files import write_json, write_text
 from autodual.train.config import TrainConfig
-from autodual.train.files import write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Run:
     @property
     def model_file(self) -> Path:
         return self.folder / "model.safetensors"
+
+    @property
+    def events(self) -> Path:
+        """For TensorBoard, if wanted."""
+        return self.folder / "tensorboard"
 
     def stage_file(self, stage: int) -> Path:
         return self.folder / "stages" / f"{stage}.safetensors"
@@ -81,7 +86,7 @@ class Run:
         changed = [
             k
             for k, v in config.to_mapping().items()
-            if v != before.to_mapping()[k] and k not in ("device", "data_folder")
+            if v != before.to_mapping()[k] and k not in ("device", "data_folder", "tensorboard")
         ]
         if changed:
             name = changed[0]

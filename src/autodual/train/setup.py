@@ -79,8 +79,12 @@ def make_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ArgumentError(f"device: {name!r} is none that PyTorch knows; use auto, cpu or cuda") from None
+        if device.type != "cuda":  # a GPU is not woken up here: the process may yet be given another one
+            torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError):
+        raise ArgumentError(f"device: {name!r} is none that PyTorch can use here; use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device: cuda was asked for, but PyTorch finds no GPU here; use auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device: {name} was asked for, but there are only {torch.cuda.device_count()} GPUs")
     return device

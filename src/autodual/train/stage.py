@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -13,21 +13,34 @@ from torch import nn
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
-from autodual.train.evaluate import Tell, judge
 from autodual.train.group import ALONE, Group
-from autodual.train.loop import Loop, Observer
+from autodual.train.judge import judge
+from autodual.train.loop import Loop, Observer, StoppedError
 from autodual.train.run import Run
 from autodual.train.setup import make_ball
+from autodual.train.share import Tell, silent
 
 
-@dataclass
+@dataclass(frozen=True)
 class Watch:
     """What the caller wants to know while it runs, and how it stops it."""
 
     step: Observer = lambda progress: None
-    tell: Tell = lambda what, done, of: None
+    draw: Tell = silent
+    """How far an evaluation is."""
     say: Callable[[str], None] = lambda line: None
     stop: Callable[[], bool] = lambda: False
+    group: Group = ALONE
+
+    def within(self, group: Group) -> Watch:
+        """For one of several processes: only the first one reports, and they stop together."""
+        return replace(self, group=group) if group.first else Watch(stop=self.stop, group=group)
+
+    def tell(self, what: str, done: int, of: int) -> None:
+        """Draw how far an evaluation is, and end it if one process was asked to. All processes call this at the same points."""
+        if any(self.group.any(self.stop())):
+            raise StoppedError("stopped as asked; go on with --resume")
+        self.draw(what, done, of)
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,6 @@ class Parts:
     held_out: ImageData | None
     test: ImageData
     build: Callable[[int], nn.Module] = field(repr=False)
-    group: Group = ALONE
 
 
 def fresh_model(config: TrainConfig, parts: Parts, stage: int) -> nn.Module:
@@ -56,26 +68,31 @@ def train_stage(
     data: ImageData,
     held_out: ImageData | None,
     watch: Watch,
-    group: Group = ALONE,
 ) -> None:
     """Train one network; with held-out data, its best checkpoint counts."""
     judge_on = held_out if held_out is not None else data
     judge_on = judge_on.take(config.evaluate_examples)
+    group = watch.group
     best = run.folder / "stages" / f"best-{stage}.safetensors"
 
-    def validate(network: nn.Module, epoch: int) -> None:
-        found = judge(network, judge_on, make_ball(config), tell=watch.tell, what="validating")
-        split = "validation" if held_out is not None else "train"
-        better = (found.robust_error, found.error) <= _best_so_far(run, stage)  # of equals, the later one
-        run.record(
-            kind="validation", stage=stage, epoch=epoch, split=split, engine="Dual()", examples=len(judge_on), eps=config.eps,
-            error=found.error, robust_error=found.robust_error,
-        )  # fmt: skip
-        if held_out is not None and better:
-            save_model(best, network)
+    def validate(network: nn.Module, epoch: int) -> dict[str, float]:
+        found = judge(network, judge_on, make_ball(config), tell=watch.tell, what="validating", group=group)
+        figures = {"error": found.error, "robust_error": found.robust_error}
+
+        def keep() -> None:
+            better = (found.robust_error, found.error) <= _best_so_far(run, stage)  # of equals, the later one
+            run.record(
+                kind="validation", stage=stage, epoch=epoch, split="validation" if held_out is not None else "train",
+                engine="Dual()", examples=len(judge_on), eps=config.eps, **figures,
+            )  # fmt: skip
+            if held_out is not None and better:
+                save_model(best, network)
+
+        group.by_first(keep)
+        return figures
 
     Loop(config, run, stage, model, data, validate, watch.step, watch.stop, watch.say, group).fit()
-    if held_out is not None and best.exists():
+    if held_out is not None and group.by_first(best.exists):
         load_model(best, model)
 
 

@@ -1,0 +1,115 @@
+"""Files that are whole or not there, after a power cut too: written beside their place, then moved onto it. Weights: safetensors."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, record: Any) -> None:
+    write_text(path, to_json(record))
+
+
+def to_json(record: Any) -> str:
+    """As JSON that every reader understands: without NaN, which JSON does not know."""
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary place for a file or folder that becomes `path` at the end, or leaves no trace."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        holder = Path(tempfile.mkdtemp(prefix=".writing-", dir=path.parent))
+    except OSError as error:
+        raise ArgumentError(f"{path}: cannot write there: {error.strerror or error}") from None
+    temporary = holder / path.name
+    try:
+        yield temporary
+        for written in (*temporary.iterdir(), temporary) if temporary.is_dir() else (temporary,):
+            _sync(written)
+        if temporary.is_dir() and path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except OSError as error:
+        raise ArgumentError(f"{path}: not written, nothing is lost: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Onto the disk; of a folder, the names in it (which not every system lets one open)."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def beside(path: Path, kind: str) -> Path:
+    """Where a record about a file of lines lies: certificates.jsonl has its problem in certificates.problem.json."""
+    return path.with_name(f"{path.name.removesuffix('.jsonl')}.{kind}.json")
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def encode_tensors(tensors: dict[str, Tensor]) -> bytes:
+    """As a safetensors file holds them. They must lie in the CPU's memory, each in a place of its own."""
+    return bytes(_safetensors().save(tensors))
+
+
+def decode_tensors(content: bytes, source: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; `source` is its name in messages."""
+    from_bytes = _safetensors().load
+    from safetensors import SafetensorError
+
+    try:
+        return dict(from_bytes(content))
+    except (ValueError, KeyError, SafetensorError) as error:
+        raise ArgumentError(f"{source}: not a readable safetensors file: {error}") from None
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return decode_tensors(content, path)
+
+
+def _safetensors() -> ModuleType:
+    """The library, imported when it is needed."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ArgumentError(
+            "weights are kept as safetensors, which is not installed: pip install 'autodual[cli]'"
+        ) from None
+    return safetensors.torch

@@ -1,0 +1,139 @@
+"""`certify` and what it leaves: names that say what was asked, results that are never lost unasked, clips that can be taken off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autodual.cli.signals import Signals
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(run_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_folder, tmp_path / "run"))
+
+
+def ask(call: Call, run: Path, *arguments: str) -> tuple[int, str, str]:
+    return call("certify", str(run), "--device", "cpu", "--limit", "6", *arguments)
+
+
+NAMES = {
+    "certificates-dual-first-6.jsonl": [],
+    "certificates-ibp-first-6.jsonl": ["--engine", "ibp", "--eps", "0.05", "--clip", "0", "1"],
+    "certificates-dual-eps-0.02-first-6.jsonl": ["--eps", "0.02"],
+    "certificates-dual-no-clip-first-6.jsonl": ["--no-clip"],
+    "certificates-crown-clip--1-2-first-6.jsonl": ["--engine", "crown", "--clip", "-1", "2"],
+    "certificates-dual-l2-eps-0.1-first-6.jsonl": ["--norm", "l2", "--eps", "0.1"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_says_what_differs_from_the_run(call: Call, run: Path, name: str) -> None:
+    code, said, complaint = ask(call, run, *NAMES[name])
+    assert code == 0, complaint
+    assert said.strip().endswith(str(run / name))
+    assert len((run / name).read_text().splitlines()) == 6
+    assert json.loads((run / name.replace(".jsonl", ".summary.json")).read_text())["examples"] == 6
+
+
+def test_bare_weights_give_their_name(
+    call: Call, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        call("certify", str(weights), "--model", "digits", "--eps", "0.02", "--device", "cpu", "--limit", "3")[0] == 0
+    )
+    assert (tmp_path / "digits-certificates-dual-eps-0.02-first-3.jsonl").exists()
+
+
+def test_a_file_that_exists_is_refused_until_one_says_what_to_do(call: Call, run: Path) -> None:
+    file = run / "certificates-dual-first-6.jsonl"
+    first = ask(call, run)[1]
+    before = file.read_bytes()
+    code, _, complaint = ask(call, run)
+    assert code == 2
+    assert "holds 6 of 6 certificates of LinfBall(eps=0.05, clip=(0.0, 1.0)) by Dual(" in complaint
+    assert all(option in complaint for option in ("--resume", "--overwrite", "--out"))
+    assert ask(call, run, "--resume")[1] == first
+    assert ask(call, run, "--overwrite")[1] == first
+    assert file.read_bytes() == before
+    assert ask(call, run, "--resume", "--overwrite")[0] == 2
+
+
+def test_an_interrupted_file_is_gone_on_with(call: Call, run: Path) -> None:
+    file = run / "certificates-dual-first-6.jsonl"
+    first = ask(call, run)[1]
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert ask(call, run, "--resume")[1] == first
+    assert file.read_bytes() == whole
+
+
+def test_certificates_about_something_else_stay(call: Call, run: Path) -> None:
+    out = run / "mine"
+    assert ask(call, run, "--out", str(out))[0] == 0
+    before = out.read_bytes()
+    for more in ([], ["--resume"]):
+        code, _, complaint = ask(call, run, "--out", str(out), "--eps", "0.01", *more)
+        assert code == 2
+        assert "mine: " in complaint
+        assert out.read_bytes() == before
+    assert "about something else (perturbation was LinfBall(eps=0.05" in complaint
+    assert ask(call, run, "--out", str(out), "--eps", "0.01", "--overwrite")[0] == 0
+
+
+def test_names_with_points_keep_apart(call: Call, run: Path) -> None:
+    for eps in ("0.01", "0.02"):
+        assert ask(call, run, "--eps", eps, "--out", str(run / f"found-{eps}"))[0] == 0
+    for eps in ("0.01", "0.02"):
+        assert f"eps={eps}," in json.loads((run / f"found-{eps}.problem.json").read_text())["perturbation"]
+
+
+def test_files_of_others_and_folders_are_not_touched(call: Call, run: Path) -> None:
+    (run / "notes.txt").write_text("mine")
+    code, _, complaint = ask(call, run, "--out", str(run / "notes.txt"))
+    assert code == 2
+    assert "holds no certificates that one could go on with" in complaint
+    assert (run / "notes.txt").read_text() == "mine"
+    code, _, complaint = ask(call, run, "--out", str(run))
+    assert code == 2
+    assert "is a folder" in complaint
+
+
+def test_a_clip_of_the_run_is_dropped_for_another_norm_and_said_so(call: Call, run: Path) -> None:
+    for command in ("certify", "attack"):
+        code, said, complaint = call(command, str(run), "--norm", "l2", "--device", "cpu", "--limit", "4")
+        assert code == 0, complaint
+        assert "L2Ball(eps=0.05)" in said
+        assert "note: clip [0.0, 1.0] is dropped" in complaint
+    code, _, complaint = call("attack", str(run), "--norm", "l2", "--clip", "0", "1", "--device", "cpu")
+    assert code == 2
+    assert "clip is for norm linf" in complaint
+
+
+def test_a_clip_can_be_taken_off(call: Call, run: Path, tmp_path: Path, small: list[str]) -> None:
+    code, said, complaint = call("attack", str(run), "--no-clip", "--device", "cpu", "--limit", "4")
+    assert code == 0
+    assert "clip=None" in said
+    assert "note:" not in complaint
+    config = tmp_path / "clipped.yaml"
+    config.write_text("clip: [0, 1]\nlimit_test: 3\n")
+    at = small.index("--clip")
+    assert (
+        call("train", str(config), *small[:at], *small[at + 3 :], "--no-clip", "--out", str(tmp_path / "free"))[0] == 0
+    )
+    assert "clip: null" in (tmp_path / "free" / "config.yaml").read_text()
+
+
+def test_an_attack_that_is_stopped_promises_nothing(call: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Signals, "stop", lambda self: True)
+    code, _, complaint = call("attack", str(run), "--device", "cpu", "--limit", "4")
+    assert code == 130
+    assert "an attack keeps nothing" in complaint
+    assert "--resume" not in complaint
