@@ -118,8 +118,9 @@ def speaks() -> bool:
 def joined(chosen: torch.device) -> Iterator[Group]:
     """The group that torchrun has started, or a group of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if chosen.type == "cuda":
-        torch.cuda.set_device(Group(size=size).device(chosen))
+    device = Group(size=size).device(chosen)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     if size == 1:
         yield Group()
         return
