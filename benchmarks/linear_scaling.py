@@ -84,13 +84,13 @@ class Limits:
 LIMITS = {"cpu": Limits(4 * GIBIBYTE, 20.0, 8 * GIBIBYTE), "cuda": Limits(100 * GIBIBYTE, 5.0, 60 * GIBIBYTE)}
 
 SIZES = {
-    "cpu": (24, 36, 56, 84, 128, 196, 300, 450, 690, 1050, 1600, 2400),
+    "cpu": (24, 36, 53, 84, 128, 196, 300, 450, 690, 1050, 1600, 2400),
     "cuda": (16, 32, 48, 80, 128, 192, 288, 448, 704, 1072, 1632, 2496, 3824, 5360),
 }
 BELOW: dict[str, tuple[int, ...]] = {"cpu": (6, 10, 16), "cuda": ()}
 """Smaller ones for the exact engines, of which one does not get far."""
-BEYOND: dict[str, tuple[int, ...]] = {"cpu": (), "cuda": (8160, 12500, 19000, 32000, 53600)}
-"""Beyond the paper's sizes, for projections of one example at a time; more would need tensors of over 2^31 values."""
+BEYOND: dict[str, tuple[int, ...]] = {"cpu": (3600, 5360), "cuda": (8160, 12500, 19000, 32000, 53600)}
+"""For projections of one example at a time: on the CPU up to the paper's sizes, on the GPU up to tensors of 2^31 values."""
 QUICK = {"cpu": (28, 50, 90, 160), "cuda": (48, 160, 512, 1600, 5360)}
 """Filters in all; on the GPU a multiple of 16, which its convolutions prefer. 5360 filters are the paper's 4,202,240 units."""
 QUICK_SECONDS = 1.0

@@ -1,5 +1,7 @@
 """Files that are whole or not there, and tensors in them."""
 
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -39,6 +41,38 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
             place.mkdir()
             (place / name).write_text(name)
     assert [p.name for p in tmp_path.rglob("*")] == ["folder", "two"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").write_text("old")
+    move = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if Path(source).name == "folder" and Path(source).parent != tmp_path:  # the new one, onto its place
+            raise OSError(28, "No space left on device")
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(ad.ArgumentError, match="nothing is lost: No space"), replacing(tmp_path / "folder") as place:
+        place.mkdir()
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.rglob("*")] == ["folder", "old"]
+
+
+def test_a_folder_that_cannot_be_synced_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def refuse(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(22, "Invalid argument")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_json(tmp_path / "x.json", {})
+    assert (tmp_path / "x.json").read_text() == "{}\n"
 
 
 def test_others_may_read_what_they_may_usually_read(tmp_path: Path) -> None:

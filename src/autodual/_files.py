@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from torch import Tensor
 
@@ -47,27 +47,49 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = holder / path.name
     try:
         yield temporary
-        for written in (*temporary.iterdir(), temporary) if temporary.is_dir() else (temporary,):
+        for written in temporary.iterdir() if temporary.is_dir() else (temporary,):
             _sync(written)
-        if temporary.is_dir() and path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        _move(temporary, path, holder / "before")
     except OSError as error:
         raise ArgumentError(f"{path}: not written, nothing is lost: {error.strerror or error}") from None
     finally:
         shutil.rmtree(holder, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
-    """Onto the disk; of a folder, the names in it (which not every system lets one open)."""
-    if path.is_dir() and os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
+def _move(source: Path, target: Path, aside: Path) -> None:
+    """Onto a file or folder that may exist, which is put back if that fails. Names are synced, too, where the system can."""
+    if source.is_dir() and target.exists():
+        os.replace(target, aside)
+    try:
+        os.replace(source, target)
+    except OSError:
+        if aside.exists():
+            os.replace(aside, target)
+        raise
+    for folder in (target, target.parent) if target.is_dir() else (target.parent,):
+        with contextlib.suppress(OSError):
+            _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int = os.O_RDWR) -> None:
+    """Onto the disk; of a folder, the names in it."""
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def claim(handle: IO[str], refusal: str) -> None:
+    """The file for this process alone, until it is closed; a second process is refused with these words."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two processes on one file are the user's own affair there
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ArgumentError(refusal) from None
 
 
 def beside(path: Path, kind: str) -> Path:

@@ -22,8 +22,12 @@ def test_a_quick_stage_is_one_line_at_the_end(capsys: pytest.CaptureFixture[str]
     steps(Display(lambda: False), epochs=3, batches=4)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("stage 0  epoch 3/3  12/12  100%")
-    assert "images/s" in line
-    assert line.endswith("loss 0.500  robust error 50%  error 10%")
+    assert line.endswith("images/s  robust loss 0.500  robust error 50%  error 10%")
+
+
+def test_training_without_bounds_has_one_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    Display(lambda: False).watch().step(Progress(0, 0, 1, 1, 1, torch.tensor([0.3, 1.0, 1.0, 0.3, 0.3]), 10, 10))
+    assert capsys.readouterr().err.rstrip().endswith("100%  loss 0.300  robust error 10%  error 10%")
 
 
 def test_a_slow_stage_is_told_again_and_again(

@@ -1,4 +1,7 @@
-"""The commands on a GPU, as a person types them: trained, certified, attacked, resumed, in a cascade and by torchrun."""
+"""The commands on a GPU, as a person types them: trained, certified, attacked, in a cascade and by torchrun.
+
+Two processes need two GPUs, which no machine of ours has: they are tested on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def test_a_cascade(kind: str, tmp_path: Path) -> None:
     assert json.loads((run / "cascade.json").read_text(encoding="utf-8"))["kind"] == kind
 
 
-def test_by_torchrun(tmp_path: Path) -> None:
+def test_by_torchrun_in_one_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     events = ["--tensorboard"] if importlib.util.find_spec("tensorboard") else []
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -151,6 +151,16 @@ class CascadeCertificate:
             lists |= {"attacked": attack.found, "attacked_certified": attack.certified_wrong}
         return json.dumps(
             self.summary(attack) | {name: values.tolist() for name, values in lists.items()}, allow_nan=False
+        )
+
+    def take(self, count: int) -> CascadeCertificate:
+        """That of the first examples."""
+        answers = Answers(
+            *(values[:count] for values in (self.answers.label, self.answers.certified, self.answers.stage))
+        )
+        silent = self.no_wrong_certificate[:count]
+        return replace(
+            self, labels=self.labels[:count], answers=answers, sound=self.sound[:count], no_wrong_certificate=silent
         )
 
     @classmethod

@@ -52,26 +52,26 @@ def certify(
     """Prove, image by image, that no perturbation changes the label."""
     opened = open_target(target, limit, changes or {})
     file = out or default_file(target, opened, engine, limit)
+    chosen = ENGINES[engine]
     with Signals() as signals:
         display = Display(signals.stop)
         try:
             with display.bars, joined(opened.data.images.device) as group:
                 group.by_first(lambda: make_way(file, resume, overwrite))
                 tell = display.watch().within(group).tell
-                found = judge_to_file(file, opened.model, opened.data, opened.ball, ENGINES[engine], tell, group)
+                found = judge_to_file(file, opened.model, opened.data, opened.ball, chosen, tell, group)
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
         return
-    chosen = ENGINES[engine]
     record = {
-        "perturbation": repr(opened.ball), "engine": repr(ENGINES[engine]), "examples": len(opened.data), "error": found.error,
+        "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
     }  # fmt: skip
     write_json(beside(file, "summary"), record)
     if opened.combination is not None:
         print(f"first stage alone; the figures of {opened.combination!r} are in {target / 'cascade.json'}")
     print(
-        f"{opened.ball!r}, {ENGINES[engine]!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
+        f"{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
         f"({len(opened.data)} images); {file}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -45,8 +46,9 @@ class Display:
         done, total = at.epoch * at.batches + at.batch, at.epochs * at.batches
         if not self._due(done == total):
             return
-        loss, robust, wrong = at.summary[:3].tolist()
-        note = f"{self.rate}loss {loss:.3f}  robust error {robust / at.own:.0%}  error {wrong / at.own:.0%}"
+        loss, robust, wrong, robust_loss, standard_loss = at.summary.tolist()
+        losses = _losses(loss, robust_loss, standard_loss)
+        note = f"{self.rate}{losses}  robust error {robust / at.own:.0%}  error {wrong / at.own:.0%}"
         self._show(f"stage {at.stage}", f"stage {at.stage}  epoch {at.epoch + 1}/{at.epochs}", done, total, note)
 
     def _draw(self, what: str, done: int, of: int) -> None:
@@ -64,6 +66,13 @@ class Display:
         if key not in self.tasks:
             self.tasks[key] = self.bars.add_task(name, total=of, note="")
         self.bars.update(self.tasks[key], description=name, completed=done, total=of, note=note)
+
+
+def _losses(loss: float, robust: float, standard: float) -> str:
+    """The loss that is minimised, and the robust one if that is only a part of it."""
+    if math.isnan(loss) or robust == standard:
+        return f"loss {loss:.3f}"
+    return f"robust loss {robust:.3f}" if loss == robust else f"loss {loss:.3f}  robust loss {robust:.3f}"
 
 
 class Rate:

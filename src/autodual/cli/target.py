@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, load, mean_std
-from autodual.train.group import Group
+from autodual.train.group import own_device
 from autodual.train.run import Run
 from autodual.train.setup import make_ball, make_device, make_model
 
@@ -56,7 +55,7 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     if limit is not None:
         data = data.take(limit)
     statistics = mean_std(config.dataset) if config.normalise else None
-    device = Group(size=int(os.environ.get("WORLD_SIZE", "1"))).device(make_device(config.device))
+    device = own_device(make_device(config.device))
 
     def build(stage: int) -> nn.Module:
         return make_model(config.model, data.shape, len(data.classes), statistics).to(device).eval()

@@ -13,6 +13,7 @@ from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.train.config import TrainConfig
 from autodual.train.fit import train as run_training
+from autodual.train.group import speaks
 from autodual.train.loop import StoppedError
 from autodual.train.run import Run, read_yaml
 
@@ -44,7 +45,7 @@ def train(
                 record = run_training(options, folder, resume, display.watch())
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
-    if "pgd_error" not in record:  # another process speaks for us
+    if not speaks():
         return
     print(
         f"{folder}: error {record['error']:.2%}, PGD error {record['pgd_error']:.2%}, robust error {record['robust_error']:.2%} "

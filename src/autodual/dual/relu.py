@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from autodual import kernels
 from autodual.dual.base import Band, ElementwiseDual, Lines
@@ -32,8 +31,7 @@ class DualReLU(ElementwiseDual):
         if kernels.usable(z.lower, z.upper):
             slope, half = _ChordOnGpu.apply(z.lower, z.upper)
         else:
-            slope, negative = _chord(z)
-            half = slope * negative * -0.5
+            slope, half = _slope_and_half(z)
         return Band(slope, half, half)
 
     def lines(self, z: Interval) -> Lines:
@@ -100,8 +98,13 @@ def _chord(z: Interval) -> tuple[Tensor, Tensor]:
     return positive / torch.where(width == 0, torch.ones_like(width), width), negative
 
 
+def _slope_and_half(z: Interval) -> tuple[Tensor, Tensor]:
+    slope, negative = _chord(z)
+    return slope, slope * negative * -0.5
+
+
 class _ChordOnGpu(torch.autograd.Function):
-    """Slope and half of the height of the chord in one pass: what `band` computes elsewhere."""
+    """The same in one pass, forward and backward; plainly where a gradient is to be differentiated again."""
 
     @staticmethod
     def forward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,8 +117,9 @@ class _ChordOnGpu(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            return torch.func.vjp(lambda *ends: _slope_and_half(Interval(*ends)), *ctx.saved_tensors)[1](gradients)
         from autodual.kernels import chord
 
         return chord.backward(*ctx.saved_tensors, *gradients)

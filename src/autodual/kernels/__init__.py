@@ -16,14 +16,16 @@ FEW = 64
 
 
 @cache
-def _works(device: int | None) -> bool:
+def _works(device: int) -> bool:
     """Whether Triton is installed and compiles the kernels for this GPU: tried once, on a few numbers."""
     if find_spec("triton") is None:
         return False
     try:
         from autodual.kernels.trial import try_all
 
-        try_all(torch.device("cuda") if device is None else torch.device("cuda", device))
+        try_all(torch.device("cuda", device))
+    except torch.OutOfMemoryError:  # says nothing about the kernels
+        raise
     except Exception as error:  # whatever a compiler may raise: there is plain code to fall back on
         reason = (str(error).splitlines() or [""])[0]
         warnings.warn(
@@ -35,10 +37,15 @@ def _works(device: int | None) -> bool:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether kernels can take these tensors: float32 on an NVIDIA GPU, and no compiler that would rather fuse the plain code."""
-    return (
-        all(t.is_cuda and t.dtype == torch.float32 for t in tensors)
-        and torch.version.hip is None
-        and not torch.compiler.is_compiling()
-        and _works(tensors[0].device.index)
+    """Whether kernels can take these tensors: float32 on the current NVIDIA GPU, and no compiler that would rather fuse plain code.
+
+    Triton launches on the current GPU, whatever the tensors': on another one, plain code runs.
+    """
+    if torch.compiler.is_compiling() or torch.version.hip is not None:
+        return False
+    if not all(t.is_cuda and t.dtype == torch.float32 and t.numel() > 0 for t in tensors):
+        return False
+    current = torch.cuda.current_device()
+    return all(t.device.index == current for t in tensors) and (
+        torch.cuda.is_current_stream_capturing() or _works(current)
     )

@@ -146,14 +146,13 @@ def finish_cascade(
     certified = certify_all(combination, parts.test, watch.tell, group)
     some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
     attacked = attack_all(combination, some, watch.tell, group=group)
-    part = certify_all(combination, some, watch.tell, group)
     record: dict[str, Any] = certified.summary()
     for row in record["stages"]:
         row["trained_on"] = _trained_on(config, run, row["stage"], parts)
     record["attacked_examples"] = len(some)
     record |= {
         k: v
-        for k, v in part.summary(attacked).items()
+        for k, v in certified.take(len(some)).summary(attacked).items()
         if k in ("attacked_error", "attacked_certified_error", "broken_claims")
     }
     if config.cascade_kind == "routed":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,29 @@ class Events:
         self.writer: Any = None
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        try:
+        with self._guarded():
             if self.writer is None:
                 self.writer = summary_writer()(str(self.folder), purge_step=self.since)
             for name, value in values.items():
                 self.writer.add_scalar(f"{kind}/{name}", value, step)
-        except OSError as error:
-            raise ArgumentError(f"{self.folder}: not written: {error.strerror or error}") from None
 
     def flush(self) -> None:
-        if self.writer is not None:
-            self.writer.flush()
+        with self._guarded():
+            if self.writer is not None:
+                self.writer.flush()
 
     def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        with self._guarded():
+            if self.writer is not None:
+                self.writer.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A disk that is full shows itself at any call: the writer has a thread of its own."""
+        try:
+            yield
+        except OSError as error:
+            raise ArgumentError(f"{self.folder}: not written: {error.strerror or error}") from None
 
 
 class StepLog:
@@ -73,16 +82,18 @@ class StepLog:
         if self.kept:
             rows = torch.stack(self.kept)
             rows = self.group.add_up_(rows * torch.tensor(self.scales, dtype=rows.dtype, device=rows.device))
-            for row in rows.tolist() if self.group.first else []:
-                self.events.write("step", self.next, dict(zip(SUMMARY, row, strict=True)))
-                self.next += 1
+            self.group.by_first(lambda: self._write_rows(rows.tolist()))
+            self.next += len(rows)
             self.kept, self.scales = [], []
-        self.events.flush()
+        self.group.by_first(self.events.flush)
+
+    def _write_rows(self, rows: list[list[float]]) -> None:
+        for step, row in enumerate(rows, start=self.next):
+            self.events.write("step", step, dict(zip(SUMMARY, row, strict=True)))
 
     def end_epoch(self, kind: str, step: int, **values: float) -> None:
         self.write()
-        if self.group.first:
-            self.events.write(kind, step, values)
+        self.group.by_first(lambda: self.events.write(kind, step, values))
 
     def close(self) -> None:
         self.events.close()

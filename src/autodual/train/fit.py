@@ -18,7 +18,7 @@ from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, load, mean_std
 from autodual.train.evaluate import evaluate
 from autodual.train.events import Events, summary_writer
-from autodual.train.group import Group, joined
+from autodual.train.group import Group, joined, own_device
 from autodual.train.run import Run
 from autodual.train.setup import Statistics, make_ball, make_device, make_model
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
@@ -68,8 +68,8 @@ def _run(
 ) -> dict[str, Any]:
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun
-    with joined(make_device(config.device)) as group, ExitStack() as stack:
-        device = group.device(make_device(config.device))
+    device = own_device(make_device(config.device))
+    with joined(device) as group, ExitStack() as stack:
         group.by_first(lambda: stack.enter_context(run.locked()))
         group.by_first(lambda: run.begin(config, resume))
         parts = _parts(config, train_data, test_data, device, build)
@@ -77,7 +77,7 @@ def _run(
         record = _train_and_finish(config, run, parts, watch.within(group))
         if config.tensorboard:
             group.by_first(lambda: _write_events(run, record))
-        return record if group.first else {name: record[name] for name in ("error", "robust_error")}
+        return record
 
 
 def _train_and_finish(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> dict[str, Any]:

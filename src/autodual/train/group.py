@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autodual._errors import AutodualError
+from autodual._errors import ArgumentError, AutodualError
 
 PATIENCE = timedelta(hours=2)
 """How long the others wait while the first process does something alone."""
@@ -22,11 +22,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one process does of a batch."""
+
+    index: Tensor
+    weight: float
+    """Of its gradient in the mean over processes, which is then the gradient of the whole batch."""
+    counted: int
+    """Examples that it counts; those that all processes take are counted by the first."""
+
+
+@dataclass(frozen=True)
 class Group:
     """One of `size` processes; the first one writes the files."""
 
     rank: int = 0
     size: int = 1
+    talk: Any = None
+    """The process group for messages on the CPU; PyTorch's default one when None."""
 
     @property
     def first(self) -> bool:
@@ -41,7 +54,7 @@ class Group:
         if self.alone:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
-        dist.all_reduce(votes, dist.ReduceOp.MAX)
+        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.talk)
         return [vote > 0 for vote in votes.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
@@ -49,22 +62,31 @@ class Group:
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.talk)
         return found
+
+    def from_all(self, act: Callable[[], T]) -> list[T]:
+        """What every process finds or does, in order; if one fails, all fail with its error."""
+        if self.alone:
+            return [act()]
+        result, error = _attempt(act)
+        found = self.gather((result, None if error is None else _for_others(error, self.rank)))
+        if error is not None:
+            raise error
+        for _, fault in found:
+            if fault is not None:
+                raise fault
+        return [value for value, _ in found]
 
     def by_first(self, act: Callable[[], T]) -> T:
         """What the first process finds or does; all get its result, or fail with its error."""
         if self.alone:
             return act()
-        said: list[Any] = [None]
-        if self.first:
-            try:
-                said = [act()]
-            except AutodualError as error:
-                said = [error]
-        dist.broadcast_object_list(said, 0)
-        if isinstance(said[0], AutodualError):
-            raise said[0]
+        result, error = _attempt(act) if self.first else (None, None)
+        said: list[Any] = [result, None if error is None else _for_others(error, self.rank)]
+        dist.broadcast_object_list(said, 0, group=self.talk)
+        if said[1] is not None:
+            raise said[1] if error is None else error
         found: T = said[0]
         return found
 
@@ -82,19 +104,12 @@ class Group:
             dist.all_reduce(numbers)
         return numbers
 
-    def wait(self) -> None:
-        if not self.alone:
-            dist.barrier()
-
-    def share(self, index: Tensor) -> tuple[Tensor, float]:
-        """Our part of a batch, and its weight in the mean over processes: gradients add up to those of the whole batch.
-
-        A process without an example takes one with weight zero, so that all of them go through the same steps.
-        """
-        if self.alone:
-            return index, 1.0
+    def share(self, index: Tensor) -> Share:
+        """Our part of a batch. One with fewer than two examples for each of us is taken whole by all: one has no batch statistics."""
+        if len(index) < 2 * self.size:
+            return Share(index, 1.0, len(index) if self.first else 0)
         own = index[self.rank :: self.size]
-        return (own, len(own) * self.size / len(index)) if len(own) > 0 else (index[:1], 0.0)
+        return Share(own, len(own) * self.size / len(index), len(own))
 
     def wrap(self, objective: nn.Module) -> nn.Module:
         return objective if self.alone else nn.parallel.DistributedDataParallel(objective)
@@ -103,10 +118,39 @@ class Group:
         """One GPU per process."""
         if self.alone or chosen.type != "cuda":
             return chosen
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if chosen.index is not None:
+            raise ArgumentError(
+                f"device: {chosen} was asked for, but every process has a GPU of its own; use auto or cuda"
+            )
+        local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= there:
+            raise ArgumentError(f"device: there are more processes than GPUs ({there}); use --nproc-per-node {there}")
+        return torch.device("cuda", local)
 
 
 ALONE = Group()
+
+
+def _attempt(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return act(), None
+    except Exception as error:  # whatever it is, the others must not wait for the result
+        return None, error
+
+
+def _for_others(error: Exception, rank: int) -> AutodualError:
+    if isinstance(error, AutodualError):
+        return error
+    return AutodualError(f"process {rank} failed: {type(error).__name__}: {error}")
+
+
+def own_device(chosen: torch.device) -> torch.device:
+    """The device of this process, of those that torchrun has started."""
+    return Group(size=_world_size()).device(chosen)
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def speaks() -> bool:
@@ -117,15 +161,13 @@ def speaks() -> bool:
 @contextmanager
 def joined(chosen: torch.device) -> Iterator[Group]:
     """The group that torchrun has started, or a group of one."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = Group(size=size).device(chosen)
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    if size == 1:
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)
+    if _world_size() == 1:
         yield Group()
         return
-    if dist.is_initialized():
-        yield Group(dist.get_rank(), dist.get_world_size())
+    if dist.is_initialized():  # by the caller, perhaps for GPUs alone, which carry no messages between hosts
+        yield Group(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
     try:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError
-from autodual._files import beside, write_json
 from autodual.bounds import BoundEngine, Dual
 from autodual.certify import Certificate, certify
 from autodual.sets import Perturbation
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
-from autodual.train.share import Tell, batch_size, in_turns, on_all, silent
+from autodual.train.lines import Line, LineFile
+from autodual.train.share import Tell, batch_size, in_turns, on_all, on_cpu, silent
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Judged:
     @classmethod
     def of(cls, certificate: Certificate) -> Judged:
         smallest = certificate.margins.min(1).values
-        return cls(*(t.cpu() for t in (certificate.labels, certificate.predicted, certificate.certified, smallest)))
+        return on_cpu(cls(certificate.labels, certificate.predicted, certificate.certified, smallest))
 
     @classmethod
     def join(cls, parts: list[Judged]) -> Judged:
@@ -81,25 +77,18 @@ def judge_to_file(
 ) -> Judged:
     """The same with a line of JSON per example, written by the first process; goes on where an interrupted call stopped."""
 
-    def begin() -> list[dict[str, Any]]:
-        _claim(path, model, data, ball, engine)
-        return _whole_batches(path, data)
-
-    def one(part: slice) -> list[dict[str, Any]]:
+    def one(part: slice) -> list[Line]:
         return _lines(part, model, data, ball, engine)
 
-    lines = group.by_first(begin)
+    file, problem = LineFile(path), _problem(model, data, ball, engine)
     try:
-        with path.open("a", encoding="utf-8") if group.first else nullcontext() as stream:
-            for turn in in_turns(one, data, "certifying", tell, group, start=len(lines)):
-                new = [line for found in turn for line in found]
-                lines += new
-                if stream is not None:
-                    stream.writelines(json.dumps(line) + "\n" for line in new)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-    except OSError as error:
-        raise ArgumentError(f"{path}: not written: {error.strerror or error}") from None
+        lines = group.by_first(lambda: file.begin(problem, batch_size(data)))
+        for turn in in_turns(one, data, "certifying", tell, group, start=len(lines)):
+            new = [line for found in turn for line in found]
+            lines += new
+            group.by_first(partial(file.append, new))
+    finally:
+        file.close()
     return Judged(
         torch.tensor([line["label"] for line in lines]),
         torch.tensor([line["predicted"] for line in lines]),
@@ -108,38 +97,28 @@ def judge_to_file(
     )
 
 
-def _claim(path: Path, model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None) -> None:
-    """Note beside the file what its lines are about; refuse to go on with lines about something else."""
-    note = beside(path, "problem")
+def _problem(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None) -> Line:
+    """What the lines are about."""
     weights = hashlib.sha256()
     for name, value in model.state_dict().items():
         weights.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    problem = {
+    return {
         "perturbation": repr(ball),
         "engine": repr(Dual() if engine is None else engine),
         "examples": len(data),
         "data": data.digest(),
         "weights": weights.hexdigest(),
     }
-    if path.exists() and path.stat().st_size > 0:
-        before = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
-        other = [k for k, v in problem.items() if before.get(k) != v]
-        if other:
-            raise ArgumentError(
-                f"{path}: its certificates are about something else ({other[0]} was {before.get(other[0])}, now {problem[other[0]]}); "
-                f"choose another file, or remove it"
-            )
-    write_json(note, problem)
 
 
 def _lines(
     part: slice, model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None
-) -> list[dict[str, Any]]:
+) -> list[Line]:
     found = Judged.of(certify(model, data.scaled(part), data.labels[part], ball, engine))
     return [_line(part.start + offset, found, offset) for offset in range(len(found.labels))]
 
 
-def _line(index: int, found: Judged, offset: int) -> dict[str, Any]:
+def _line(index: int, found: Judged, offset: int) -> Line:
     margin = found.margins[offset].item()
     return {
         "index": index,
@@ -148,15 +127,3 @@ def _line(index: int, found: Judged, offset: int) -> dict[str, Any]:
         "certified": bool(found.certified[offset]),
         "margin": margin if np.isfinite(margin) else None,
     }
-
-
-def _whole_batches(path: Path, data: ImageData) -> list[dict[str, Any]]:
-    """The lines of complete batches, after which the file is cut: the same batches give the same numbers to the last bit."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if len(whole) < len(data):
-        whole = whole[: len(whole) // batch_size(data) * batch_size(data)]
-    os.truncate(path, sum(map(len, whole)))
-    return [json.loads(line) for line in whole]

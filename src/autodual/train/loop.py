@@ -6,7 +6,8 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from autodual.train.checkpoint import Position
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, augment
 from autodual.train.events import StepLog
-from autodual.train.group import ALONE, Group
+from autodual.train.group import ALONE, Group, Share
 from autodual.train.objective import Objective, RobustObjective, StandardObjective
 from autodual.train.run import Run
 from autodual.train.schedule import eps_at, lr_at
@@ -64,15 +65,17 @@ class Loop:
     stop: Callable[[], bool] = lambda: False
     say: Callable[[str], None] = lambda line: None
     group: Group = ALONE
-    log: StepLog | None = None
+    log: StepLog | None = field(default=None, init=False)
 
     def fit(self) -> None:
         """From the newest whole checkpoint of this stage, or from the start, to the end."""
         try:
             self._fit()
-        finally:
-            if self.log is not None:
-                self.log.close()
+        except BaseException:
+            with suppress(AutodualError):  # what went wrong before is what matters
+                self._close_log()
+            raise
+        self._close_log()
         self.group.same_(self.model)
         self.model.eval()
 
@@ -101,16 +104,12 @@ class Loop:
             )
             for batch in range(first, batches):
                 index = order[batch * config.batch : (batch + 1) * config.batch]
-                own, weight = self.group.share(index)
+                share = self.group.share(index)
                 generator.manual_seed(_seed(config, self.stage, "step", position.step, *self._rank()))
-                summary = step(self._images(own, generator), self.data.labels[own], weight)
-                if weight > 0:
-                    sums[0] += summary[0] * len(own)
-                    sums[1:] += summary[1:3]
-                if self.log is not None:
-                    self.log.add(summary, len(own) if weight > 0 else 0, len(index))
+                summary = step(self._images(share.index, generator), self.data.labels[share.index], share.weight)
+                self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
-                counts = (batch + 1, batches, summary, len(own), len(index))
+                counts = (batch + 1, batches, summary, len(share.index), len(index))
                 self.observe(Progress(self.stage, epoch, config.epochs, *counts))
                 stop, due = self.group.any(self.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
                 if stop or due:
@@ -124,6 +123,13 @@ class Loop:
             position = Position(self.stage, epoch + 1, 0, position.step)
             sums.zero_()
         self._save(optimiser, position, sums)
+
+    def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor) -> None:
+        if share.counted > 0:
+            sums[0] += summary[0] * share.counted
+            sums[1:] += summary[1:3]
+        if self.log is not None:
+            self.log.add(summary, share.counted, whole)
 
     def _images(self, index: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented, as float32 in [0, 1]."""
@@ -152,6 +158,10 @@ class Loop:
             self.model.eval()
             self._log("validation", step, self.validate(self.model, epoch))
             self.model.train()
+
+    def _close_log(self) -> None:
+        if self.log is not None:
+            self.log.close()
 
     def _log(self, kind: str, step: int, figures: dict[str, float]) -> None:
         if self.log is not None:
@@ -183,8 +193,7 @@ class Loop:
             self.say(f"damaged checkpoint passed over: {fault}")
         if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
             position, extra = checkpoint.restore(path, self.model, optimiser)
-            if self.group.first:
-                self.run.cut_metrics(extra["metrics"])
+            self.group.by_first(lambda: self.run.cut_metrics(extra["metrics"]))
             sums = torch.tensor([float.fromhex(v) for v in extra["sums"]], device=device)
             return position, sums if self.group.first else torch.zeros_like(sums)
         return Position(self.stage), torch.zeros(3, device=device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from autodual._errors import ArgumentError
-from autodual._files import write_json, write_text
+from autodual._files import claim, write_json, write_text
 from autodual.train.config import TrainConfig
 
 
@@ -65,15 +64,12 @@ class Run:
         except OSError as error:
             raise ArgumentError(f"{self.folder}: cannot write there: {error.strerror or error}") from None
         with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ArgumentError(f"{self.folder}: another process is working on this run") from None
+            claim(handle, f"{self.folder}: another process is working on this run")
             yield
 
     def begin(self, config: TrainConfig, resume: bool) -> None:
         """Claim the folder for this config: fresh, or to go on with the same."""
-        for left in (*self.folder.glob(".writing-*"), *self.checkpoints.glob(".writing-*")):
+        for left in list(self.folder.rglob(".writing-*")):
             shutil.rmtree(left, ignore_errors=True)  # by a process that was killed
         if not self.config_file.exists():
             if any(not p.name.startswith((".lock", ".writing-")) for p in self.folder.iterdir()):
@@ -127,7 +123,10 @@ class Run:
     def cut_metrics(self, size: int) -> None:
         """Forget lines that are newer than the checkpoint that the run goes on from."""
         if self.metrics_file.exists():
-            os.truncate(self.metrics_file, min(size, self.metrics_size()))
+            try:
+                os.truncate(self.metrics_file, min(size, self.metrics_size()))
+            except OSError as error:
+                raise ArgumentError(f"{self.metrics_file}: cannot be shortened: {error.strerror or error}") from None
 
 
 def read_yaml(path: Path) -> Any:

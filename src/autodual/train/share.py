@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -41,9 +42,14 @@ def in_turns(
     parts = [slice(first, min(len(data), first + step)) for first in range(start, len(data), step)]
     for first in range(0, len(parts), group.size):
         turn = parts[first : first + group.size]
-        own = on_cpu(work(turn[group.rank])) if group.rank < len(turn) else None
-        yield group.gather(own)[: len(turn)]
+        own = turn[group.rank : group.rank + 1]  # none for those who come too late in the last turn
+        found = group.from_all(partial(_results, work, own))
+        yield [result for results in found for result in results]
         tell(what, turn[-1].stop, len(data))
+
+
+def _results(work: Callable[[slice], T], parts: list[slice]) -> list[T]:
+    return [on_cpu(work(part)) for part in parts]
 
 
 def on_all(work: Callable[[Tensor, Tensor], T], data: ImageData, what: str, tell: Tell, group: Group) -> list[T]:

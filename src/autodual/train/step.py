@@ -29,7 +29,7 @@ class Step:
         self.draws: dict[int, Draws | None] = {}
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        """[loss, wrong under the bound, wrong], on the device. weight: of the gradient, where processes share a batch unevenly."""
+        """What `objective.SUMMARY` lists, on the device. weight: of the gradient, where processes share a batch unevenly."""
         self.optimiser.zero_grad(set_to_none=False)
         summary = self.objective(x, labels, self._fresh(x))
         (weight * summary[0]).backward()

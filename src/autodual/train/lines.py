@@ -1,0 +1,88 @@
+"""A file with one line of JSON per example, all about one question; interrupted, it is gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from autodual._errors import ArgumentError
+from autodual._files import beside, claim, write_json
+
+Line = dict[str, Any]
+
+
+class LineFile:
+    """Lines in the order of the examples; a note beside the file says what they are about."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.note = path, beside(path, "problem")
+        self.stream: IO[str] | None = None
+
+    def begin(self, problem: Line, batch: int) -> list[Line]:
+        """Open it, and return the lines of whole batches; what follows them is cut off: the same batches give the same numbers."""
+        with self._guarded():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.stream = self.path.open("a+", encoding="utf-8")
+            claim(self.stream, f"{self.path}: another process is writing to it")
+            self.stream.seek(0)
+            lines = self.stream.read().splitlines(keepends=True)
+            if lines:
+                self._check(problem)
+            whole = self._in_order(lines)[: problem["examples"]]
+            if len(whole) < problem["examples"]:
+                whole = whole[: len(whole) // batch * batch]
+            self.stream.truncate(sum(len(line.encode()) for line in lines[: len(whole)]))
+        write_json(self.note, problem)
+        return whole
+
+    def append(self, lines: list[Line]) -> None:
+        assert self.stream is not None
+        with self._guarded():
+            self.stream.writelines(json.dumps(line) + "\n" for line in lines)
+            self.stream.flush()
+            os.fsync(self.stream.fileno())
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+    def _check(self, problem: Line) -> None:
+        """Refuse to go on with lines about something else."""
+        if not self.note.exists():
+            raise ArgumentError(f"{self.path}: nothing beside it says what its lines are about; choose another file")
+        before = json.loads(self.note.read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise ValueError(f"{self.note.name} holds no record")
+        for name, now in problem.items():
+            if before.get(name) != now:
+                raise ArgumentError(
+                    f"{self.path}: its certificates are about something else ({name} was {before.get(name)}, now {now}); "
+                    "choose another file, or remove it"
+                )
+
+    @staticmethod
+    def _in_order(lines: list[str]) -> list[Line]:
+        """Up to the first that is damaged, or of an example that is not its turn."""
+        found: list[Line] = []
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith("\n") or not isinstance(record, dict) or record.get("index") != len(found):
+                break
+            found.append(record)
+        return found
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ArgumentError(f"{self.path}: not written: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ArgumentError(f"{self.path}: cannot be gone on with: {error}; choose another file") from None

@@ -1,0 +1,47 @@
+"""The wiring of the GPU's kernel for a ReLU's band, with plain code in its place; the kernel itself is tested in tests/gpu."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import autodual.kernels
+from autodual.dual.relu import DualReLU, _slope_and_half
+from autodual.interval import Interval
+
+
+def _forward(lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return _slope_and_half(Interval(lower, upper))
+
+
+def _backward(lower: Tensor, upper: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        ends = lower.detach().requires_grad_(), upper.detach().requires_grad_()
+        return torch.autograd.grad(_slope_and_half(Interval(*ends)), ends, gradients)
+
+
+@pytest.fixture(autouse=True)
+def _kernel_in_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = ModuleType("autodual.kernels.chord")
+    kernel.forward, kernel.backward = _forward, _backward  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
+    monkeypatch.setattr(autodual.kernels, "chord", kernel, raising=False)
+    monkeypatch.setattr(autodual.kernels, "usable", lambda *tensors: True)
+
+
+def test_gradients_once_and_twice() -> None:
+    torch.manual_seed(0)
+    lower = torch.randn(40, dtype=torch.float64)
+    ends = lower.requires_grad_(), (lower.detach() + torch.rand_like(lower) + 0.1).requires_grad_()
+
+    def band(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        found = DualReLU().band(Interval(low, high))
+        return found.slope, found.radius
+
+    assert torch.autograd.gradcheck(band, ends)
+    assert torch.autograd.gradgradcheck(band, ends)
