@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,10 @@ from machine import RESULTS, describe, in_words
 
 from autodual._files import load_tensors
 
-OPTIONS = ["--dataset", "digits", "--model", "digits", "--eps", "0.05", "--clip", "0", "1", "--k", "6", "--epochs", "24", "--eps-epochs", "4", "--limit-train", "700", "--limit-test", "40", "--evaluate-every", "3", "--evaluate-examples", "60", "--batch", "25", "--cascade", "2", "--device", "cpu"]
+OPTIONS = shlex.split(
+    "--dataset digits --model digits --eps 0.05 --clip 0 1 --k 6 --epochs 24 --eps-epochs 4 --limit-train 700 --limit-test 40 "
+    "--evaluate-every 3 --evaluate-examples 60 --batch 25 --cascade 2 --device cpu"
+)
 START = "import autodual.train.loop as loop; loop.CHECKPOINT_SECONDS = 1.0; from autodual.cli.app import main; main()"
 
 
