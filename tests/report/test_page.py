@@ -17,7 +17,8 @@ from autodual.report.page import _chapter, _template
 
 pytest.importorskip("jinja2", reason="the report needs Jinja2")
 
-KEYS = ("headline", "training", "epsilon", "margins", "classes", "gallery", "cascade", "settings")
+KEYS = ("cascade", "headline", "training", "epsilon", "margins", "classes", "gallery", "settings")
+FIRST_STAGE = {"headline", "epsilon", "margins", "classes", "gallery"}
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 ATTACK = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
 
@@ -170,7 +171,7 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
 def test_a_missing_file_is_one_sentence_in_its_section(run: Path, file: str, keys: tuple[str, ...]) -> None:
     (run / file).unlink()
     page, _ = page_of(run)
-    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    assert set(page.sections) == {f"run-1-{key}" for key in KEYS}
     for key in KEYS:
         assert (f"{file} is missing." in page.sections[f"run-1-{key}"]) == (key in keys)
 
@@ -179,7 +180,71 @@ def test_a_single_network_has_no_section_about_stages(run: Path) -> None:
     (run / "cascade.json").unlink()
     with (run / "config.yaml").open("a") as config:
         config.write("cascade: 1\n")
-    assert list(page_of(run)[0].sections) == [f"run-1-{key}" for key in KEYS if key != "cascade"]
+    page, _ = page_of(run)
+    assert list(page.sections) == [f"run-1-{key}" for key in KEYS if key != "cascade"]
+    assert "first stage" not in page.text
+
+
+def test_a_cascades_result_comes_first_and_what_is_of_its_first_stage_says_so(run: Path) -> None:
+    page, html = page_of(run)
+    sections = {key.removeprefix("run-1-"): words for key, words in page.sections.items()}
+    assert next(iter(sections)) == "cascade"
+    for rate in ("6.39", "16.11", "19.44", "30.83"):
+        assert f"{rate}\N{NO-BREAK SPACE}%" in sections["cascade"]
+    assert {key for key, words in sections.items() if "first stage alone" in words} == FIRST_STAGE
+    assert html.count("(first stage alone)</a>") == len(FIRST_STAGE)
+
+
+@pytest.mark.parametrize("damage", [None, "{", "{}"])
+def test_a_cascade_without_its_figures_is_still_no_single_network(run: Path, damage: str | None) -> None:
+    """The config says so where cascade.json is missing, as after an interrupted evaluation."""
+    if damage is None:
+        (run / "cascade.json").unlink()
+        (run / "config.yaml").write_text("cascade: 3\n")
+    else:
+        (run / "cascade.json").write_text(damage)
+    page, _ = page_of(run)
+    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    assert "The cascade was not evaluated." in page.sections["run-1-cascade"]
+    assert "first stage alone" in page.sections["run-1-headline"]
+
+
+def test_a_network_that_may_be_single_is_not_called_a_first_stage(run: Path) -> None:
+    (run / "cascade.json").unlink()
+    page, _ = page_of(run)
+    assert list(page.sections)[-2:] == ["run-1-cascade", "run-1-settings"]
+    assert "first stage" not in page.text
+
+
+def test_the_attack_on_a_cascade_counts_the_examples_that_were_attacked(run: Path) -> None:
+    change(run, "cascade.json", attacked_examples=100, attacked_error=0.2)
+    section = page_of(run)[0].sections["run-1-cascade"]
+    assert "20 of 100" in section
+    assert "the first 100 examples only" in section
+
+
+@pytest.mark.parametrize(
+    ("stages", "epoch", "validation"), [(1, "Last epoch:", "(200"), (3, "Last epoch (stage 2):", "(stage 2, 200")]
+)
+def test_the_last_epoch_is_of_a_stage_where_there_are_several(
+    tmp_path: Path, stages: int, epoch: str, validation: str
+) -> None:
+    section = page_of(write_run(tmp_path / "run", stages=stages))[0].sections["run-1-training"]
+    assert epoch in section
+    assert f"Last validation {validation} examples" in section
+
+
+def test_bars_reach_to_the_whole_or_say_where_they_are_cut(run: Path) -> None:
+    (run / "cascade.json").unlink()
+    for robust, cut in ((0.044, "6"), (0.3333, ""), (0.6667, ""), (1.0, ""), (0.0, "0.5")):
+        change(run, "evaluation.json", error=robust / 4, pgd_error=robust / 2, robust_error=robust, standard=None)
+        page, html = page_of(run)
+        assert html.count('class="torn"') == (1 if cut else 0)
+        section = page.sections["run-1-headline"].replace("\N{NO-BREAK SPACE}", " ")
+        assert (f"Cut at {cut} %" if cut else "") in section
+        assert ("Cut at" in section) == bool(cut)
+        proved = re.findall(r'width="([\d.]+)%" [^>]*class="f-proved segment"', html)
+        assert cut or sum(map(float, proved)) == pytest.approx(100 * (1 - robust), abs=0.01)
 
 
 def test_a_point_far_above_the_curves_does_not_flatten_them(run: Path) -> None:
@@ -294,6 +359,36 @@ def test_several_runs_side_by_side(runs: list[Path]) -> None:
     assert re.findall("<mark>(.*)</mark>", html) == ["seed: 0", "seed: 1"]
     change(runs[1], "evaluation.json", perturbation="L2Ball(eps=1.0)")
     assert "different perturbations" in page_of(*runs)[0].sections["comparison"]
+
+
+def test_a_cascade_and_its_first_stage_have_a_row_each(runs: list[Path]) -> None:
+    (runs[0] / "cascade.json").unlink()
+    page, html = page_of(*runs)
+    single, first = (json.loads((run / "evaluation.json").read_text()) for run in runs)
+    cascade = json.loads((runs[1] / "cascade.json").read_text())
+    network, whole = ("error", "pgd_error", "robust_error"), ("error", "attacked_error", "sound_certified_error")
+    for name, rates, claimed in (
+        ("A · digits-0", [single[key] for key in network], "–"),
+        ("B · colour-1, the paper&#39;s cascade", [cascade[key] for key in whole], "16.11\N{NO-BREAK SPACE}%"),
+        ("B · colour-1, first stage alone", [first[key] for key in network], "–"),
+    ):
+        cells = "".join(f"<td>{100 * rate:.2f}\N{NO-BREAK SPACE}%</td>" for rate in rates)
+        assert f'<tr><td class="word"><span>{name}</span></td>{cells}<td>{claimed}</td></tr>' in html
+    comparison = page.sections["comparison"]
+    assert comparison.count("Of each cascade (B): its first stage alone.") == 2
+    (runs[1] / "cascade.json").unlink()
+    comparison = page_of(*runs)[0].sections["comparison"]
+    assert "PGD error" in comparison
+    assert "cascade" not in comparison.lower()
+
+
+def test_short_curves_in_the_comparison_show_their_points(runs: list[Path]) -> None:
+    for run, epochs in zip(runs, (1, 8), strict=True):
+        lines = [{"kind": "epoch", "stage": 0, "epoch": epoch, "robust_error": 0.5} for epoch in range(epochs)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html = page_of(*runs)[1].partition("<h3>Robust error by epoch</h3>")[2].partition("</figure>")[0]
+    assert html.count("dot f-run-1") == 1
+    assert html.count("dot f-run-2") == 8
 
 
 def test_the_same_folders_give_the_same_page(runs: list[Path]) -> None:

@@ -58,6 +58,23 @@ def test_a_line_has_a_gap_where_a_value_is_missing() -> None:
     assert "nan" not in chart
 
 
+@pytest.mark.parametrize(
+    ("points", "dots"),
+    [
+        ([(5, 1)], 1),
+        ([(0, 1), (1, 2), (2, 1)], 0),
+        ([(0, 1), (0.5, math.nan), (1, 2), (1.5, math.nan), (2, 1)], 3),
+        ([(x, 1) for x in range(50)], 0),
+        ([*((x, 1) for x in range(50)), (50.5, math.nan), (51, 2)], 1),
+        ([(x, 1) for x in range(2000)], 0),
+    ],
+)
+def test_a_point_that_no_line_reaches_is_seen(points: list[tuple[float, float]], dots: int) -> None:
+    chart = line_chart("t", Axis("x"), Axis("y"), [Series("a", points, "ink")])
+    assert chart.count('class="dot f-ink"') == dots
+    assert chart.count("<circle") <= 151
+
+
 @pytest.mark.parametrize("pivot", [0.0, 0.1])
 def test_bins_count_every_value_once_and_meet_at_the_pivot(pivot: float) -> None:
     random = np.random.default_rng(0)

@@ -38,8 +38,11 @@ class Bar:
     ticks: Sequence[Tick] = ()
 
 
-def bar_chart(title: str, bars: Sequence[Bar], high: float, unit: str, scale: float = 1.0) -> Svg:
-    """Bars over one axis from 0 to `high`; ticks show value * scale, `unit` says of what."""
+def bar_chart(title: str, bars: Sequence[Bar], high: float, unit: str, scale: float = 1.0, cut: bool = False) -> Svg:
+    """Bars over one axis from 0 to `high`; ticks show value * scale, `unit` says of what.
+
+    cut: the bars go on beyond `high`, and the torn end of each says so.
+    """
     across = Scale.exactly(0.0, high, 0.0, 100.0, steps=5)
     parts: list[Svg] = []
     top = 0.0
@@ -49,6 +52,7 @@ def bar_chart(title: str, bars: Sequence[Bar], high: float, unit: str, scale: fl
             top += LABEL
         parts += [_segment(across, part, top, bar.ticks) for part in bar.segments if part.end > part.start]
         parts += [_tick(across, tick, top) for tick in bar.ticks]
+        parts += [_torn(top)] if cut else []
         top += BAR + GAP
     top -= GAP
     parts.append(_axis(across, top, unit, scale))
@@ -93,6 +97,14 @@ def _tick(across: Scale, tick: Tick, top: float) -> Svg:
         for name in ("pointer-ground", "pointer")
     ]
     return group([tooltip(tick.words), *lines])
+
+
+def _torn(top: float) -> Svg:
+    """A zigzag over the right end; in an <svg> of its own, since percentages cannot place the corners of a polygon."""
+    teeth = [(-7 if index % 2 else -1, top - 1 + index * (BAR + 2) / 8) for index in range(9)]
+    corners = [(2, top - 1), *teeth, (2, top + BAR + 1)]
+    edge = element("polygon", points=" ".join(f"{x:g},{y:g}" for x, y in corners), class_="torn")
+    return element("svg", tooltip("cut here: the bar goes on"), edge, x="100%", overflow="visible")
 
 
 def _axis(across: Scale, top: float, unit: str, scale: float) -> Svg:

@@ -60,6 +60,7 @@ class Wide:
     kind: ClassVar[str] = "wide"
     chart: Svg
     legend: Sequence[tuple[str, str]] = ()
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,3 +122,5 @@ class Section:
     key: str
     title: str
     blocks: Sequence[Block]
+    of: str = ""
+    """Of what part of the run, where that is not the whole."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table, Wide
+from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table
 from autodual.report.epsilon import ACCURACY, Curve, epsilon_axis
 from autodual.report.files import Run
 from autodual.report.frame import ERROR_AXIS, Axis
-from autodual.report.headline import LEGEND, Sandwich, contradictions, sandwich_chart
+from autodual.report.headline import contradictions
 from autodual.report.history import History
 from autodual.report.lines import Points, Series, line_chart
+from autodual.report.sandwich import Sandwich, sandwich_chart
+from autodual.report.stages import cascade_name
 from autodual.report.training import EPOCHS, robust_by_epoch
-from autodual.report.values import DASH, count, duration, mapping, number, percent, rate, short, text, whole
+from autodual.report.values import DASH, count, duration, mapping, number, percent, short, text, whole
 
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 TONES = 6
+FEW_POINTS = 10
+"""A line of at most this many points shows each of them."""
+CASCADES = (
+    "A cascade has two rows: all its stages together, and its first stage alone. Of a single network, attacked error is its PGD "
+    "error, and soundly certified error its certified robust error. Stage-certified error is what the stages of a cascade claim; it "
+    "is no bound, and an attack may exceed it."
+)
 
 
 def letter(index: int) -> str:
@@ -24,18 +33,20 @@ def letter(index: int) -> str:
 
 
 def compare(runs: Sequence[Run]) -> Section:
-    blocks: list[Block] = [_rates(runs), _conditions(runs)]
+    rates = [one for index, run in enumerate(runs) for one in _sandwiches(index, run)]
+    blocks: list[Block] = [_rates(runs, rates), _conditions(runs)]
     blocks += [Note(sentence) for sentence in _differences(runs)]
-    bars = [Sandwich.of(f"{letter(index)} \N{MIDDLE DOT} {run.name}", run.evaluation) for index, run in enumerate(runs)]
-    if any(bar.known() for bar in bars):
-        blocks.append(Wide(sandwich_chart("Error, PGD error and certified robust error of all runs", bars), LEGEND))
+    if any(one.known() for one in rates):
+        blocks.append(sandwich_chart("Error, attacked error and certified error of all runs", rates))
     histories = [History.of(run.metrics) for run in runs]
     curves = [Curve.of(run) for run in runs]
+    first, staged = _of_cascades(runs, "its first stage alone"), _of_cascades(runs, "its stages one after the other")
+    eps, error, loss = epsilon_axis(runs[0]), ERROR_AXIS, Axis("loss")
     figures = [
-        _overlay("Certified accuracy", epsilon_axis(runs[0]), ACCURACY, runs, lambda index: curves[index].certified),
-        _overlay("Accuracy under attack", epsilon_axis(runs[0]), ACCURACY, runs, lambda index: curves[index].attacked),
-        _overlay("Robust error by epoch", EPOCHS, ERROR_AXIS, runs, lambda i: robust_by_epoch(histories[i])),
-        _overlay("Loss", EPOCHS, Axis("loss"), runs, lambda index: histories[index].training("loss")),
+        _overlay("Certified accuracy", eps, ACCURACY, runs, lambda index: curves[index].certified, first),
+        _overlay("Accuracy under attack", eps, ACCURACY, runs, lambda index: curves[index].attacked, first),
+        _overlay("Robust error by epoch", EPOCHS, error, runs, lambda i: robust_by_epoch(histories[i]), staged),
+        _overlay("Loss", EPOCHS, loss, runs, lambda index: histories[index].training("loss"), staged),
     ]
     shown = [figure for figure in figures if figure is not None]
     if shown:
@@ -43,19 +54,28 @@ def compare(runs: Sequence[Run]) -> Section:
     return Section("comparison", "Runs side by side", blocks)
 
 
-def _rates(runs: Sequence[Run]) -> Table:
-    columns = [("Error", "error"), ("PGD error", "pgd_error"), ("Certified robust error", "robust_error")]
-    cascade = [("Stage-certified error", "stage_certified_error"), ("Soundly certified error", "sound_certified_error")]
-    cascade = cascade if any(run.cascade for run in runs) else []
-    rows = [
-        [
-            f"{letter(index)} \N{MIDDLE DOT} {run.name}",
-            *(percent(rate(run.evaluation, key)) for _, key in columns),
-            *(percent(rate(run.cascade, key)) for _, key in cascade),
-        ]
-        for index, run in enumerate(runs)
-    ]
-    return Table(["Run", *(name for name, _ in [*columns, *cascade])], rows, frozenset({"Run"}))
+def _sandwiches(index: int, run: Run) -> list[Sandwich]:
+    """A run's rates; of a cascade its own and those of its first stage, which are never mixed."""
+    name = f"{letter(index)} \N{MIDDLE DOT} {run.name}"
+    if not run.is_cascade():
+        return [Sandwich.of(name, run.evaluation)]
+    together = Sandwich.of_cascade(f"{name}, {cascade_name(run.cascade)}", run.cascade)
+    return [together, Sandwich.of(f"{name}, first stage alone", run.evaluation)]
+
+
+def _rates(runs: Sequence[Run], rates: Sequence[Sandwich]) -> Table:
+    rows = [[one.name, *map(percent, (one.error, one.attacked, one.robust))] for one in rates]
+    if not any(run.is_cascade() for run in runs):
+        return Table(("Run", "Error", "PGD error", "Certified robust error"), rows, frozenset({"Run"}))
+    header = ("Run", "Error", "Attacked error", "Soundly certified error", "Stage-certified error")
+    rows = [[*row, percent(one.claimed)] for row, one in zip(rows, rates, strict=True)]
+    return Table(header, rows, frozenset({"Run"}), caption=CASCADES)
+
+
+def _of_cascades(runs: Sequence[Run], part: str) -> str:
+    """What the curves of cascades are of."""
+    names = [letter(index) for index, run in enumerate(runs) if run.is_cascade()]
+    return f"Of each cascade ({', '.join(names)}): {part}." if names else ""
 
 
 def _conditions(runs: Sequence[Run]) -> Table:
@@ -86,13 +106,15 @@ def _differences(runs: Sequence[Run]) -> list[str]:
     return [*(care if found else []), *(f"Run {name}: {doubt}" for name, doubt in doubts)]
 
 
-def _overlay(title: str, across: Axis, up: Axis, runs: Sequence[Run], points: Callable[[int], Points]) -> Figure | None:
-    series = [
-        Series(
-            letter(i), points(i), f"run-{i % TONES + 1}", dash=DASHES[i % len(DASHES)], full=f"{letter(i)} {run.name}"
-        )
-        for i, run in enumerate(runs)
-    ]
+def _overlay(
+    title: str, across: Axis, up: Axis, runs: Sequence[Run], points: Callable[[int], Points], caption: str
+) -> Figure | None:
+    series = []
+    for index, run in enumerate(runs):
+        found, name = points(index), letter(index)
+        tone, dash = f"run-{index % TONES + 1}", DASHES[index % len(DASHES)]
+        few = len(found) <= FEW_POINTS
+        series.append(Series(name, found, tone, dots=few, dash=dash, full=f"{name} {run.name}"))
     if not any(one.points for one in series):
         return None
-    return Figure(title, line_chart(f"{title}, all runs", across, up, series))
+    return Figure(title, line_chart(f"{title}, all runs", across, up, series), caption)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,19 @@ class Run:
 
     def damaged(self) -> list[str]:
         """Sentences about files that are there but not whole."""
-        return [sentence for sentence in self.problems.values() if not sentence.endswith("is missing.")]
+        return [sentence for file, sentence in self.problems.items() if self.has(file)]
+
+    def has(self, file: str) -> bool:
+        """Whether the file is there, whole or not."""
+        return not self.problems.get(file, "").endswith("is missing.")
+
+    def is_cascade(self) -> bool:
+        """Whether there are several stages; then evaluation and gallery are of the first one alone."""
+        return self.has(CASCADE) or re.search(r"^cascade: *(?!1 *$)\d+ *$", self.config, re.MULTILINE) is not None
+
+    def is_single(self) -> bool:
+        """Whether this is known to be a single network; an old config does not say."""
+        return not self.has(CASCADE) and re.search(r"^cascade: *1 *$", self.config, re.MULTILINE) is not None
 
 
 def read_run(folder: Path) -> Run:

@@ -2,62 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autodual.report.absence import absence
-from autodual.report.bars import Bar, Segment, Tick, bar_chart
-from autodual.report.blocks import Block, Note, Section, Text, Tile, Tiles, Wide
+from autodual.report.blocks import Block, Note, Section, Text, Tile, Tiles
 from autodual.report.files import EVALUATION, Run
-from autodual.report.svg import Svg, nice_step
-from autodual.report.values import Record, count, flags, mapping, number, out_of, percent, rate, short, text, whole
-
-LEGEND = (
-    ("ink", "wrong without any attack"),
-    ("attack", "broken by the attack"),
-    ("unknown", "unknown: neither broken nor proved"),
-    ("proved", "proved robust"),
-)
-
-
-@dataclass(frozen=True)
-class Sandwich:
-    """One classifier's rates; those that were not measured are None."""
-
-    name: str
-    error: float | None
-    attacked: float | None
-    robust: float | None
-    ticks: tuple[Tick, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, record: Record) -> Sandwich:
-        return cls(name, rate(record, "error"), rate(record, "pgd_error"), rate(record, "robust_error"))
-
-    def known(self) -> list[float]:
-        return [rate for rate in (self.error, self.attacked, self.robust) if rate is not None]
-
-    def bar(self, high: float) -> Bar:
-        """Wrong, broken, unknown, proved; a rate that is not known hands its part to `unknown`."""
-        wrong = min(self.error or 0.0, high)
-        broken = max(wrong, min(self.attacked if self.attacked is not None else wrong, high))
-        proof = max(broken, min(self.robust if self.robust is not None else high, high))
-        segments = [
-            Segment(0.0, wrong, "ink", f"wrong without any attack: {percent(self.error)}", "wrong"),
-            Segment(wrong, broken, "attack", f"broken by the attack: up to {percent(self.attacked)}", "broken"),
-            Segment(broken, proof, "unknown", f"neither broken nor proved: up to {percent(self.robust)}", "unknown"),
-            Segment(proof, high, "proved", f"proved robust: all beyond {percent(self.robust)}", "proved"),
-        ]
-        return Bar(self.name, segments, self.ticks)
-
-
-def sandwich_chart(title: str, sandwiches: list[Sandwich]) -> Svg:
-    """Bars on one axis of error, which ends soon after the largest rate that it shows."""
-    largest = max((rate for one in sandwiches for rate in [*one.known(), *(t.at for t in one.ticks)]), default=1.0)
-    if any(one.robust is None for one in sandwiches):
-        largest = 1.0  # nothing is proved there: the unknown part reaches to the end
-    step = nice_step(max(1.2 * largest, 0.005), 5)
-    high = min(1.0, step * -(-1.2 * largest // step) or step)
-    return bar_chart(title, [one.bar(high) for one in sandwiches], high, "% of examples", scale=100.0)
+from autodual.report.sandwich import Sandwich, sandwich_chart
+from autodual.report.values import Record, count, flags, mapping, number, out_of, percent, short, text, whole
 
 
 def headline(run: Run) -> Section:
@@ -71,20 +22,24 @@ def headline(run: Run) -> Section:
         Tile("PGD error", percent(trained.attacked), out_of(trained.attacked, examples), "attack"),
         Tile("Certified robust error", percent(trained.robust), out_of(trained.robust, examples), "proved"),
     ]
-    blocks: list[Block] = [Text(_conditions(record)), Tiles(tiles)]
+    blocks: list[Block] = [Text(conditions(record)), Tiles(tiles)]
     bars, words = [trained], [_meaning(trained)]
     twin = mapping(record, "standard")
     if twin is not None:
-        bars = [replace(trained, name="this run"), Sandwich.of("standard-trained twin", twin)]
+        bars = [
+            replace(trained, name="first stage alone" if run.is_cascade() else "this run"),
+            Sandwich.of("standard-trained twin", twin),
+        ]
         words.append(f"The same network with standard training, under the same proof: {_rates(bars[1])}.")
     title = f"Error {percent(trained.error)}, PGD {percent(trained.attacked)}, certified {percent(trained.robust)}"
-    blocks.append(Wide(sandwich_chart(title, bars), LEGEND))
+    blocks.append(sandwich_chart(title, bars))
     blocks += [Text(sentence) for sentence in words]
     blocks += [Note(sentence) for sentence in contradictions(record)]
     return Section("headline", "Result", blocks)
 
 
-def _conditions(record: Record) -> str:
+def conditions(record: Record) -> str:
+    """What was evaluated, against what and how."""
     examples, eps = whole(record, "examples"), number(record, "eps")
     parts = [
         f"{count(examples)} {text(record, 'split') or ''} examples".replace("  ", " ")

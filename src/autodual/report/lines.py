@@ -70,16 +70,19 @@ def _band(frame: Frame, band: Band) -> Svg:
 
 def _curve(frame: Frame, one: Series) -> Svg:
     parts: list[Svg] = []
+    unbroken = _unbroken(one.points)
     if one.line:
-        for part in _unbroken(one.points):
+        for part in unbroken:
             line = " ".join(_place(frame, part))
             parts.append(element("polyline", points=line, class_=f"line s-{one.tone}", stroke_dasharray=one.dash))
     points = [point for point in one.points if math.isfinite(point[1])]
-    every = 1 if one.dots else -(-len(points) // HOVER_POINTS)
-    for x, y in points[::-1][::every][::-1]:  # thinned from the end, so that the last point is kept
+    dots = set(points) if one.dots else {part[0] for part in unbroken if len(part) == 1}  # no line shows the latter
+    every = -(-len(points) // HOVER_POINTS) or 1
+    thinned = set(points[::-1][::every])  # from the end, so that the last point is kept
+    for x, y in (point for point in points if point in dots or point in thinned):
         words = f"{one.full or one.label}: {frame.up.title} {frame.up.tick(y)} at {frame.across.title} {frame.across.tick(x)}"
-        seen = f"dot f-{one.tone}" if one.dots else "hover"
-        dot = element("circle", tooltip(words), cx=frame.x(x), cy=frame.y(y), r=3 if one.dots else 5, class_=seen)
+        radius, seen = (3, f"dot f-{one.tone}") if (x, y) in dots else (5, "hover")
+        dot = element("circle", tooltip(words), cx=frame.x(x), cy=frame.y(y), r=radius, class_=seen)
         parts.append(dot)
     return group(parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
+OF_EVALUATION = ("headline", "epsilon", "margins", "classes", "gallery")
+"""Sections made of evaluation.json and gallery.npz: of a cascade's first stage, which a reader must not take for the cascade."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,11 @@ def _template() -> jinja2.Template:
 def _chapter(index: int, runs: Sequence[Run]) -> Chapter:
     run = runs[index]
     sections = [make(run) for make in (headline, training, epsilon, distributions, classes, pictures)]
-    sections += stages(run)
+    if run.is_cascade():
+        alone = [replace(one, of="first stage alone") if one.key in OF_EVALUATION else one for one in sections]
+        sections = [*stages(run), *alone]
+    else:
+        sections += stages(run)
     sections.append(settings(run, [*runs[:index], *runs[index + 1 :]]))
     name = f"{letter(index)} · {run.name}" if len(runs) > 1 else run.name
     return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), run.damaged(), sections)

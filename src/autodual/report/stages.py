@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from autodual.report.absence import absence
-from autodual.report.bars import Bar, Segment, Tick, bar_chart
-from autodual.report.blocks import Block, Note, Section, Table, Text, Tile, Tiles, Tone, Wide
+from autodual.report.bars import Bar, Segment, bar_chart
+from autodual.report.blocks import Block, Note, Section, Table, Text, Tile, Tiles, Wide
 from autodual.report.files import CASCADE, Run
-from autodual.report.headline import LEGEND, Sandwich, sandwich_chart
-from autodual.report.values import Record, count, out_of, percent, rate, records, text, whole
+from autodual.report.headline import conditions
+from autodual.report.sandwich import Sandwich, sandwich_chart
+from autodual.report.values import Record, count, out_of, percent, records, text, whole
 
 PAPER = (
     "What stage-certified error does not promise: a stage's certificate says that this stage's label is the same everywhere "
@@ -28,42 +27,36 @@ NAMES = {"paper": "the paper's cascade", "routed": "routed cascade", "sum": "sum
 def stages(run: Run) -> list[Section]:
     """One section, or none of a single network."""
     record = run.cascade
-    missing = CASCADE in run.problems and run.problems[CASCADE] not in run.damaged()
-    if missing and re.search(r"^cascade: *1 *$", run.config, re.MULTILINE):
+    if run.is_single():
         return []
     if not record:
-        return [Section("cascade", "Cascade", [absence(run, CASCADE, "A single network, or a cascade not evaluated.")])]
-    kind = text(record, "kind") or "unknown kind"
-    examples = whole(record, "examples")
-    blocks: list[Block] = [Text(f"{NAMES.get(kind, kind).capitalize()}{f', {examples} examples' if examples else ''}.")]
-    rates: list[tuple[str, str, Tone]] = [
-        ("Error", "error", "ink"),
-        ("Stage-certified error", "stage_certified_error", ""),
-        ("Attacked error", "attacked_error", "attack"),
-        ("Soundly certified error", "sound_certified_error", "proved"),
-    ]
+        words = (
+            "The cascade was not evaluated." if run.is_cascade() else "A single network, or a cascade not evaluated."
+        )
+        return [Section("cascade", "Cascade", [absence(run, CASCADE, words)])]
+    kind = text(record, "kind")
+    examples, attacked = whole(record, "examples"), whole(record, "attacked_examples")
+    rates = Sandwich.of_cascade("", record)
     tiles = [
-        Tile(name, percent(rate(record, key)), out_of(rate(record, key), examples), tone) for name, key, tone in rates
+        Tile("Error", percent(rates.error), out_of(rates.error, examples), "ink"),
+        Tile("Stage-certified error", percent(rates.claimed), out_of(rates.claimed, examples)),
+        Tile("Attacked error", percent(rates.attacked), out_of(rates.attacked, attacked or examples), "attack"),
+        Tile("Soundly certified error", percent(rates.robust), out_of(rates.robust, examples), "proved"),
     ]
-    blocks.append(Tiles(tiles))
-    blocks += _sandwich(record)
+    how = " \N{MIDDLE DOT} ".join(part for part in (cascade_name(record).capitalize(), conditions(record)) if part)
+    blocks: list[Block] = [Text(how), Tiles(tiles)]
+    if rates.known():
+        blocks.append(sandwich_chart("Attacked and soundly certified error of the cascade", [rates]))
+    if attacked is not None and attacked != examples:
+        blocks.append(Text(f"Attacked: the first {count(attacked)} examples only."))
     blocks.append(Text(SOUND if kind in ("routed", "sum") else PAPER))
     blocks += _stages(record, examples)
-    return [Section("cascade", "Cascade", blocks)]
+    return [Section("cascade", "Result of the cascade", blocks)]
 
 
-def _sandwich(record: Record) -> list[Block]:
-    claimed = rate(record, "stage_certified_error")
-    ticks = (Tick(claimed, f"stage-certified error: {percent(claimed)}"),) if claimed is not None else ()
-    rates = Sandwich(
-        "", rate(record, "error"), rate(record, "attacked_error"), rate(record, "sound_certified_error"), ticks
-    )
-    if not rates.known():
-        return []
-    legend = [*LEGEND[:3], ("proved", "soundly certified")]
-    if ticks:
-        legend.append(("pointer", "stage-certified error"))
-    return [Wide(sandwich_chart("Attacked and soundly certified error of the cascade", [rates]), legend)]
+def cascade_name(record: Record) -> str:
+    kind = text(record, "kind") or "cascade of unknown kind"
+    return NAMES.get(kind, kind)
 
 
 def _stages(record: Record, examples: int | None) -> list[Block]:

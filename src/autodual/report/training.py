@@ -51,13 +51,17 @@ def _summary(history: History) -> str:
             else ""
         )
         sentences.append(f"{len(history.epochs)} epochs{of}{time}.")
-        sentences.append(f"Last epoch: {_rates(last)}.")
+        sentences.append(f"Last epoch{f' ({_stage(last)})' if history.stages else ''}: {_rates(last)}.")
     if history.validation:
         last = list(history.validation.values())[-1]
-        how = f"{_examined(last)}, engine {text(last, 'engine') or 'unknown'}"
+        how = f"{f'{_stage(last)}, ' if history.stages else ''}{_examined(last)}, engine {text(last, 'engine') or 'unknown'}"
         what = "validation" if _held_out(history) else "exact evaluation"
         sentences.append(f"Last {what} ({how}, eps {short(number(last, 'eps'))}): {_rates(last)}.")
     return " ".join(sentences)
+
+
+def _stage(record: Record) -> str:
+    return f"stage {whole(record, 'stage') or 0}"
 
 
 def _rates(record: Record) -> str:

@@ -1,0 +1,83 @@
+"""Wrong, broken, unknown, proved: bars on which the truth lies between the attack and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autodual.report.bars import Bar, Segment, Tick, bar_chart
+from autodual.report.blocks import Wide
+from autodual.report.svg import nice_step
+from autodual.report.values import SPACE, Record, percent, rate
+
+LEGEND = (
+    ("ink", "wrong without any attack"),
+    ("attack", "broken by the attack"),
+    ("unknown", "unknown: neither broken nor proved"),
+    ("proved", "proved robust"),
+)
+CUT_BELOW = 0.25
+"""An axis to 100 % shows rates this small as slivers: below this it is cut, with a mark and a sentence that say so."""
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """One classifier's rates; those that were not measured are None."""
+
+    name: str
+    error: float | None
+    attacked: float | None
+    robust: float | None
+    claimed: float | None = None
+    """Stage-certified error of a cascade: what its stages claim, which is no bound."""
+
+    @classmethod
+    def of(cls, name: str, record: Record) -> Sandwich:
+        """Of a single network, as in evaluation.json."""
+        return cls(name, rate(record, "error"), rate(record, "pgd_error"), rate(record, "robust_error"))
+
+    @classmethod
+    def of_cascade(cls, name: str, record: Record) -> Sandwich:
+        """Of a whole cascade, as in cascade.json."""
+        keys = ("error", "attacked_error", "sound_certified_error", "stage_certified_error")
+        return cls(name, *(rate(record, key) for key in keys))
+
+    def known(self) -> list[float]:
+        rates = (self.error, self.attacked, self.robust, self.claimed)
+        return [rate for rate in rates if rate is not None]
+
+    def bar(self, high: float) -> Bar:
+        """Wrong, broken, unknown, proved; a rate that is not known hands its part to `unknown`."""
+        wrong = min(self.error or 0.0, high)
+        broken = max(wrong, min(self.attacked if self.attacked is not None else wrong, high))
+        proof = max(broken, min(self.robust if self.robust is not None else high, high))
+        segments = [
+            Segment(0.0, wrong, "ink", f"wrong without any attack: {percent(self.error)}", "wrong"),
+            Segment(wrong, broken, "attack", f"broken by the attack: up to {percent(self.attacked)}", "broken"),
+            Segment(broken, proof, "unknown", f"neither broken nor proved: up to {percent(self.robust)}", "unknown"),
+            Segment(proof, high, "proved", f"proved robust: all beyond {percent(self.robust)}", "proved"),
+        ]
+        claim = (
+            [Tick(self.claimed, f"stage-certified error: {percent(self.claimed)}")] if self.claimed is not None else []
+        )
+        return Bar(self.name, segments, claim)
+
+
+def sandwich_chart(title: str, sandwiches: Sequence[Sandwich]) -> Wide:
+    """Bars on one axis from 0 to 100 %, or visibly cut where all rates are small."""
+    high = _end(sandwiches)
+    cut = high < 1
+    bars = [one.bar(high) for one in sandwiches]
+    legend = [*LEGEND, ("pointer", "stage-certified error")] if any(bar.ticks for bar in bars) else LEGEND
+    caption = f"Cut at {100 * high:.3g}{SPACE}%: all that follows, up to 100{SPACE}%, is proved robust." if cut else ""
+    return Wide(bar_chart(title, bars, high, "% of examples", scale=100.0, cut=cut), legend, caption)
+
+
+def _end(sandwiches: Sequence[Sandwich]) -> float:
+    """1, or a round value soon after the largest rate where that is small."""
+    largest = max((rate for one in sandwiches for rate in one.known()), default=1.0)
+    room = max(1.2 * largest, 0.005)
+    if room > CUT_BELOW or any(one.robust is None for one in sandwiches):  # without a proof, unknown reaches to the end
+        return 1.0
+    step = nice_step(room, 5)
+    return step * -(-room // step)
