@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -15,31 +15,34 @@ from autodual.bounds import IBP, BoundEngine, Dual, GeometricMean, MaximumLikeli
 from autodual.digits import digits_network
 from autodual.sets import L2Ball, LinfBall, Perturbation
 from autodual.train.config import TrainConfig
-from autodual.train.data import named_function
+from autodual.train.data import Statistics, in_words, is_factory, named_function
 
 ESTIMATORS = {"median": Median(), "geometric-mean": GeometricMean(), "maximum-likelihood": MaximumLikelihood()}
 PLAIN: dict[str, Callable[..., nn.Module]] = {"small": models.small, "large": models.large, "resnet": models.resnet}
 SIZED: dict[str, Callable[..., nn.Module]] = {"wide": models.wide, "deep": models.deep}
 
-Statistics = tuple[tuple[float, ...] | float, tuple[float, ...] | float]
-"""Mean and deviation of a data set, per channel or for all."""
-
 
 def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | None = None) -> nn.Module:
     """An untrained network for images of this shape; `statistics` become its first layer."""
-    kind, _, rest = name.partition(":")
-    if kind.endswith(".py"):
-        body = named_function(name)(shape, classes)
-        if not isinstance(body, nn.Module):
-            raise ArgumentError(f"model: {name} returned {type(body).__name__}, not an nn.Module")
-        return body if statistics is None else nn.Sequential(models.Normalize(*statistics), body)
-    mean, std = (None, None) if statistics is None else statistics
+    if classes < 2:
+        raise ArgumentError(
+            f"model: {name} is for {classes} class, but chooses between at least two; add data of another"
+        )
+    if is_factory(name) or name.endswith(".py"):
+        return _behind(statistics, [_from_factory(name, shape, classes)])
     if name == "digits":
-        return digits_network()
-    if kind in PLAIN and not rest:
-        return PLAIN[kind](*_square(shape, name), classes, mean=mean, std=std)
-    if kind in SIZED and rest.isdigit() and int(rest) >= 1:
-        return SIZED[kind](int(rest), *_square(shape, name), classes, mean=mean, std=std)
+        return _behind(statistics, _digits(shape, classes))
+    kind, _, rest = name.partition(":")
+    mean, std = (None, None) if statistics is None else statistics
+    try:
+        if kind in PLAIN and not rest:
+            return PLAIN[kind](*_square(shape, name), classes, mean=mean, std=std)
+        if kind in SIZED and rest.isdecimal() and int(rest) >= 1:
+            return SIZED[kind](int(rest), *_square(shape, name), classes, mean=mean, std=std)
+    except ArgumentError:
+        raise
+    except ValueError as error:  # the models know nothing of this library, nor of its errors
+        raise ArgumentError(f"model: {error}") from error
     known = [*PLAIN, *(f"{s}:1" for s in SIZED), "digits"]
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, file.py:factory"
@@ -52,6 +55,60 @@ def _square(shape: Shape, name: str) -> tuple[int, int]:
             f"model: {name} takes square images [channels, width, width], but the data is {list(shape)}"
         )
     return shape[0], shape[1]
+
+
+def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
+    """What factory(shape, classes) returns."""
+    factory = named_function(name)
+    try:
+        model = factory(shape, classes)
+    except (Exception, SystemExit) as error:
+        raise ArgumentError(
+            f"model: calling {name} with ({tuple(shape)}, {classes}) raised {in_words(error)}; it must take (shape, classes) "
+            "and return an nn.Module"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"model: {name} returned {type(model).__name__}, not an nn.Module; return the network for (shape, classes)"
+        )
+    _check_scores(name, model, shape, classes)
+    return model
+
+
+def _check_scores(name: str, model: nn.Module, shape: Shape, classes: int) -> None:
+    """Shows the network one black image, for which it must give one score per class."""
+    modes = [(module, module.training) for module in model.modules()]
+    device = next((p.device for p in model.parameters()), None)
+    try:
+        with torch.no_grad():
+            scores = model.eval()(torch.zeros(1, *shape, device=device))
+    except Exception as error:
+        raise ArgumentError(
+            f"model: the network of {name} raised {in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
+        ) from error
+    for module, training in modes:
+        module.training = training
+    found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+    if found != [1, classes]:
+        raise ArgumentError(
+            f"model: the network of {name} gives {found} for one image, not [1, {classes}]; end it with one score per class"
+        )
+
+
+def _digits(shape: Shape, classes: int) -> Iterable[nn.Module]:
+    if (tuple(shape), classes) != ((1, 8, 8), 10):
+        raise ArgumentError(
+            f"model: digits takes images [1, 8, 8] of 10 classes, but the data is {list(shape)} of {classes}; use small, or "
+            "file.py:factory"
+        )
+    return digits_network()
+
+
+def _behind(statistics: Statistics | None, layers: Iterable[nn.Module]) -> nn.Module:
+    """The layers in a row, normalised images first; a single one stays as it is."""
+    first = [] if statistics is None else [models.Normalize(*statistics)]
+    whole = [*first, *layers]
+    return whole[0] if len(whole) == 1 else nn.Sequential(*whole)
 
 
 def make_ball(config: TrainConfig, eps: float | torch.Tensor | None = None) -> Perturbation:
@@ -68,6 +125,10 @@ def make_engine(config: TrainConfig) -> BoundEngine | None:
 def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """For the parameters that are to be trained."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ArgumentError(
+            f"model: {type(model).__name__} has nothing to train; give it layers with weights whose requires_grad is true"
+        )
     fused = all(p.is_cuda for p in parameters)
     if config.optimiser == "adam":
         return torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay, fused=fused)

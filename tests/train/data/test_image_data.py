@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from autodual import ArgumentError
-from autodual.train.data import ImageData
+from autodual.train.data import ImageData, check_parts
 
 
 def record(
@@ -126,3 +126,27 @@ def test_on_the_gpu_nothing_waits() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(scaled.cpu(), record().scaled(index.cpu()))  # a GPU divides by multiplying
+
+
+def _part(shape: tuple[int, ...] = (1, 2, 2), classes: tuple[str, ...] = ("a", "b"), name: str = "mine") -> ImageData:
+    return ImageData(torch.zeros(3, *shape, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), classes, name)
+
+
+def test_parts_that_fit() -> None:
+    check_parts(_part(), _part(name="other"))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (_part(), _part((1, 2, 3)), r"data 'mine': images to train on are \[1, 2, 2\], those to test on \[1, 2, 3\]"),
+        (_part(), _part((3, 2, 2), name="x"), "data 'mine' and 'x': images to train on"),
+        (_part(), _part(classes=("a", "b", "c")), "2 classes to train on and 3 to test on"),
+        (_part(), _part(classes=("b", "a")), "or their names differ"),
+        (_part(classes=("a",)), _part(classes=("a",)), "has 1 class, but a network chooses between at least two"),
+    ],
+)
+def test_parts_that_do_not_fit(train: ImageData, test: ImageData, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message) as raised:
+        check_parts(train, test)
+    assert "\n" not in str(raised.value)

@@ -160,12 +160,12 @@ LABELS = np.arange(10) % 4
 
 
 def test_npz_with_two_parts(tmp_path: Path) -> None:
-    path = npz(tmp_path, x_train=BYTES, y_train=LABELS[:, None], x_test=BYTES[:3], y_test=np.array([0, 1, 5], np.uint8))
+    path = npz(tmp_path, x_train=BYTES, y_train=LABELS[:, None], x_test=BYTES[:3], y_test=np.array([0, 1, 2], np.uint8))
     train, test = load(path, "train"), load(str(path), "test")
     assert (train.shape, len(train), len(test)) == ((1, 6, 5), 10, 3)
     assert torch.equal(train.images[:, 0], torch.from_numpy(BYTES))
-    assert test.labels.tolist() == [0, 1, 5]
-    assert train.classes == test.classes == tuple("012345")
+    assert test.labels.tolist() == [0, 1, 2]
+    assert train.classes == test.classes == tuple("0123")
 
 
 def test_npz_with_one_part_is_split(tmp_path: Path) -> None:
@@ -199,7 +199,14 @@ def test_npz_shapes_and_types(tmp_path: Path, shape: tuple[int, ...], dtype: typ
         ({"images": BYTES.astype(float), "labels": LABELS}, r"floats from 3 to 255, but must be in \[0, 1\]"),
         ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "floats from nan to nan"),
         ({"images": BYTES[0], "labels": LABELS}, r"images have shape \(6, 5\)"),
-        ({"images": BYTES[:0], "labels": LABELS[:0]}, "has 0 images"),
+        ({"images": BYTES[:0], "labels": LABELS[:0]}, r"images have shape \(0, 1, 6, 5\)"),
+        ({"images": BYTES[:1], "labels": LABELS[:1]}, "has 1 images, but one to train and one to test on are needed"),
+        ({"images": np.uint8(3), "labels": np.int64(3)}, r"images have shape \(\)"),
+        ({"x_train": BYTES, "y_train": LABELS[:0], "x_test": BYTES, "y_test": LABELS}, "there are no labels"),
+        (
+            {"images": BYTES, "labels": LABELS.astype(np.uint64) + np.uint64(2**63)},
+            "label 9223372036854775811 is too large",
+        ),
         ({"x_train": BYTES, "y_train": LABELS, "x_test": BYTES[:0], "y_test": LABELS[:0]}, r"shape \(0, 1, 6, 5\)"),
         ({"images": BYTES, "labels": LABELS[:9]}, "there are 10 images; pass one for each"),
         ({"images": BYTES, "labels": LABELS / 2}, "labels are float64, but must be integers"),
@@ -212,6 +219,76 @@ def test_npz_shapes_and_types(tmp_path: Path, shape: tuple[int, ...], dtype: typ
 def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         load(npz(tmp_path, **arrays), "test")
+
+
+def _labelled(train: list[int], test: list[int]) -> dict[str, np.ndarray]:
+    return {
+        "x_train": BYTES[: len(train)], "y_train": np.array(train), "x_test": BYTES[: len(test)], "y_test": np.array(test)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (
+            [0, 1, 2 * 10**15],
+            [0],
+            r"go up to 2000000000000000, .* the label 2, 3, 4, 5, 6 and 1999999999999993 more; number",
+        ),
+        ([0, 1, 2, 255], [0], "no image to train on has the label 3, 4, 5, 6, 7 and 247 more"),
+        ([1, 2, 3], [1], "has the label 0; number the classes 0, 1, 2 ... without gaps, or name all of them"),
+        ([0, 1], [0, 2], "go up to 2, but no image to train on has the label 2;"),
+        ([0, 1, 3], [2], "no image to train on has the label 2;"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_gaps_in_the_labels(tmp_path: Path, train: list[int], test: list[int], message: str, split: str) -> None:
+    with pytest.raises(ArgumentError, match=message) as raised:
+        load(npz(tmp_path, **_labelled(train, test)), split)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+
+
+def test_named_classes_need_no_images(tmp_path: Path) -> None:
+    path = npz(tmp_path, **_labelled([0, 2], [3]), classes=np.array(list("abcde")))
+    assert load(path, "train").classes == load(path, "test").classes == tuple("abcde")
+
+
+def _forbid(monkeypatch: pytest.MonkeyPatch, method: str, forbidden: Path) -> None:
+    """To everyone, the superuser as well."""
+    real = getattr(Path, method)
+
+    def refuse(self: Path, *rest: object, **options: object) -> object:
+        if self == forbidden:
+            raise PermissionError(13, "Permission denied")
+        return real(self, *rest, **options)
+
+    monkeypatch.setattr(Path, method, refuse)
+
+
+@pytest.mark.parametrize(
+    ("method", "place"),
+    [
+        ("is_dir", "."), ("is_dir", "train"), ("is_dir", "test"), ("iterdir", "train"), ("is_dir", "train/dog"),
+        ("iterdir", "train/dog"), ("is_file", "train/dog/1.png"),
+    ],
+)  # fmt: skip
+def test_unreadable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, place: str) -> None:
+    two_parts(tmp_path)
+    _forbid(monkeypatch, method, tmp_path / place)
+    with pytest.raises(ArgumentError, match=r"cannot be read .Permission denied.; check its name, and the permissions"):
+        load(tmp_path, "train")
+
+
+def test_unreadable_npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = npz(tmp_path, images=BYTES, labels=LABELS)
+    _forbid(monkeypatch, "open", path)
+    with pytest.raises(ArgumentError, match=r"mine.npz: cannot be read .Permission denied."):
+        load(path, "train")
+
+
+def test_home_of_nobody() -> None:
+    with pytest.raises(ArgumentError, match="no such home folder"):
+        load("~nobody-has-this-name/data", "train")
 
 
 class Trap:
@@ -265,7 +342,16 @@ class Mine(torch.utils.data.Dataset):
 class Named(Mine):
     classes = ["zero", "one", "two"]
 
-def tensors(split): return Mine([(torch.full((3, 4, 5), i / 9), i % 2 + (split == "test")) for i in range(6)])
+class Misnamed(Mine):
+    classes = "abc"
+
+def tensors(split): return Mine([(torch.full((3, 4, 5), i / 9), i % (3 if split == "train" else 2)) for i in range(6)])
+def gaps(split): return Mine([(torch.zeros(1, 4, 5), 7 * i) for i in range(2)])
+def cut(split): return Mine([(torch.zeros(1, 4, 5), i + 0.7) for i in range(2)])
+def float_tensors(split): return Mine([(torch.zeros(1, 4, 5), torch.tensor(1.0))])
+def misnamed(split): return Misnamed([(torch.zeros(1, 4, 5), 0)])
+def two_lines(split): raise RuntimeError("first\\nsecond")
+def leaves(split): raise SystemExit(3)
 def arrays(split): return Named([(np.full((4, 5), i, np.uint8), np.int64(i % 2)) for i in range(6)])
 def pillows(split): return Named([(Image.new("RGB", (5, 4), (i, 0, 0)), torch.tensor(i % 3)) for i in range(6)])
 def sizes(split): return Mine([(torch.zeros(1, 4, 5 + (i == 4)), 0) for i in range(6)])
@@ -289,8 +375,9 @@ def factory(tmp_path: Path) -> str:
 def test_factories(factory: str) -> None:
     data = load(factory + "tensors", "train")
     assert (data.shape, data.images.dtype, data.classes) == ((3, 4, 5), torch.float32, ("0", "1", "2"))
-    assert data.labels.tolist() == [0, 1, 0, 1, 0, 1]
-    assert load(factory + "tensors", "test").labels.tolist() == [1, 2, 1, 2, 1, 2]
+    assert data.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    test = load(factory + "tensors", "test")
+    assert (test.labels.tolist(), test.classes) == ([0, 1, 0, 1, 0, 1], ("0", "1", "2"))
     data = load(factory + "arrays", "train")
     assert (data.shape, data.images.dtype, data.classes) == ((1, 4, 5), torch.uint8, ("zero", "one", "two"))
     data = load(factory + "pillows", "train")
@@ -305,7 +392,13 @@ def test_factories(factory: str) -> None:
         ("normalised", r"floats from -1.7 to -1.7, but must be in \[0, 1\].*autodual.models.Normalize"),
         ("empty", "the data set is empty"),
         ("unlabelled", r"item 0: .*; items must be \(image, label\)"),
-        ("words", "item 0: ValueError"),
+        ("words", "item 0: the label is 'cat', but labels must be integers"),
+        ("cut", r"item 0: the label is 0.7, but labels must be integers, 0 for the first class"),
+        ("float_tensors", r"item 0: the label is tensor\(1.\), but labels must be integers"),
+        ("gaps", "has the label 1, 2, 3, 4, 5 and 1 more; .* in the data set's attribute `classes`"),
+        ("misnamed", "the data set's `classes` is a str; make it a list of names"),
+        ("two_lines", "raised RuntimeError: first second; it must return"),
+        ("leaves", "raised SystemExit: 3; it must return"),
         ("lists", "item 0: the image is a list; return a tensor"),
         ("nothing", "must return a torch Dataset"),
         ("raises", "raised RuntimeError: the disk is upside down"),
@@ -324,3 +417,8 @@ def test_bad_factory_files(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def factory(:\n")
     with pytest.raises(ArgumentError, match="raised SyntaxError"):
         load(f"{tmp_path}/broken.py:factory", "train")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(ArgumentError, match=r"script.py raised SystemExit: 0; correct the file"):
+        load(f"{tmp_path}/script.py:factory", "train")
+    with pytest.raises(ArgumentError, match=r"names no function; write it after a colon, as in .*script.py:factory"):
+        load(f"{tmp_path}/script.py:", "train")

@@ -11,7 +11,7 @@ import torch
 
 from autodual import ArgumentError
 from autodual.digits import load_digits
-from autodual.train.data import data_folder, load, mean_std
+from autodual.train.data import data_folder, load
 from autodual.train.data.known import KNOWN, DataFile
 from train.data.samples import cifar_batch, cifar_files, idx, idx_files, write
 
@@ -67,12 +67,6 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_folder() == tmp_path / ".cache" / "autodual"
 
 
-def test_mean_and_std() -> None:
-    assert mean_std("cifar10") == ((0.485, 0.456, 0.406), 0.225)
-    assert mean_std("mnist") is None
-    assert mean_std("my/own/folder") is None
-
-
 @pytest.mark.parametrize(
     ("name", "near"), [("cifar-10", "cifar10"), ("MNIST", "mnist"), ("fashion", "fashion-mnist"), ("digit", "digits")]
 )
@@ -84,7 +78,7 @@ def test_unknown_names_get_a_suggestion(name: str, near: str) -> None:
 def test_unknown_split_and_names_far_from_all() -> None:
     with pytest.raises(ArgumentError, match="split is 'validation'"):
         load("digits", "validation")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="'xyz' is not known; The known ones are digits, mnist"):
+    with pytest.raises(ArgumentError, match="'xyz' is not known; known are digits, mnist"):
         load("xyz", "train")
 
 
@@ -116,7 +110,10 @@ IMAGES = idx_files()["t10k-images-idx3-ubyte"]
         (_files(t10k_images_idx3_ubyte=idx(np.zeros((5, 9, 9)))), r"images are \(1, 9, 9\), those of mnist"),
         (_files(t10k_images_idx3_ubyte=idx(np.zeros((4, 28, 28)))), "4 images, .* 5 labels"),
         (_files(t10k_labels_idx1_ubyte=IMAGES), "begins with 00000803"),
-        (_files(t10k_labels_idx1_ubyte=idx(np.array([0, 1, 10, 3, 4]))), "label 10 of image 2 is outside 0..9"),
+        (
+            _files(t10k_labels_idx1_ubyte=idx(np.array([0, 1, 10, 3, 4]))),
+            "label 10 of image 2 is outside 0..9.*; the file is damaged: remove it and run `autodual data fetch mnist`$",
+        ),
     ],
 )
 def test_damaged_idx_files(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
@@ -145,7 +142,7 @@ def test_damaged_gz_files(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> No
     [
         (cifar_batch(np.array([1, 2]))[:-1], "has 6145 bytes, not a multiple of 3073"),
         (b"", "has 0 bytes"),
-        (cifar_batch(np.array([1, 10])), "label 10 of image 1 is outside 0..9"),
+        (cifar_batch(np.array([1, 10])), "label 10 of image 1 is outside 0..9.* run `autodual data fetch cifar10`$"),
     ],
 )
 def test_damaged_cifar_files(tmp_path: Path, contents: bytes, message: str) -> None:
@@ -180,3 +177,17 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(ArgumentError, match=r"cannot be read .Permission denied.; check its permissions"):
         load("mnist", "test", tmp_path)
+
+
+def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(ArgumentError, match=r"t10k-images-idx3-ubyte: cannot be read .Permission denied."):
+        load("mnist", "test", tmp_path)
+
+
+def test_home_of_nobody() -> None:
+    with pytest.raises(ArgumentError, match="no such home folder"):
+        load("mnist", "test", "~nobody-has-this-name")

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from autodual._errors import ArgumentError
-from autodual.train.data.idx import read_bytes
+from autodual.train.data.idx import AGAIN, read_bytes
 from autodual.train.data.images import ImageData, check_labels
 from autodual.train.data.known import KnownData
-from autodual.train.data.places import find_files
+from autodual.train.data.places import find_files, is_file
 
 RECORD = 1 + 3 * 32 * 32
 NAMES_FILE = "batches.meta.txt"
@@ -31,17 +31,18 @@ def _read_batch(path: Path, data: KnownData) -> np.ndarray:
     contents = read_bytes(path, data.name)
     if not contents or len(contents) % RECORD:
         raise ArgumentError(
-            f"{path}: has {len(contents)} bytes, not a multiple of {RECORD}, one label and one image; the file is damaged: "
-            f"remove it and run `autodual data fetch {data.name}`"
+            f"{path}: has {len(contents)} bytes, not a multiple of {RECORD}, one label and one image; "
+            f"{AGAIN.format(data.name)}"
         )
     records = np.frombuffer(contents, np.uint8).reshape(-1, RECORD)
-    check_labels(torch.from_numpy(records[:, 0].astype(np.int64)), len(data.classes), str(path))
+    labels = torch.from_numpy(records[:, 0].astype(np.int64))
+    check_labels(labels, len(data.classes), str(path), AGAIN.format(data.name))
     return records
 
 
 def _class_names(path: Path, data: KnownData) -> tuple[str, ...]:
     """Those in the file that comes with the data; it is small, and not every source has it."""
-    if not path.is_file():
+    if not is_file(path):
         return data.classes
     names = tuple(read_bytes(path, data.name).decode(errors="replace").split())
     if len(names) != len(data.classes):

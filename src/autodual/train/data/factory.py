@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import torch
 
 from autodual._errors import ArgumentError
 from autodual.train.data.images import ImageData
-from autodual.train.data.npz import numbered
+from autodual.train.data.npz import numbered, other_part
 from autodual.train.data.pixels import as_images, as_labels, from_pillow, pillow, stack
+from autodual.train.data.places import expanded, is_file
 
 
 def is_factory(text: str) -> bool:
@@ -32,16 +33,23 @@ def load_factory(text: str, split: str) -> ImageData:
     images, labels = _items(text, dataset, split)
     names = getattr(dataset, "classes", None)
     if names is None:  # the other part may have a class that this one lacks
-        other = "test" if split == "train" else "train"
-        names = numbered(torch.cat([labels, _items(text, _call(text, factory, other), other)[1]]))
+        other = other_part(split)
+        parts = {split: labels, other: _items(text, _call(text, factory, other), other)[1]}
+        names = numbered(parts, text, "the data set's attribute")
+    if not isinstance(names, list | tuple):
+        raise ArgumentError(
+            f"{text} ({split}): the data set's `classes` is a {type(names).__name__}; make it a list of names"
+        )
     return ImageData(images, labels, tuple(map(str, names)), text)
 
 
 def named_function(text: str) -> Callable[..., Any]:
     """The function of file.py:function; the file is run."""
-    file, _, name = text.rpartition(":")
-    path = Path(file).expanduser()
-    if not path.is_file():
+    file, colon, name = text.rpartition(":")
+    if not colon or not name:
+        raise ArgumentError(f"{text}: names no function; write it after a colon, as in {text.rstrip(':')}:factory")
+    path = expanded(file)
+    if not is_file(path):
         raise ArgumentError(f"{text}: there is no file {path}; check the path before the colon")
     module_name = f"autodual_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -51,21 +59,26 @@ def named_function(text: str) -> Callable[..., Any]:
     sys.modules[module_name] = module  # dataclasses in it look themselves up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ArgumentError(f"{text}: {path} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ArgumentError(f"{text}: running {path} raised {in_words(error)}; correct the file") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ArgumentError(f"{text}: {path} has no function {name!r}; define it, or correct the name after the colon")
     return function
 
 
+def in_words(error: BaseException) -> str:
+    """Kind and message of an error of the user's code, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def _call(text: str, factory: Callable[..., Any], split: str) -> Any:
     try:
         dataset = factory(split)
         len(dataset)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentError(
-            f"{text}: calling it with {split!r} raised {type(error).__name__}: {error}; it must return a torch Dataset with a length"
+            f"{text}: calling it with {split!r} raised {in_words(error)}; it must return a torch Dataset with a length"
         ) from error
     return dataset
 
@@ -78,15 +91,22 @@ def _items(text: str, dataset: Any, split: str) -> tuple[torch.Tensor, torch.Ten
         try:
             image, label = dataset[index]
             arrays.append(_array(image, f"{where}, item {index}"))
-            labels.append(int(label))
+            labels.append(_label(label, f"{where}, item {index}"))
         except ArgumentError:
             raise
         except Exception as error:
-            raise ArgumentError(
-                f"{where}, item {index}: {type(error).__name__}: {error}; items must be (image, label)"
-            ) from error
+            raise ArgumentError(f"{where}, item {index}: {in_words(error)}; items must be (image, label)") from error
     images = stack(arrays, [f"{where}, item {index}" for index in range(len(arrays))])
     return as_images(images, where), as_labels(np.array(labels), len(images), where)
+
+
+def _label(label: Any, where: str) -> int:
+    try:
+        return operator.index(label)
+    except TypeError as error:
+        raise ArgumentError(
+            f"{where}: the label is {label!r}, but labels must be integers, 0 for the first class"
+        ) from error
 
 
 def _array(image: Any, where: str) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 from autodual._errors import ArgumentError
 from autodual.train.data.images import ImageData
 from autodual.train.data.pixels import FORMATS, as_images, from_pillow, pillow, stack
+from autodual.train.data.places import is_file, is_folder, reading
 
 SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"])
 
@@ -21,7 +22,7 @@ def load_folders(folder: Path, split: str) -> ImageData:
     Classes are numbered in the order of their names. Files that are not named like images are passed over.
     """
     parts = {name: folder / name for name in ("train", "test")}
-    if all(part.is_dir() for part in parts.values()):
+    if all(is_folder(part) for part in parts.values()):
         classes = _class_folders(parts["train"])
         others = [path.name for path in _class_folders(parts["test"])]
         if [path.name for path in classes] != others:
@@ -40,7 +41,7 @@ def load_folders(folder: Path, split: str) -> ImageData:
 
 
 def _class_folders(folder: Path) -> list[Path]:
-    classes = sorted(path for path in _listed(folder) if path.is_dir())
+    classes = sorted(path for path in _listed(folder) if is_folder(path))
     if len(classes) < 2:
         raise ArgumentError(
             f"{folder}: has {len(classes)} class folders; make one for each class, or train/ and test/ with class folders inside"
@@ -49,7 +50,7 @@ def _class_folders(folder: Path) -> list[Path]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    paths = sorted(path for path in _listed(folder) if path.suffix.lower() in SUFFIXES and path.is_file())
+    paths = sorted(path for path in _listed(folder) if path.suffix.lower() in SUFFIXES and is_file(path))
     if not paths:
         raise ArgumentError(
             f"{folder}: the class folder has no images ({', '.join(sorted(SUFFIXES))}); add some or remove it"
@@ -58,10 +59,8 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    try:
+    with reading(folder):
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError as error:
-        raise ArgumentError(f"{folder}: cannot be read ({error.strerror}); check its name and permissions") from error
 
 
 def _part(paths: list[Path], folder: Path) -> dict[str, list[Path]]:

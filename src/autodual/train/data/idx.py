@@ -15,7 +15,7 @@ from autodual.train.data.images import ImageData, check_labels
 from autodual.train.data.known import KNOWN, KnownData
 from autodual.train.data.places import find_files
 
-_AGAIN = "the file is damaged: remove it and run `autodual data fetch {}`"
+AGAIN = "the file is damaged: remove it and run `autodual data fetch {}`"
 
 
 def load_idx(data: KnownData, split: str, folder: Path | str | None = None) -> ImageData:
@@ -34,14 +34,14 @@ def load_idx(data: KnownData, split: str, folder: Path | str | None = None) -> I
         raise ArgumentError(
             f"{image_file}: images are {tuple(images.shape[1:])}, those of {data.name} are {data.shape}; use another folder"
         )
-    check_labels(labels, len(data.classes), str(label_file))
+    check_labels(labels, len(data.classes), str(label_file), AGAIN.format(data.name))
     return ImageData(images, labels, data.classes, data.name)
 
 
 def read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
     """The array of bytes in an idx file: two zeros, 8 for bytes, the number of dimensions, their sizes, the contents."""
     contents, magic = read_bytes(path, name), bytes([0, 0, 8, dimensions])
-    again, start = _AGAIN.format(name), 4 + 4 * dimensions
+    again, start = AGAIN.format(name), 4 + 4 * dimensions
     if contents[:4] != magic:
         raise ArgumentError(
             f"{path}: begins with {contents[:4].hex() or 'nothing'}, idx files of {dimensions} dimensions with {magic.hex()}; {again}"
@@ -64,7 +64,7 @@ def read_bytes(path: Path, name: str) -> bytes:
                 return file.read()
         return path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ArgumentError(f"{path}: cannot be unpacked ({error}); {_AGAIN.format(name)}") from error
+        raise ArgumentError(f"{path}: cannot be unpacked ({error}); {AGAIN.format(name)}") from error
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
 

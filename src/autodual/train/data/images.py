@@ -101,14 +101,16 @@ class ImageData:
         return digest.hexdigest()
 
 
-def check_labels(labels: Tensor, classes: int, where: str) -> None:
+def check_labels(
+    labels: Tensor, classes: int, where: str, advice: str = "correct the labels, or name all the classes"
+) -> None:
     """Refuses labels outside 0..classes-1 and names the first."""
     outside = ((labels < 0) | (labels >= classes)).nonzero().flatten()
     if len(outside):
         first = int(outside[0])
         raise ArgumentError(
             f"{where}: label {int(labels[first])} of image {first} is outside 0..{classes - 1}, the {classes} classes "
-            f"({len(outside)} of {len(labels)} labels are); correct the labels, or name all the classes"
+            f"({len(outside)} of {len(labels)} labels are); {advice}"
         )
 
 
@@ -123,4 +125,23 @@ def check_range(images: Tensor, scale: int, where: str) -> None:
         raise ArgumentError(
             f"{where}: images hold floats from {low:g} to {high:g}, but must be in [0, 1]; scale them, or keep them as bytes "
             "(uint8). Normalisation belongs in the network: autodual.models.Normalize"
+        )
+
+
+def check_parts(train: ImageData, test: ImageData) -> None:
+    """Refuses to train on one kind of data and test on another."""
+    where = f"data {train.name!r}" if train.name == test.name else f"data {train.name!r} and {test.name!r}"
+    if train.shape != test.shape:
+        raise ArgumentError(
+            f"{where}: images to train on are {list(train.shape)}, those to test on {list(test.shape)}; bring all to one "
+            "shape [channels, height, width]"
+        )
+    if train.classes != test.classes:
+        raise ArgumentError(
+            f"{where}: there are {len(train.classes)} classes to train on and {len(test.classes)} to test on, or their names "
+            "differ; give both parts the same classes, in the same order"
+        )
+    if len(train.classes) < 2:
+        raise ArgumentError(
+            f"{where}: has {len(train.classes)} class, but a network chooses between at least two; add images of another"
         )

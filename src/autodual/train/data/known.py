@@ -37,6 +37,7 @@ class KnownData:
     npm: str = ""
     """A package of the npm registry, with its version."""
     mean_std: tuple[tuple[float, ...], float] | None = None
+    """What the papers normalise by, where they do."""
 
     @property
     def size(self) -> int:
@@ -134,11 +135,6 @@ def known(name: str) -> KnownData:
     near = difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}? " if near else ""
     raise ArgumentError(
-        f"data set {name!r} is not known; {advice}The known ones are {', '.join(KNOWN)}; your own is a folder of class "
+        f"data set {name!r} is not known; {advice}known are {', '.join(KNOWN)}; your own is a folder of class "
         "folders, a file.npz, or file.py:factory"
     )
-
-
-def mean_std(name: str) -> tuple[tuple[float, ...], float] | None:
-    """Mean per channel and standard deviation that the papers normalise by; None where they do not, or for own data."""
-    return KNOWN[name].mean_std if name in KNOWN else None

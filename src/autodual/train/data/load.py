@@ -17,6 +17,7 @@ from autodual.train.data.idx import load_idx
 from autodual.train.data.images import ImageData
 from autodual.train.data.known import KNOWN, KnownData, known
 from autodual.train.data.npz import load_npz
+from autodual.train.data.places import expanded, is_file, is_folder
 
 
 def load(name: str | Path, split: Literal["train", "test"], folder: Path | str | None = None) -> ImageData:
@@ -32,12 +33,12 @@ def load(name: str | Path, split: Literal["train", "test"], folder: Path | str |
         return _load_known(KNOWN[name], split, folder)
     if is_factory(name):
         return load_factory(name, split)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = expanded(name)
+    if is_folder(path):
         return load_folders(path, split)
-    if path.is_file() and path.suffix == ".npz":
+    if is_file(path) and path.suffix == ".npz":
         return load_npz(path, split)
-    if path.is_file():
+    if is_file(path):
         raise ArgumentError(
             f"{path}: is not a kind of data that can be read; pass a folder, a file.npz or file.py:factory"
         )

@@ -52,8 +52,12 @@ def as_labels(array: Any, count: int, where: str) -> Tensor:
         raise ArgumentError(
             f"{where}: labels have shape {array.shape}, but there are {count} images; pass one for each"
         )
+    if count == 0:
+        raise ArgumentError(f"{where}: there are no labels; one part of the data is empty")
     if array.min() < 0:
         raise ArgumentError(f"{where}: label {array.min()} is negative; the first class is 0")
+    if array.max() > np.iinfo(np.int64).max:
+        raise ArgumentError(f"{where}: label {array.max()} is too large; number the classes 0, 1, 2 ...")
     return torch.from_numpy(array.reshape(count).astype(np.int64))
 
 

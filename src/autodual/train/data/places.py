@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from autodual._errors import ArgumentError
@@ -12,7 +13,7 @@ from autodual.train.data.known import KnownData
 
 def data_folder(folder: Path | str | None = None) -> Path:
     """The folder that holds all data: the given one, else $AUTODUAL_DATA, else ~/.cache/autodual."""
-    return Path(folder or os.environ.get("AUTODUAL_DATA") or "~/.cache/autodual").expanduser()
+    return expanded(folder or os.environ.get("AUTODUAL_DATA") or "~/.cache/autodual")
 
 
 def find_file(data: KnownData, name: str, folder: Path | str | None = None) -> Path | None:
@@ -20,7 +21,7 @@ def find_file(data: KnownData, name: str, folder: Path | str | None = None) -> P
     root = data_folder(folder)
     for place in (root / data.folder, root):
         for path in (place / name, place / f"{name}.gz"):
-            if path.is_file():
+            if is_file(path):
                 return path
     return None
 
@@ -38,3 +39,32 @@ def find_files(data: KnownData, names: Iterable[str], folder: Path | str | None 
             )
         found.append(path)
     return found
+
+
+def expanded(path: Path | str) -> Path:
+    """With the home folder in place of ~."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ArgumentError(f"{path}: there is no such home folder; write the path without ~") from error
+
+
+def is_file(path: Path) -> bool:
+    with reading(path):
+        return path.is_file()
+
+
+def is_folder(path: Path) -> bool:
+    with reading(path):
+        return path.is_dir()
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What the system says against it, in words."""
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(
+            f"{path}: cannot be read ({error.strerror or error}); check its name, and the permissions of it and its folder"
+        ) from error
