@@ -6,6 +6,9 @@ from __future__ import annotations
 class AutodualError(Exception):
     """Base of every error that this library raises on purpose."""
 
+    told = False
+    """Whether another process, where it happened, tells the user."""
+
 
 class ArgumentError(AutodualError, ValueError):
     """An argument has a value, shape, dtype or device that cannot be used; the message names the argument."""

@@ -46,9 +46,8 @@ def test_bare_weights_give_their_name(
     call: Call, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        call("certify", str(weights), "--model", "digits", "--eps", "0.02", "--device", "cpu", "--limit", "3")[0] == 0
-    )
+    given = ["--model", "digits", "--dataset", "digits", "--eps", "0.02", "--device", "cpu", "--limit", "3"]
+    assert call("certify", str(weights), *given)[0] == 0
     assert (tmp_path / "digits-certificates-dual-eps-0.02-first-3.jsonl").exists()
 
 
@@ -137,3 +136,26 @@ def test_an_attack_that_is_stopped_promises_nothing(call: Call, run: Path, monke
     assert code == 130
     assert "an attack keeps nothing" in complaint
     assert "--resume" not in complaint
+
+
+def test_weights_alone_do_not_know_their_model_and_data(call: Call, weights: Path) -> None:
+    for given in ([], ["--model", "digits"], ["--dataset", "digits"]):
+        code, _, complaint = call("certify", str(weights), *given)
+        assert code == 2
+        assert "does not say which" in complaint
+        assert "give --model and --dataset" in complaint
+
+
+def test_a_cascade_is_certified_at_the_size_that_is_asked(call: Call, small: list[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    assert call("train", *small, "--cascade", "2", "--out", out)[0] == 0
+    errors = []
+    for eps in ("0.0001", "0.9"):
+        code, said, complaint = call("certify", out, "--device", "cpu", "--limit", "10", "--eps", eps)
+        assert code == 0, complaint
+        record = json.loads(
+            (tmp_path / "run" / f"certificates-dual-eps-{float(eps):g}-first-10.summary.json").read_text()
+        )
+        assert f"stage-certified error {record['cascade']['stage_certified_error']:.2%}" in said
+        errors.append(record["cascade"]["stage_certified_error"])
+    assert errors[0] < errors[1] == 1

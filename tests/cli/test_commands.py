@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from autodual.train.data import ImageData
+from autodual.train.data.known import KNOWN
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -71,8 +72,30 @@ def test_help_reads_well(call: Call) -> None:
 def test_data_commands(call: Call, tmp_path: Path) -> None:
     code, said, _ = call("data", "list", "--folder", str(tmp_path))
     assert code == 0
-    assert "mnist" in said
-    assert call("data", "verify", "mnist", "--folder", str(tmp_path))[0] == 2
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    assert list(lines) == ["name", "digits", "mnist", "fashion-mnist", "cifar10"]
+    assert lines["digits"].endswith("1437 + 360       1x8x8    10       comes with the package")
+    assert lines["mnist"].endswith("not here; `autodual data fetch mnist` gets 55 MB")
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"not labels")
+    code, said, complaint = call("data", "verify", "mnist", "--folder", str(tmp_path))
+    assert code == 2
+    assert "train-images-idx3-ubyte: missing\n" in said
+    assert f"{tmp_path}/t10k-labels-idx1-ubyte: wrong size\n" in said
+    assert complaint == "error: mnist: 4 of 4 files are not as published; get them with `autodual data fetch mnist`\n"
+
+
+def test_data_that_are_there(call: Call, tmp_path: Path) -> None:
+    for file in KNOWN["cifar10"].files:
+        (tmp_path / file.name).touch()
+    said = call("data", "list", "--folder", str(tmp_path))[1]
+    assert said.splitlines()[-1].endswith(f"3x32x32  10       {tmp_path}")
+
+
+@pytest.mark.parametrize("command", ["verify", "fetch"])
+def test_digits_come_with_the_package(call: Call, command: str) -> None:
+    code, said, complaint = call("data", command, "digits")
+    assert (code, complaint) == (0, "")
+    assert said.startswith("digits: comes with the package")
 
 
 MISTAKES = {
@@ -82,7 +105,18 @@ MISTAKES = {
     "missing config": (["train", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
     "no such run": (["certify", "nowhere"], "nowhere: no such file or folder"),
     "no GPU": (["train", "--device", "cuda:7", "--dataset", "digits", "--model", "digits"], "device"),
-    "unknown option": (["train", "--epoch", "3"], "--epoch"),
+    "unknown option": (["train", "--epoch", "3"], "No such option: --epoch; did you mean --epochs?"),
+    "unknown command": (["tran"], "train"),
+    "missing argument": (["certify"], "Missing argument"),
+    "half a clip": (
+        ["train", "--clip", "0", "--eps", "0.1"],
+        "'--clip': expected two numbers, such as 0 1, got '0' and '--eps'",
+    ),
+    "half a clip of a run": (["certify", "run", "--clip", "0", "--eps", "0.1"], "'--clip': expected two numbers"),
+    "a word for a number": (["train", "--eps", "2/x"], "'--eps': expected a number, such as 0.1 or 2/255, got '2/x'"),
+    "grey levels": (["train", "--eps", "8"], "eps must be at most 1 for norm linf"),
+    "negative": (["train", "--eps", "-1"], "eps must be positive"),
+    "late start": (["train", "--eps", "0.1", "--eps-start", "0.2"], "eps_start must not be larger than eps"),
     "wrong type": (["train", "--epochs", "many"], "--epochs"),
     "no report": (["report", "nowhere"], "nowhere"),
     "not a number": (["train", "--lr", "nan"], "lr must be a finite number"),
@@ -108,7 +142,8 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     code, _, said = call(*arguments)
     assert code == 2
     assert message in said
-    assert "Traceback" not in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
 
 
 def test_unknown_names_in_yaml(call: Call, tmp_path: Path) -> None:

@@ -42,6 +42,13 @@ def test_the_papers_schedules() -> None:
         ({"eps": float("nan")}, "eps must be a finite number"),
         ({"eps": 10**400}, "eps must be a finite number"),
         ({"lr": "1e-3"}, "lr must be a finite number, got '1e-3'; YAML takes this for a word: write .* 1.0e-3"),
+        ({"eps": "2/0"}, "eps must be a finite number, got '2/0'"),
+        ({"eps": "1/2/3"}, "eps must be a finite number"),
+        ({"eps": "8"}, "eps must be a finite number"),
+        ({"eps": 8}, "eps must be at most 1 for norm linf, got 8.0: .* write 8/255"),
+        ({"eps": 1001, "norm": "l2"}, "eps must be at most 1000 for norm l2"),
+        ({"eps": 0.1, "eps_start": 0.2}, "eps_start must not be larger than eps, which is 0.1, got 0.2"),
+        ({"crop": 1001}, "crop must be at most 1000 pixels"),
         ({"momentum": 1.0}, "momentum must lie between 0 and 1"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative"),
         ({"clip_gradients": 0}, "clip_gradients must be positive"),
@@ -94,9 +101,42 @@ def test_nonsense_is_refused_and_its_field_named(field: Field[Any]) -> None:
             TrainConfig.from_mapping({field.name: value}, "file.yaml")
 
 
+def test_fractions_are_numbers() -> None:
+    config = TrainConfig.from_mapping({"eps": "2/255", "eps_start": "1 / 510", "clip": ["-1/2", "3/2"]})
+    assert (config.eps, config.eps_start, config.clip) == (2 / 255, 1 / 510, (-0.5, 1.5))
+
+
+def test_the_default_start_gives_way_to_a_smaller_eps() -> None:
+    config = TrainConfig(eps=0.004)
+    assert eps_at(config, 0) == 0.004
+    assert TrainConfig.from_mapping(config.to_mapping()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("eps: 0.1\nk: 3\neps: 0.2\n", "twice.yaml: eps is given twice, in lines 1 and 3; keep one"),
+        ("{k: 3,\n 'k': 3}", "twice.yaml: k is given twice, in lines 1 and 2"),
+        ("{k: 3, k: 4}", "twice.yaml: k is given twice, in line 1"),
+    ],
+)
+def test_a_name_that_is_given_twice_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "twice.yaml").write_text(text)
+    with pytest.raises(ad.ArgumentError, match=message):
+        read_yaml(tmp_path / "twice.yaml")
+
+
+def test_an_empty_config_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert read_yaml(tmp_path / "empty.yaml") is None
+
+
 def test_broken_yaml_is_one_readable_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("eps: [1, 2\nmodel: {")
+    with pytest.raises(ad.ArgumentError, match=r"broken\.yaml: is not YAML"):
+        read_yaml(broken)
+    broken.write_text("eps: 2024-13-99")
     with pytest.raises(ad.ArgumentError, match=r"broken\.yaml: is not YAML"):
         read_yaml(broken)
     with pytest.raises(ad.ArgumentError, match="cannot be read: No such file"):

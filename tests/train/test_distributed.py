@@ -67,7 +67,7 @@ import torch
 def data(split):
     numbers = torch.Generator().manual_seed(len(split))
     images = torch.rand(3000 if split == "test" else 60, 1, 8, 8, generator=numbers)
-    return torch.utils.data.TensorDataset(images, torch.arange(len(images)) % 3)
+    return torch.utils.data.TensorDataset(images, torch.arange(len(images)) % 10)
 
 def model(shape, classes):
     body = torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, classes)
@@ -86,7 +86,7 @@ def test_when_one_process_is_told_to_stop_all_stop_certifying(tmp_path: Path, wo
     job = start(*TOGETHER, *rest, str(out))
     said = signal_when(job, lambda: out.exists() and out.stat().st_size > 0, signal.SIGTERM, worker)
     assert job.returncode != 0
-    assert said.count("stopped as asked; go on with --resume") == 2
+    assert said.count("stopped as asked; go on with --resume") == 1
     assert "Connection" not in said
     assert 0 < len(out.read_text().splitlines()) < 3000
     alone = tmp_path / "alone.jsonl"
@@ -111,11 +111,11 @@ def test_certificates_are_about_the_weights_that_are_kept(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_mistake_is_the_same_clear_line_from_all(tmp_path: Path) -> None:
+def test_a_mistake_of_all_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("important")
     done = call(*TOGETHER, "train", *SETTINGS, "--out", str(tmp_path))
     assert done.returncode != 0
-    assert done.stderr.count("is not empty and holds no run") == 2
+    assert done.stderr.count("is not empty and holds no run") == 1
     assert "Connection" not in done.stderr
 
 

@@ -66,6 +66,36 @@ def test_a_second_process_is_refused(path: Path) -> None:
     assert begin(path) == 6
 
 
+def test_anew_forgets_what_was_there_but_not_under_another_process(path: Path) -> None:
+    first, second = LineFile(path), LineFile(path)
+    first.begin(PROBLEM, 2)
+    with pytest.raises(ArgumentError, match="another process is writing to it"):
+        second.begin(PROBLEM | {"engine": "IBP()"}, 2, anew=True)
+    second.close()
+    assert len(path.read_text().splitlines()) == 6
+    first.close()
+    assert second.begin(PROBLEM | {"engine": "IBP()"}, 2, anew=True) == []
+    second.close()
+    assert path.read_text() == ""
+
+
+def test_only_files_are_written_to(tmp_path: Path) -> None:
+    for place in (Path("/dev/full"), tmp_path):
+        with pytest.raises(ArgumentError, match="is no file that one could go on with"):
+            LineFile(place).begin(PROBLEM, 2)
+
+
+def test_a_full_disk_is_said_once(path: Path) -> None:
+    file = LineFile(path)
+    file.begin(PROBLEM, 2)
+    assert file.stream is not None
+    file.stream.close()
+    with Path("/dev/full").open("w") as file.stream:
+        with pytest.raises(ArgumentError, match="not written: No space left"):
+            file.append(LINES)
+        file.close()
+
+
 def test_lines_about_something_else_stay_as_they_are(path: Path) -> None:
     before, file = path.read_text(), LineFile(path)
     with pytest.raises(ArgumentError, match=r"engine was Dual\(\), now IBP\(\)"):

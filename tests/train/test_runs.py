@@ -17,6 +17,7 @@ import torch
 
 import autodual as ad
 from autodual._files import load_tensors
+from autodual.digits import digits_network, load_digits
 from autodual.train.checkpoint import listed
 from autodual.train.config import TrainConfig
 from autodual.train.fit import train
@@ -133,6 +134,57 @@ def test_a_folder_of_another_config_is_refused_and_left_alone(whole: Path) -> No
     with pytest.raises(ad.ArgumentError, match="holds a run already; go on with --resume"):
         train(CONFIG, whole)
     assert (whole / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_could_not_start_does_not_claim_its_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ad.ArgumentError):
+        train(CONFIG.with_changes(model=f"{tmp_path}/nowhere.py:factory"), run)
+    with Run(run).locked():
+        Run(run).begin(CONFIG.with_changes(eps=0.04), resume=False)
+    train(CONFIG.with_changes(epochs=1), run)
+    assert Run(run).config().epochs == 1
+
+
+def test_other_data_are_noticed(tmp_path: Path) -> None:
+    images, labels = load_digits("train")
+    data = ad.ImageData((images * 255).to(torch.uint8), labels, tuple("0123456789"), "mine").take(60)
+    model, config = digits_network(), CONFIG.with_changes(epochs=1, limit_train=None)
+    ad.fit(model, data, data.take(10), config, tmp_path / "run")
+    other = ad.ImageData(255 - data.images, data.labels, data.classes, "mine")
+    with pytest.raises(ad.ArgumentError, match="its data have changed since it was begun"):
+        ad.fit(model, other, other.take(10), config, tmp_path / "run", resume=True)
+    first = json.loads((tmp_path / "run" / "environment.json").read_text())
+    ad.fit(model, data, data.take(10), config, tmp_path / "run", resume=True)
+    again = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert len(again.pop("resumed")) == 1
+    assert again == first
+
+
+def test_a_run_of_fit_does_not_claim_to_be_about_the_default_data(tmp_path: Path) -> None:
+    images, labels = load_digits("train")
+    data = ad.ImageData((images * 255).to(torch.uint8), labels, tuple("0123456789"), "mine").take(60)
+    ad.fit(digits_network(), data, data.take(10), CONFIG.with_changes(epochs=1, limit_train=None), tmp_path / "run")
+    with pytest.raises(ad.ArgumentError, match=r"begun by ad\.fit, with a module and data of its own"):
+        train(Run(tmp_path / "run").config(), tmp_path / "run", resume=True)
+
+
+def test_fit_changes_nothing_about_the_module(tmp_path: Path) -> None:
+    images, labels = load_digits("train")
+    data = ad.ImageData((images * 255).to(torch.uint8), labels, tuple("0123456789"), "mine")
+    with pytest.raises(ad.ArgumentError, match=r"make ad\.models\.Normalize its first layer"):
+        ad.fit(digits_network(), data, data, CONFIG.with_changes(normalise=True), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "environment.json"])
+def test_a_damaged_record_is_named(whole: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / name).write_text("{")
+    with pytest.raises(ad.ArgumentError, match=rf"{name}: is damaged; remove it"):
+        train(CONFIG, tmp_path / "run", resume=True)
+    (tmp_path / "run" / name).unlink()
+    train(CONFIG, tmp_path / "run", resume=True)
+    assert _same_result(whole, tmp_path / "run")
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ class Combination(ABC):
         self.engine = Dual() if engine is None else engine
         check_engine(self.engine)
 
+    def around(self, ball: Perturbation) -> Self:
+        """The same models, answering under another perturbation."""
+        return type(self)(self.models, ball, self.engine)
+
     @abstractmethod
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
         """Label, certificate and answering stage for every received input."""

@@ -53,6 +53,10 @@ class RoutedCascade(Combination):
         super().__init__(models, ball, engine)
         self.thresholds = _check_thresholds(thresholds, len(self.models))
 
+    def around(self, ball: Perturbation) -> Self:
+        """With the thresholds as they are: sound under any perturbation, if not the best for another one."""
+        return type(self)(self.models, self.thresholds, ball, self.engine)
+
     @classmethod
     def fit(
         cls,

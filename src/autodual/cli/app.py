@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from typing import NoReturn
 
 from autodual._errors import AutodualError
 
@@ -10,12 +13,21 @@ from autodual._errors import AutodualError
 def main() -> None:
     """Bad input is one line and exit code 2; a run that was asked to stop exits as its signal says."""
     try:
+        _run_command()
+    except KeyboardInterrupt:
+        _interrupted()
+
+
+def _run_command() -> None:
+    try:
         import typer
     except ImportError:
         print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
     from autodual.cli import attack, certify, data, report, train
+    from autodual.cli.options import UsageError, usage_message
     from autodual.cli.signals import InterruptedRunError
+    from autodual.train.group import speaks
 
     app = typer.Typer(
         help="Neural networks whose robustness is proved: train, certify, attack, and look.",
@@ -30,10 +42,39 @@ def main() -> None:
     app.command("report")(report.report)
     app.add_typer(data.app, name="data")
     try:
-        app()
-    except InterruptedRunError as stopped:
-        print(f"\n{stopped}", file=sys.stderr)
+        code = app(standalone_mode=False)
+    except UsageError as error:  # all processes have the same arguments
+        if speaks():
+            print(usage_message(error), file=sys.stderr)
+        raise SystemExit(2) from None
+    except InterruptedRunError as stopped:  # agreed upon by all
+        if speaks():
+            print(f"\n{stopped}", file=sys.stderr)
         raise SystemExit(128 + stopped.signal) from None
     except AutodualError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        if error.told:
+            raise SystemExit(2) from None
+        _fail(str(error))
+    except OSError as error:
+        if isinstance(error, ValueError):  # io.UnsupportedOperation: a mistake of ours, not of the disk
+            raise
+        _fail(_in_words(error))
+    if code == 128 + signal.SIGINT:  # Ctrl-C, as typer hands it on
+        _interrupted()
+    raise SystemExit(code)
+
+
+def _interrupted() -> NoReturn:
+    if os.environ.get("RANK", "0") == "0":  # whatever could be imported by then
+        print("\ninterrupted", file=sys.stderr)
+    raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+def _in_words(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"

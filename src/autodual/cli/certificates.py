@@ -34,7 +34,7 @@ def default_file(place: Path, opened: Target, engine: str, limit: int | None) ->
     return (place if place.is_dir() else Path()) / f"{'-'.join(words)}.jsonl"
 
 
-def make_way(file: Path, resume: bool, overwrite: bool) -> None:
+def check_way(file: Path, resume: bool, overwrite: bool) -> None:
     """Refuse a file that holds certificates already, unless the user has said what shall become of them."""
     if resume and overwrite:
         raise ArgumentError("--resume and --overwrite exclude each other: go on with the file, or start anew")
@@ -44,11 +44,6 @@ def make_way(file: Path, resume: bool, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ArgumentError(f"{file}: {_held(file)}start anew with --overwrite, or choose another --out")
-    try:
-        for each in (file, beside(file, "problem"), beside(file, "summary")):
-            each.unlink(missing_ok=True)
-    except OSError as error:
-        raise ArgumentError(f"{file}: cannot be overwritten: {error.strerror or error}") from None
 
 
 def _held(file: Path) -> str:

@@ -9,11 +9,12 @@ import typer
 
 from autodual._files import beside, write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
-from autodual.cli.certificates import default_file, make_way
+from autodual.cli.certificates import check_way, default_file
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
+from autodual.train.cascade import certify_all
 from autodual.train.group import joined
 from autodual.train.judge import judge_to_file
 from autodual.train.loop import StoppedError
@@ -57,9 +58,12 @@ def certify(
         display = Display(signals.stop)
         try:
             with display.bars, joined(opened.data.images.device) as group:
-                group.by_first(lambda: make_way(file, resume, overwrite))
+                group.by_first(lambda: check_way(file, resume, overwrite))
                 tell = display.watch().within(group).tell
-                found = judge_to_file(file, opened.model, opened.data, opened.ball, chosen, tell, group)
+                found = judge_to_file(file, opened.model, opened.data, opened.ball, chosen, tell, group, anew=overwrite)
+                together = None
+                if opened.combination is not None:
+                    together = certify_all(opened.combination, opened.data, tell, group).summary()
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
@@ -68,10 +72,14 @@ def certify(
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
     }  # fmt: skip
-    write_json(beside(file, "summary"), record)
-    if opened.combination is not None:
-        print(f"first stage alone; the figures of {opened.combination!r} are in {target / 'cascade.json'}")
+    write_json(beside(file, "summary"), record if together is None else record | {"cascade": together})
+    if together is not None:
+        print(
+            f"{opened.combination!r}: error {together['error']:.2%}, stage-certified error {together['stage_certified_error']:.2%}, "
+            f"soundly certified error {together['sound_certified_error']:.2%} ({len(opened.data)} images)"
+        )
+    first = "" if together is None else "first stage alone, "
     print(
-        f"{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
+        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
         f"({len(opened.data)} images); {file}"
     )

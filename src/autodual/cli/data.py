@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autodual._errors import ArgumentError
+from autodual.train.group import speaks
+
+if TYPE_CHECKING:
+    from autodual.train.data import CatalogueEntry
 
 app = typer.Typer(help="Data sets: what there is, fetch one, check one.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[
     Path | None, typer.Option("--folder", help="where data sets lie; $AUTODUAL_DATA or the user's cache")
 ]
+SHIPPED = "comes with the package"
+Name = Annotated[str, typer.Argument(help="a name that `autodual data list` shows")]
+
+
+@app.callback()
+def _once() -> None:
+    """Of several processes, the first does it."""
+    if not speaks():
+        raise typer.Exit
 
 
 @app.command("list")
@@ -20,27 +33,52 @@ def list_(folder: Folder = None) -> None:
     """All data sets that are known by name."""
     from autodual.train.data import catalogue
 
-    for entry in catalogue(folder):
-        print(entry)
+    rows = [("name", "training + test", "shape", "classes", "where"), *map(_row, catalogue(folder))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command()
-def fetch(name: str, folder: Folder = None) -> None:
+def fetch(name: Name, folder: Folder = None) -> None:
     """Download a data set, check it, and put it in its place."""
     from autodual.train.data import fetch as fetch_data
 
-    print(fetch_data(name, folder))
+    found = fetch_data(name, folder)
+    print(f"{name}: {SHIPPED}, nothing is to be fetched" if _is_shipped(name) else found)
 
 
 @app.command()
-def verify(name: str, folder: Folder = None) -> None:
+def verify(name: Name, folder: Folder = None) -> None:
     """Check the files of a data set against their digests."""
     from autodual.train.data import verify as verify_data
 
     found = verify_data(name, folder)
-    for entry in found:
-        print(entry)
-    if not all(entry.ok for entry in found):
+    for check in found:
+        print(f"{check.path or check.name}: {check.state.value.partition(':')[0]}")
+    if _is_shipped(name):
+        print(f"{name}: {SHIPPED}, there are no files to check")
+    if not all(check.ok for check in found):
         raise ArgumentError(
-            f"{name}: some files are missing or damaged; fetch them again with `autodual data fetch {name}`"
+            f"{name}: {sum(not check.ok for check in found)} of {len(found)} files are not as published; get them with "
+            f"`autodual data fetch {name}`"
         )
+
+
+def _row(entry: CatalogueEntry) -> tuple[str, ...]:
+    shape = "x".join(map(str, entry.shape))
+    return entry.name, f"{entry.train} + {entry.test}", shape, str(len(entry.classes)), _where(entry)
+
+
+def _where(entry: CatalogueEntry) -> str:
+    if entry.folder is None:
+        return SHIPPED
+    if not entry.present:
+        return f"not here; `autodual data fetch {entry.name}` gets {entry.size / 1e6:.0f} MB"
+    return str(entry.folder if entry.folder.is_dir() else entry.folder.parent)
+
+
+def _is_shipped(name: str) -> bool:
+    from autodual.train.data import catalogue
+
+    return any(entry.name == name and entry.folder is None for entry in catalogue())

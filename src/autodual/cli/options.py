@@ -6,16 +6,19 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.train.config import TrainConfig
+from autodual.train.config import EPS_START, TrainConfig, fraction
 from autodual.train.group import speaks
 
 TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")
 """What `certify` and `attack` may change about a run, or must know about bare weights."""
+
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)
+"""Any mistake in the arguments; click's class, or that of typer's own copy of click."""
 
 DROPPED = (
     "is dropped: only l-infinity balls are clipped. A ball that is not clipped holds more, so what is proved for it is proved "
@@ -61,8 +64,12 @@ def with_config_options(*names: str) -> Callable[[Callable[..., None]], Callable
 
 
 def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Options as they were, and those of the command line over them. A clip that came with another norm is dropped, aloud."""
+    """Options as they were, and those of the command line over them. A clip that came with another norm is dropped, aloud; a first
+    eps that came with a larger eps is cut."""
     options = {**before, **changes}
+    start = options.get("eps_start")
+    if "eps" in changes and "eps_start" not in changes and isinstance(start, float):
+        options["eps_start"] = min(start, max(changes["eps"], EPS_START))
     clip = options.get("clip")
     if clip is None or "clip" in changes or changes.get("norm", "linf") == "linf":
         return options
@@ -87,7 +94,48 @@ def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Paramet
     shown = "" if default is None else f" [default: {default}]"
     flag = _flag(name)
     names = flag if hint is not bool else f"{flag}/--no-{flag[2:]}"
-    option = typer.Option(names, help=text + shown, show_default=False)
+    kinds = get_args(hint) or (hint,)
+    convert: Callable[[Any], Any] | None = None
+    shape = None
+    if float in kinds:
+        hint, convert, shape = str, _number, "NUMBER"
+    elif tuple[float, float] in kinds:
+        hint, convert, shape = tuple[str, str], _two_numbers, "LOW HIGH"
+    option = typer.Option(names, help=text + shown, show_default=False, callback=convert, metavar=shape)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]
     )
+
+
+def _number(text: str | None) -> float | None:
+    if text is None:
+        return None
+    number = _parsed(text)
+    if number is None:
+        raise typer.BadParameter(f"expected a number, such as 0.1 or 2/255, got {text!r}")
+    return number
+
+
+def _two_numbers(texts: tuple[str, str] | None) -> tuple[float, float] | None:
+    if texts is None:
+        return None
+    low, high = map(_parsed, texts)
+    if low is None or high is None:
+        raise typer.BadParameter(f"expected two numbers, such as 0 1, got {texts[0]!r} and {texts[1]!r}")
+    return low, high
+
+
+def _parsed(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return fraction(text)
+
+
+def usage_message(error: typer.BadParameter) -> str:
+    """One line; but the help, which a command without arguments raises as if it were an error, as it is."""
+    text = error.format_message()
+    near = getattr(error, "possibilities", None)  # of an option that does not exist, best first
+    if near:
+        return f"error: {error.message}; did you mean {near[0]}?"
+    return text if text == (error.ctx and error.ctx.get_help()) else f"error: {' '.join(text.split())}"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from autodual.train.group import speaks
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
@@ -15,6 +17,8 @@ def report(
     ] = None,
 ) -> None:
     """One self-contained HTML page: what was reached, how it got there, and what the attack still breaks."""
+    if not speaks():
+        return
     from autodual.report import write_report
 
     print(write_report(runs, out or runs[0] / "report.html"))

@@ -15,6 +15,7 @@ from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, load, mean_std
+from autodual.train.fit import OWN
 from autodual.train.group import own_device
 from autodual.train.run import Run
 from autodual.train.setup import make_ball, make_device, make_model
@@ -51,10 +52,13 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     else:
         raise ArgumentError(f"{place}: no such file or folder")
     config = TrainConfig.from_mapping(merged(own.to_mapping(), changes), "options")
+    _check_named(place, config, changes)
     data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
     if limit is not None:
         data = data.take(limit)
-    statistics = mean_std(config.dataset) if config.normalise else None
+    # The weights hold the values that they were trained with; these only have their shape.
+    trained_on = own.dataset if place.is_dir() else config.dataset
+    statistics = mean_std(trained_on, data) if config.normalise else None
     device = own_device(make_device(config.device))
 
     def build(stage: int) -> nn.Module:
@@ -63,5 +67,16 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     model = build(0)
     load_model(weights, model)
     saved = place / "cascade"
-    combination = load_combination(saved, build) if place.is_dir() and saved.is_dir() else None
+    combination = (
+        load_combination(saved, build).around(make_ball(config)) if place.is_dir() and saved.is_dir() else None
+    )
     return Target(config, own, model, data.to(device), make_ball(config), combination)
+
+
+def _check_named(place: Path, config: TrainConfig, changes: dict[str, Any]) -> None:
+    """Weights alone, and runs of ad.fit, do not know their model and data."""
+    for name in ("model", "dataset"):
+        if getattr(config, name) == OWN or (place.is_file() and name not in changes):
+            raise ArgumentError(
+                f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
+            )

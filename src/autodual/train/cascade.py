@@ -8,9 +8,7 @@ data.
 
 from __future__ import annotations
 
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +22,7 @@ from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
-from autodual.train.run import Run
+from autodual.train.run import Run, read_json
 from autodual.train.setup import make_ball
 from autodual.train.share import Tell, on_all
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
@@ -98,7 +96,7 @@ def _still_open(
         left = open_[~certified.to(open_.device)]
         record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
         watch.group.by_first(partial(write_json, path, record))
-    found = watch.group.by_first(partial(_read, path))["open"]
+    found = watch.group.by_first(partial(read_json, path))["open"]
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
 
 
@@ -139,7 +137,7 @@ def finish_cascade(
     """Save the combination, certify and attack it on test data; writes cascade.json."""
     done, group = run.folder / "cascade.json", watch.group
     if group.by_first(done.exists):
-        return group.by_first(partial(_read, done))
+        return group.by_first(partial(read_json, done))
     fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
     combination = combine(config, stages, fitting, group)
     group.by_first(partial(combination.save, run.folder / "cascade"))
@@ -164,9 +162,4 @@ def finish_cascade(
 def _trained_on(config: TrainConfig, run: Run, stage: int, parts: Parts) -> int:
     if config.cascade_kind == "sum" or stage == 0:
         return len(parts.train)
-    return len(_read(run.folder / "stages" / f"open-{stage}.json")["open"])
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return len(read_json(run.folder / "stages" / f"open-{stage}.json")["open"])

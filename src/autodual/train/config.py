@@ -18,6 +18,10 @@ EstimatorName = Literal["median", "geometric-mean", "maximum-likelihood"]
 OptimiserName = Literal["adam", "sgd"]
 CascadeKind = Literal["paper", "routed", "sum"]
 
+EPS_START = 0.01
+LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1000}
+"""Sizes beyond which a ball holds every image, or, where that depends on the number of pixels, every image of a sane size."""
+
 
 def option(default: Any, text: str) -> Any:
     """A field with its help."""
@@ -32,12 +36,18 @@ class TrainConfig:
         "digits", "digits, mnist, fashion-mnist, cifar10, or a PATH: class folders, .npz, file.py:factory"
     )
     data_folder: str | None = option(None, "where data sets lie; $AUTODUAL_DATA or the user's cache when not given")
-    model: str = option("small", "small, large, resnet, wide:K, deep:K, digits, or file.py:factory")
+    model: str = option(
+        "small", "small, large, resnet, wide:K, deep:K, digits, or file.py:factory, called as factory(shape, classes)"
+    )
     normalise: bool = option(
-        False, "subtract the data set's mean and divide by its deviation, as the network's first layer"
+        False,
+        "subtract the training data's mean and divide by its deviation, per channel, as the network's first layer; for "
+        "cifar10 by the paper's constants",
     )
     norm: Norm = option("linf", "norm of the perturbation")
-    eps: float = option(0.1, "size of the perturbation, in the units of images in [0, 1]")
+    eps: float = option(
+        0.1, "size of the perturbation, in the units of images in [0, 1]; a fraction such as 2/255 will do"
+    )
     clip: tuple[float, float] | None = option(None, "range that perturbed images stay in (l-infinity only)")
     engine: Training = option(
         "projected", "bound to train with: projected, dual (exact), ibp, or none for standard training"
@@ -53,7 +63,9 @@ class TrainConfig:
     momentum: float = option(0.9, "of sgd")
     weight_decay: float = option(0.0, "weight decay")
     clip_gradients: float | None = option(None, "largest norm of the gradient; no limit when not given")
-    eps_start: float = option(0.01, "first size of the perturbation; grows linearly, epoch by epoch")
+    eps_start: float = option(
+        EPS_START, "first size of the perturbation; grows linearly, epoch by epoch. The default is cut to eps"
+    )
     eps_epochs: int = option(20, "epochs until eps is reached")
     lr_epochs: int = option(30, "epochs of constant learning rate")
     lr_halve_every: int = option(10, "epochs between halvings after that; 0 for none")
@@ -106,17 +118,19 @@ class TrainConfig:
 
 
 def _fitted(name: str, value: Any, hint: Any) -> Any:
-    """The value, if it has the right type; whole numbers are fine where fractions are."""
+    """The value, if it has the right type; whole numbers are fine where others are, and so are fractions such as "2/255"."""
     for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         origin = get_origin(choice)
         if choice is type(None) and value is None:
             return None
         if origin is Literal and value in get_args(choice) and not isinstance(value, bool):
             return value
-        if origin is tuple and isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value)):
-            return (float(value[0]), float(value[1]))
-        if choice is float and _is_number(value):
-            return float(value)
+        if origin is tuple and isinstance(value, list | tuple) and len(value) == 2:
+            low, high = map(_number, value)
+            if low is not None and high is not None:
+                return (low, high)
+        if choice is float and (number := _number(value)) is not None:
+            return number
         if choice is str and isinstance(value, str) and value.strip() and "\0" not in value:
             return value
         if choice in (int, bool) and type(value) is choice:
@@ -129,9 +143,20 @@ def _advice(value: Any) -> str:
     return "; YAML takes this for a word: write it with a point and a signed exponent, as 1.0e-3" if looks else ""
 
 
-def _is_number(value: Any) -> bool:
-    """Finite, and not too large to be a float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def fraction(text: str) -> float | None:
+    """A/B, such as 2/255, as a number; None if the text is something else."""
+    above, slash, below = text.partition("/")
+    try:
+        return float(above) / float(below) if slash else None
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    """Finite, and not too large to be a float; None if it is not."""
+    found = fraction(value) if isinstance(value, str) else value
+    fine = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
+    return float(found) if fine else None  # type: ignore[arg-type]  # `fine` says so
 
 
 def _describe(hint: Any) -> str:
@@ -162,6 +187,10 @@ def _check_values(c: TrainConfig) -> None:
         *((v < 2**32, f"{name} must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
         *(_at_least(least, name, getattr(c, name)) for least, names in AT_LEAST.items() for name in names),
         (c.eps > 0, f"eps must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
+        (c.eps <= LARGEST[c.norm], f"eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images have values "
+         "between 0 and 1; for 8 of 255 grey levels, write 8/255"),
+        (c.eps_start <= max(c.eps, EPS_START), f"eps_start must not be larger than eps, which is {c.eps}, got {c.eps_start}"),
+        (c.crop <= 1000, f"crop must be at most 1000 pixels, got {c.crop}"),
         (c.lr > 0, f"lr must be positive, got {c.lr}"),
         (c.clip_gradients is None or c.clip_gradients > 0, f"clip_gradients must be positive, got {c.clip_gradients}"),
         (0 <= c.momentum < 1, f"momentum must lie between 0 and 1, and below 1, got {c.momentum}"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,20 +14,27 @@ from autodual._errors import ArgumentError
 from autodual.train.cascade import finish_cascade, train_cascade
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
-from autodual.train.data import ImageData, load, mean_std
+from autodual.train.data import ImageData, Statistics, check_parts, load, mean_std
 from autodual.train.evaluate import evaluate
 from autodual.train.events import Events, summary_writer
 from autodual.train.group import Group, joined, own_device
-from autodual.train.run import Run
-from autodual.train.setup import Statistics, make_ball, make_device, make_model
+from autodual.train.run import Run, read_json
+from autodual.train.setup import make_ball, make_device, make_model
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
+
+OWN = "given to ad.fit"
+"""What stands for the module and the data of a run that no name leads to."""
 
 
 def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
     """A whole run by name: data, model, training, exact evaluation. Returns the evaluation; everything is in the folder."""
+    if OWN in (config.dataset, config.model):
+        raise ArgumentError(
+            f"{folder}: was begun by ad.fit, with a module and data of its own; go on with ad.fit(..., resume=True)"
+        )
     folder_of_data = None if config.data_folder is None else Path(config.data_folder)
-    statistics = _statistics(config)
     data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
+    statistics = _statistics(config, data[0])
 
     def build(stage: int) -> nn.Module:
         return make_model(config.model, data[0].shape, len(data[0].classes), statistics)
@@ -50,11 +56,16 @@ def fit(
         raise ArgumentError(
             "fit trains one module; a cascade needs a fresh one per stage: use train() with model=file.py:factory"
         )
-    return _run(config, Run(Path(folder)), resume, watch or Watch(), train_data, test_data, lambda stage: model)
+    if config.normalise:
+        raise ArgumentError(
+            "fit trains the module as it is: for normalised images, make ad.models.Normalize its first layer"
+        )
+    own = config.with_changes(dataset=OWN, model=OWN)
+    return _run(own, Run(Path(folder)), resume, watch or Watch(), train_data, test_data, lambda stage: model)
 
 
-def _statistics(config: TrainConfig) -> Statistics | None:
-    return mean_std(config.dataset) if config.normalise else None
+def _statistics(config: TrainConfig, data: ImageData) -> Statistics | None:
+    return mean_std(config.dataset, data.take(config.limit_train or len(data))) if config.normalise else None
 
 
 def _run(
@@ -66,6 +77,7 @@ def _run(
     test_data: ImageData,
     build: Callable[[int], nn.Module],
 ) -> dict[str, Any]:
+    check_parts(train_data, test_data)
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun
     device = own_device(make_device(config.device))
@@ -99,7 +111,7 @@ def _train_and_finish(config: TrainConfig, run: Run, parts: Parts, watch: Watch)
 def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: Group) -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     used = {"name": data.name, "train": len(parts.train), "test": len(parts.test), "digest": data.digest()}
-    run.note_environment(device=name, processes=group.size, data=used)
+    run.note_environment(used, device=name, processes=group.size)
 
 
 def _write_events(run: Run, record: dict[str, Any]) -> None:
@@ -116,7 +128,7 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     done = run.folder / "evaluation.json"
 
     def before() -> dict[str, Any] | None:
-        return json.loads(done.read_text(encoding="utf-8")) if done.exists() else None
+        return read_json(done) if done.exists() else None
 
     found = watch.group.by_first(before)
     if found is not None:

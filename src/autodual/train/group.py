@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Group:
             raise error
         for _, fault in found:
             if fault is not None:
-                raise fault
+                raise _told(fault)
         return [value for value, _ in found]
 
     def by_first(self, act: Callable[[], T]) -> T:
@@ -86,7 +87,7 @@ class Group:
         said: list[Any] = [result, None if error is None else _for_others(error, self.rank)]
         dist.broadcast_object_list(said, 0, group=self.talk)
         if said[1] is not None:
-            raise said[1] if error is None else error
+            raise _told(said[1]) if error is None else error
         found: T = said[0]
         return found
 
@@ -112,7 +113,10 @@ class Group:
         return Share(own, len(own) * self.size / len(index), len(own))
 
     def wrap(self, objective: nn.Module) -> nn.Module:
-        return objective if self.alone else nn.parallel.DistributedDataParallel(objective)
+        if self.alone:
+            return objective
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # a copy, and nobody's fault
+        return nn.parallel.DistributedDataParallel(objective)
 
     def device(self, chosen: torch.device) -> torch.device:
         """One GPU per process."""
@@ -142,6 +146,11 @@ def _for_others(error: Exception, rank: int) -> AutodualError:
     if isinstance(error, AutodualError):
         return error
     return AutodualError(f"process {rank} failed: {type(error).__name__}: {error}")
+
+
+def _told(error: AutodualError) -> AutodualError:
+    error.told = True
+    return error
 
 
 def own_device(chosen: torch.device) -> torch.device:

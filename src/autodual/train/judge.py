@@ -74,6 +74,7 @@ def judge_to_file(
     engine: BoundEngine | None,
     tell: Tell,
     group: Group = ALONE,
+    anew: bool = False,
 ) -> Judged:
     """The same with a line of JSON per example, written by the first process; goes on where an interrupted call stopped."""
 
@@ -82,7 +83,7 @@ def judge_to_file(
 
     file, problem = LineFile(path), _problem(model, data, ball, engine)
     try:
-        lines = group.by_first(lambda: file.begin(problem, batch_size(data)))
+        lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew))
         for turn in in_turns(one, data, "certifying", tell, group, start=len(lines)):
             new = [line for found in turn for line in found]
             lines += new

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from autodual._errors import ArgumentError
+from autodual._errors import ArgumentError, AutodualError
 from autodual._files import beside, claim, write_json
 
 Line = dict[str, Any]
@@ -22,12 +22,19 @@ class LineFile:
         self.path, self.note = path, beside(path, "problem")
         self.stream: IO[str] | None = None
 
-    def begin(self, problem: Line, batch: int) -> list[Line]:
-        """Open it, and return the lines of whole batches; what follows them is cut off: the same batches give the same numbers."""
+    def begin(self, problem: Line, batch: int, anew: bool = False) -> list[Line]:
+        """Open it, and return the lines of whole batches; what follows them is cut off: the same batches give the same numbers.
+
+        anew: forget whatever is there.
+        """
+        if self.path.exists() and not self.path.is_file():
+            raise ArgumentError(f"{self.path}: is no file that one could go on with; choose another one")
         with self._guarded():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.stream = self.path.open("a+", encoding="utf-8")
             claim(self.stream, f"{self.path}: another process is writing to it")
+            if anew:
+                self.stream.truncate(0)
             self.stream.seek(0)
             lines = self.stream.read().splitlines(keepends=True)
             if lines:
@@ -48,7 +55,8 @@ class LineFile:
 
     def close(self) -> None:
         if self.stream is not None:
-            self.stream.close()
+            with suppress(OSError):  # of what could not be written, which `append` has said
+                self.stream.close()
 
     def _check(self, problem: Line) -> None:
         """Refuse to go on with lines about something else."""
@@ -82,6 +90,8 @@ class LineFile:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
+        except AutodualError:
+            raise
         except OSError as error:
             raise ArgumentError(f"{self.path}: not written: {error.strerror or error}") from None
         except ValueError as error:

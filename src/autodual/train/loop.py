@@ -191,6 +191,8 @@ class Loop:
         path, damaged = self.group.by_first(lambda: checkpoint.newest(self.run.checkpoints))
         for fault in damaged:
             self.say(f"damaged checkpoint passed over: {fault}")
+        if damaged and path is None:
+            self.say("no checkpoint is left to go on from: this stage begins again")
         if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
             position, extra = checkpoint.restore(path, self.model, optimiser)
             self.group.by_first(lambda: self.run.cut_metrics(extra["metrics"]))

@@ -71,13 +71,16 @@ class Run:
         """Claim the folder for this config: fresh, or to go on with the same."""
         for left in list(self.folder.rglob(".writing-*")):
             shutil.rmtree(left, ignore_errors=True)  # by a process that was killed
-        if not self.config_file.exists():
-            if any(not p.name.startswith((".lock", ".writing-")) for p in self.folder.iterdir()):
-                raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another --out")
+        if not self._begun():
+            if any(p.name not in (".lock", "config.yaml", "environment.json") for p in self.folder.iterdir()):
+                raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another folder")
+            (self.folder / "environment.json").unlink(missing_ok=True)
             write_text(self.config_file, dump_yaml(config.to_mapping()))
             return
         if not resume:
-            raise ArgumentError(f"{self.folder}: holds a run already; go on with --resume, or choose another --out")
+            raise ArgumentError(
+                f"{self.folder}: holds a run already; go on with --resume (resume=True in Python), or choose another folder"
+            )
         before = self.config()
         changed = [
             k
@@ -90,21 +93,35 @@ class Run:
                 f"{self.folder}: is a run of another config: {name} was {getattr(before, name)!r}, now {getattr(config, name)!r}"
             )
 
-    def note_environment(self, **more: Any) -> None:
+    def _begun(self) -> bool:
+        """Whether there is something to go on with; a run that could not even start has left its config alone."""
+        kept = (self.checkpoints, self.folder / "stages", self.model_file)
+        return self.config_file.exists() and any(place.exists() for place in kept)
+
+    def note_environment(self, data: dict[str, Any], **more: Any) -> None:
+        """Versions, machine and command, once more for every time that the run goes on; refuses to go on with other data."""
         from autodual import __version__
 
-        write_json(
-            self.folder / "environment.json",
-            {
-                "autodual": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "machine": platform.platform(),
-                "command": shlex.join(sys.argv),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                **more,
-            },
-        )
+        now = {
+            "autodual": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.platform(),
+            "command": shlex.join(sys.argv),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            **more,
+            "data": data,
+        }
+        file = self.folder / "environment.json"
+        before = read_json(file) if file.exists() else None
+        if before is None:
+            write_json(file, now)
+            return
+        if before.get("data", data) != data:
+            raise ArgumentError(
+                f"{self.folder}: its data have changed since it was begun ({before['data']}, now {data}); choose another folder"
+            )
+        write_json(file, before | {"resumed": [*before.get("resumed", []), now]})
 
     def record(self, **values: Any) -> None:
         """One more line of metrics, whole or not there."""
@@ -129,14 +146,38 @@ class Run:
                 raise ArgumentError(f"{self.metrics_file}: cannot be shortened: {error.strerror or error}") from None
 
 
-def read_yaml(path: Path) -> Any:
-    yaml = _yaml()
+def read_json(path: Path) -> dict[str, Any]:
+    """A record that a run has written."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ArgumentError(f"{path}: is damaged; remove it, and it will be made anew")
+    return found
+
+
+def read_yaml(path: Path) -> Any:
+    """What a config file says; a name that it gives twice is refused, since only one of the two can be meant."""
+    yaml = _yaml()
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        values = None if node is None else loader.construct_document(node)
+    except OSError as error:
+        raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
         raise ArgumentError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    lines: dict[str, int] = {}
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        name, line = str(key.value), key.start_mark.line + 1
+        if name in lines:
+            where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
+            raise ArgumentError(f"{path}: {name} is given twice, in {where}; keep one")
+        lines[name] = line
+    return values
 
 
 def dump_yaml(values: dict[str, Any]) -> str:
