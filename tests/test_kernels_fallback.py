@@ -26,10 +26,11 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    kernels._works.cache_clear()
+def _nothing_tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    kernels.tried.clear()
     yield
-    kernels._works.cache_clear()
+    kernels.tried.clear()
 
 
 def test_no_triton(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
@@ -56,6 +57,14 @@ def test_no_memory_says_nothing_about_the_kernels(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(torch.OutOfMemoryError):
         kernels._works(0)
     _pretend(monkeypatch, None)
+    assert kernels._works(0)
+
+
+def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not kernels._works(0)
+    kernels.tried[0] = True
     assert kernels._works(0)
 
 

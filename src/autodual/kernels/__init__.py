@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -15,9 +14,20 @@ FEW = 64
 """Up to so many values, their median is selected by comparing them."""
 
 
-@cache
+tried: dict[int, bool] = {}
+"""By the number of a GPU: whether the kernels work there."""
+
+
 def _works(device: int) -> bool:
-    """Whether Triton is installed and compiles the kernels for this GPU: tried once, on a few numbers."""
+    """Whether Triton is installed and compiles the kernels for this GPU: tried once, and not while a CUDA graph is captured."""
+    if device not in tried:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        tried[device] = _try(device)
+    return tried[device]
+
+
+def _try(device: int) -> bool:
     if find_spec("triton") is None:
         return False
     try:
@@ -46,6 +56,4 @@ def usable(*tensors: Tensor) -> bool:
     if not all(t.is_cuda and t.dtype == torch.float32 and t.numel() > 0 for t in tensors):
         return False
     current = torch.cuda.current_device()
-    return all(t.device.index == current for t in tensors) and (
-        torch.cuda.is_current_stream_capturing() or _works(current)
-    )
+    return all(t.device.index == current for t in tensors) and _works(current)
