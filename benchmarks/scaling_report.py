@@ -85,8 +85,8 @@ def show(record: dict[str, Any]) -> str:
         f"Python {machine['python']}, torch {machine['torch']}; commit {machine['commit']}, source {machine['source']}.",
         "",
         f"{EXAMPLES} examples of 1 x 28 x 28, k = {record['k']}, float32, no gradients. Slopes of log time and log memory over the "
-        f"last two decades, target {TARGET_SLOPES[0]} to {TARGET_SLOPES[1]} for projections; seconds per hidden unit are for all "
-        f"{EXAMPLES} examples, and the last column compares those of one convolution on a GPU with the paper's "
+        f"last two decades, or what there is of them, target {TARGET_SLOPES[0]} to {TARGET_SLOPES[1]} for projections; seconds per "
+        f"hidden unit are for all {EXAMPLES} examples, and the last column compares those of one convolution on a GPU with the paper's "
         f"{PAPER_SECONDS_PER_UNIT:.3g} on a Titan X "
         f"(target {TARGET_SPEED:.0f}).",
         "",
