@@ -86,9 +86,8 @@ def show(record: dict[str, Any]) -> str:
         "",
         f"{EXAMPLES} examples of 1 x 28 x 28, k = {record['k']}, float32, no gradients. Slopes of log time and log memory over the "
         f"last two decades, or what there is of them, target {TARGET_SLOPES[0]} to {TARGET_SLOPES[1]} for projections; seconds per "
-        f"hidden unit are for all {EXAMPLES} examples, and the last column compares those of one convolution on a GPU with the paper's "
-        f"{PAPER_SECONDS_PER_UNIT:.3g} on a Titan X "
-        f"(target {TARGET_SPEED:.0f}).",
+        f"hidden unit are for all {EXAMPLES} examples, and the last column compares those of one convolution on a GPU with the "
+        f"paper's {PAPER_SECONDS_PER_UNIT:.3g} on a Titan X (target {TARGET_SPEED:.0f}).",
         "",
         "| network | bounds | hidden units | slope of time | slope of memory | bytes per unit | seconds per unit | faster by |",
         "|---|---|---|---|---|---|---|---|",
