@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import NoReturn
 
 from autodual._errors import AutodualError
+from autodual._interrupt import EXIT_CODE, tell_interrupted
 
 
 def main() -> None:
@@ -59,15 +59,14 @@ def _run_command() -> None:
         if isinstance(error, ValueError):  # io.UnsupportedOperation: a mistake of ours, not of the disk
             raise
         _fail(_in_words(error))
-    if code == 128 + signal.SIGINT:  # Ctrl-C, as typer hands it on
+    if code == EXIT_CODE:  # Ctrl-C, as typer hands it on
         _interrupted()
     raise SystemExit(code)
 
 
 def _interrupted() -> NoReturn:
-    if os.environ.get("RANK", "0") == "0":  # whatever could be imported by then
-        print("\ninterrupted", file=sys.stderr)
-    raise SystemExit(128 + signal.SIGINT) from None
+    tell_interrupted()
+    raise SystemExit(EXIT_CODE) from None
 
 
 def _fail(message: str) -> NoReturn:
