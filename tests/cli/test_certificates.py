@@ -87,11 +87,16 @@ def test_certificates_about_something_else_stay(call: Call, run: Path) -> None:
     assert ask(call, run, "--out", str(out), "--eps", "0.01", "--overwrite")[0] == 0
 
 
-def test_names_with_points_keep_apart(call: Call, run: Path) -> None:
-    for eps in ("0.01", "0.02"):
-        assert ask(call, run, "--eps", eps, "--out", str(run / f"found-{eps}"))[0] == 0
-    for eps in ("0.01", "0.02"):
-        assert f"eps={eps}," in json.loads((run / f"found-{eps}.problem.json").read_text())["perturbation"]
+@pytest.mark.parametrize("names", [("found-0.01", "found-0.02"), ("a", "a.jsonl"), ("a.jsonl", "a.jsonl.jsonl")])
+def test_names_that_are_alike_keep_apart(call: Call, run: Path, names: tuple[str, str]) -> None:
+    questions = dict(zip(names, ("0.01", "0.02"), strict=True))
+    for name, eps in questions.items():
+        assert ask(call, run, "--eps", eps, "--out", str(run / name))[0] == 0
+    for kind in ("problem", "summary"):
+        records = "".join(path.read_text() for path in run.glob(f"*{kind}.json"))
+        assert all(f"eps={eps}," in records for eps in questions.values())
+    for name, eps in questions.items():
+        assert ask(call, run, "--eps", eps, "--out", str(run / name), "--resume")[0] == 0
 
 
 def test_files_of_others_and_folders_are_not_touched(call: Call, run: Path) -> None:

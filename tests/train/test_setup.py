@@ -1,5 +1,6 @@
 """From names to networks and optimisers: what is made, and what is refused before anything is trained."""
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from autodual.models import Normalize
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.data import load, mean_std
 from autodual.train.fit import train
+from autodual.train.loop import Progress, StoppedError
 from autodual.train.run import Run
 from autodual.train.setup import make_model, make_optimiser
+from autodual.train.stage import Watch
 
 STATISTICS = ((0.3,), (0.4,))
 TINY = ad.TrainConfig(
@@ -150,13 +153,47 @@ def test_parts_of_different_shapes(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+class Noisy(nn.Module):
+    """Draws a random number at every call, and keeps one layer in evaluation mode."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.drop, self.out = nn.Dropout(0.5).eval(), nn.Linear(64, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.drop(x.flatten(1))) + torch.rand(())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Noisy(11), r"the module gives \[1, 11\] for one image, not \[1, 10\]; end it with one score per class"),
+        (Noisy(9), r"the module gives \[1, 9\] for one image, not \[1, 10\]"),
+        (nn.Linear(8, 10), r"the module gives \[1, 1, 8, 10\] for one image, not \[1, 10\]"),
+        (nn.Linear(5, 10), r"the module raised RuntimeError: .* for images \[1, 1, 8, 8\]"),
+    ],
+)
+def test_a_module_of_ones_own_that_does_not_fit_the_classes(tmp_path: Path, model: nn.Module, message: str) -> None:
+    data, before = load("digits", "train"), torch.get_rng_state()
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(ArgumentError, match=message) as raised:
+        ad.fit(model, data, data, TINY, tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("model", ["small", "digits"])
-def test_a_normalised_run_and_its_certification(tmp_path: Path, model: str) -> None:
-    config = TINY.with_changes(model=model, normalise=True)
+@pytest.mark.parametrize("validation", [0.0, 0.5])
+def test_a_normalised_run_and_its_certification(tmp_path: Path, model: str, validation: float) -> None:
+    config = TINY.with_changes(model=model, normalise=True, validation=validation, evaluate_every=1)
     train(config, tmp_path / "run")
     target = open_target(tmp_path / "run", 3, {"device": "cpu"})
     first = next(m for m in target.model.modules() if isinstance(m, Normalize))
-    mean, std = mean_std("digits", load("digits", "train").take(40))
+    data = load("digits", "train").take(40)
+    trained_on = data.split(validation, config.seed)[0] if validation else data
+    mean, std = mean_std("digits", trained_on)
     assert first.mean.flatten().tolist() == pytest.approx(mean)
     assert isinstance(std, tuple)
     assert first.std.flatten().tolist() == pytest.approx(std)
@@ -164,6 +201,19 @@ def test_a_normalised_run_and_its_certification(tmp_path: Path, model: str) -> N
     load_model(tmp_path / "run" / "model.safetensors", again)
     images = load("digits", "test").take(8).scaled()
     assert torch.equal(again.eval()(images), target.model(images))
+
+
+def test_a_run_that_goes_on_keeps_its_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TINY.with_changes(model="digits", normalise=True, validation=0.5, evaluate_every=1, batch=10)
+    steps: list[Progress] = []
+    with pytest.raises(StoppedError):
+        train(config, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) > 0))
+    mean, _ = mean_std("digits", load("digits", "train").take(40).split(0.5, config.seed)[0])
+    monkeypatch.setattr(import_module("autodual.train.fit"), "mean_std", lambda name, data: ((0.0,), (1.0,)))
+    train(config, tmp_path / "run", resume=True)
+    target = open_target(tmp_path / "run", 3, {"device": "cpu"})
+    first = next(m for m in target.model.modules() if isinstance(m, Normalize))
+    assert first.mean.flatten().tolist() == pytest.approx(mean)
 
 
 def test_the_papers_constants_meet_other_images(tmp_path: Path) -> None:

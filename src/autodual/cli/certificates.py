@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autodual._errors import ArgumentError
-from autodual._files import beside
 from autodual.cli.target import Target
+from autodual.train.lines import record_about
 
 WORDS: dict[str, Callable[[Any], str]] = {
     "dataset": lambda name: re.sub(r"[^\w.]+", "-", Path(name).name),
@@ -49,7 +49,7 @@ def check_way(file: Path, resume: bool, overwrite: bool) -> None:
 def _held(file: Path) -> str:
     """What is there, and whether one can go on with it."""
     try:
-        about = json.loads(beside(file, "problem").read_text(encoding="utf-8"))
+        about = json.loads(record_about(file, "problem").read_text(encoding="utf-8"))
         done = file.read_bytes().count(b"\n")
         what = f"{done} of {about['examples']} certificates of {about['perturbation']} by {about['engine']}"
     except (OSError, ValueError, KeyError, TypeError):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from autodual._files import beside, write_json
+from autodual._files import write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
 from autodual.cli.certificates import check_way, default_file
 from autodual.cli.options import TARGET, with_config_options
@@ -17,6 +17,7 @@ from autodual.cli.target import open_target
 from autodual.train.cascade import certify_all
 from autodual.train.group import joined
 from autodual.train.judge import judge_to_file
+from autodual.train.lines import record_about
 from autodual.train.loop import StoppedError
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
@@ -72,7 +73,7 @@ def certify(
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
     }  # fmt: skip
-    write_json(beside(file, "summary"), record if together is None else record | {"cascade": together})
+    write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
         print(
             f"{opened.combination!r}: error {together['error']:.2%}, stage-certified error {together['stage_certified_error']:.2%}, "

@@ -66,19 +66,20 @@ def verify(name: Name, folder: Folder = None) -> None:
 
 
 def _row(entry: CatalogueEntry) -> tuple[str, ...]:
-    shape = "x".join(map(str, entry.shape))
-    return entry.name, f"{entry.train} + {entry.test}", shape, str(len(entry.classes)), _where(entry)
+    data = entry.data
+    shape = "x".join(map(str, data.shape))
+    return data.name, f"{data.train} + {data.test}", shape, str(len(data.classes)), _where(entry)
 
 
 def _where(entry: CatalogueEntry) -> str:
     if entry.folder is None:
         return SHIPPED
     if not entry.present:
-        return f"not here; `autodual data fetch {entry.name}` gets {entry.size / 1e6:.0f} MB"
+        return f"not here; `autodual data fetch {entry.data.name}` gets {entry.data.size / 1e6:.0f} MB"
     return str(entry.folder if entry.folder.is_dir() else entry.folder.parent)
 
 
 def _is_shipped(name: str) -> bool:
     from autodual.train.data import catalogue
 
-    return any(entry.name == name and entry.folder is None for entry in catalogue())
+    return any(entry.data.name == name and entry.folder is None for entry in catalogue())

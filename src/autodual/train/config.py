@@ -41,8 +41,8 @@ class TrainConfig:
     )
     normalise: bool = option(
         False,
-        "subtract the training data's mean and divide by its deviation, per channel, as the network's first layer; for "
-        "cifar10 by the paper's constants",
+        "subtract the mean of the images trained on and divide by their deviation, per channel, as the network's first "
+        "layer; for cifar10 by the paper's constants",
     )
     norm: Norm = option("linf", "norm of the perturbation")
     eps: float = option(

@@ -14,12 +14,12 @@ from autodual._errors import ArgumentError
 from autodual.train.cascade import finish_cascade, train_cascade
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
-from autodual.train.data import ImageData, Statistics, check_parts, load, mean_std
+from autodual.train.data import ImageData, check_parts, load, mean_std
 from autodual.train.evaluate import evaluate
 from autodual.train.events import Events, summary_writer
 from autodual.train.group import Group, joined, own_device
 from autodual.train.run import Run, read_json
-from autodual.train.setup import make_ball, make_device, make_model
+from autodual.train.setup import check_scores, make_ball, make_device, make_model
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
 
 OWN = "given to ad.fit"
@@ -34,10 +34,11 @@ def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: 
         )
     folder_of_data = None if config.data_folder is None else Path(config.data_folder)
     data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
-    statistics = _statistics(config, data[0])
+    check_parts(*data)
 
-    def build(stage: int) -> nn.Module:
-        return make_model(config.model, data[0].shape, len(data[0].classes), statistics)
+    def build(trained_on: ImageData) -> nn.Module:
+        statistics = mean_std(config.dataset, trained_on) if config.normalise else None
+        return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
 
     return _run(config, Run(Path(folder)), resume, watch or Watch(), *data, build)
 
@@ -60,12 +61,10 @@ def fit(
         raise ArgumentError(
             "fit trains the module as it is: for normalised images, make ad.models.Normalize its first layer"
         )
+    check_parts(train_data, test_data)
+    check_scores("the module", model, train_data.shape, len(train_data.classes))
     own = config.with_changes(dataset=OWN, model=OWN)
-    return _run(own, Run(Path(folder)), resume, watch or Watch(), train_data, test_data, lambda stage: model)
-
-
-def _statistics(config: TrainConfig, data: ImageData) -> Statistics | None:
-    return mean_std(config.dataset, data.take(config.limit_train or len(data))) if config.normalise else None
+    return _run(own, Run(Path(folder)), resume, watch or Watch(), train_data, test_data, lambda trained_on: model)
 
 
 def _run(
@@ -75,9 +74,8 @@ def _run(
     watch: Watch,
     train_data: ImageData,
     test_data: ImageData,
-    build: Callable[[int], nn.Module],
+    build: Callable[[ImageData], nn.Module],
 ) -> dict[str, Any]:
-    check_parts(train_data, test_data)
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun
     device = own_device(make_device(config.device))
@@ -142,7 +140,7 @@ def _parts(
     train_data: ImageData,
     test_data: ImageData,
     device: torch.device,
-    build: Callable[[int], nn.Module],
+    build: Callable[[ImageData], nn.Module],
 ) -> Parts:
     if config.limit_train is not None:
         train_data = train_data.take(config.limit_train)

@@ -15,11 +15,16 @@ from autodual._files import beside, claim, write_json
 Line = dict[str, Any]
 
 
+def record_about(path: Path, kind: str) -> Path:
+    """Where a record about a file of lines lies: a.jsonl has its problem in a.problem.json, a plain `a` in a.lines-problem.json."""
+    return beside(path, kind if path.name.endswith(".jsonl") else f"lines-{kind}")
+
+
 class LineFile:
     """Lines in the order of the examples; a note beside the file says what they are about."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.note = path, beside(path, "problem")
+        self.path, self.note = path, record_about(path, "problem")
         self.stream: IO[str] | None = None
 
     def begin(self, problem: Line, batch: int, anew: bool = False) -> list[Line]:

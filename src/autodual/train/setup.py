@@ -71,27 +71,28 @@ def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
         raise ArgumentError(
             f"model: {name} returned {type(model).__name__}, not an nn.Module; return the network for (shape, classes)"
         )
-    _check_scores(name, model, shape, classes)
+    check_scores(f"the network of {name}", model, shape, classes)
     return model
 
 
-def _check_scores(name: str, model: nn.Module, shape: Shape, classes: int) -> None:
-    """Shows the network one black image, for which it must give one score per class."""
+def check_scores(what: str, model: nn.Module, shape: Shape, classes: int) -> None:
+    """Shows the network one black image, for which it must give one score per class; leaves it and the random numbers as they were."""
     modes = [(module, module.training) for module in model.modules()]
     device = next((p.device for p in model.parameters()), None)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             scores = model.eval()(torch.zeros(1, *shape, device=device))
     except Exception as error:
         raise ArgumentError(
-            f"model: the network of {name} raised {in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
+            f"model: {what} raised {in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
         ) from error
-    for module, training in modes:
-        module.training = training
+    finally:
+        for module, training in modes:
+            module.training = training
     found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
     if found != [1, classes]:
         raise ArgumentError(
-            f"model: the network of {name} gives {found} for one image, not [1, {classes}]; end it with one score per class"
+            f"model: {what} gives {found} for one image, not [1, {classes}]; end it with one score per class"
         )
 
 

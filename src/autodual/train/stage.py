@@ -45,19 +45,19 @@ class Watch:
 
 @dataclass(frozen=True)
 class Parts:
-    """The data of a run on its device, and how a fresh network for it is made."""
+    """The data of a run on its device, and how a fresh network for the part that is trained on is made."""
 
     train: ImageData
     held_out: ImageData | None
     test: ImageData
-    build: Callable[[int], nn.Module] = field(repr=False)
+    build: Callable[[ImageData], nn.Module] = field(repr=False)
 
 
 def fresh_model(config: TrainConfig, parts: Parts, stage: int) -> nn.Module:
     """Untrained weights that depend on nothing but the seed and the stage."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed + 1_000_003 * stage)
-        return parts.build(stage).to(parts.train.images.device)
+        return parts.build(parts.train).to(parts.train.images.device)
 
 
 def train_stage(

@@ -44,14 +44,15 @@ def test_digits_have_no_files_and_own_data_is_not_known() -> None:
 def test_catalogue(tmp_path: Path, publish: Any) -> None:
     files = idx_files()
     publish("mnist", files, web=("https://example.org/",), npm="p@1")
-    entries = {entry.name: entry for entry in catalogue(tmp_path)}
+    entries = {entry.data.name: entry for entry in catalogue(tmp_path)}
     assert list(entries) == ["digits", "mnist", "fashion-mnist", "cifar10"]
     assert {name for name, entry in entries.items() if entry.present} == {"digits"}
-    assert entries["mnist"].sources == ("https://example.org/", "npm package p@1")
+    assert entries["mnist"].data.sources == ("https://example.org/", "npm package p@1")
     assert (entries["digits"].folder, entries["mnist"].folder) == (None, tmp_path / "mnist")
     write(tmp_path / "mnist", files, compress=True)
     mnist = catalogue(tmp_path)[1]
-    assert (mnist.present, mnist.size, mnist.shape) == (True, sum(map(len, files.values())), (1, 28, 28))
+    assert (mnist.present, mnist.data.size) == (True, sum(map(len, files.values())))
+    assert all(entry.data is KNOWN[name] for name, entry in entries.items())
 
 
 def test_published_sizes_fit_the_formats() -> None:

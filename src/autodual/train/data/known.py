@@ -41,6 +41,7 @@ class KnownData:
 
     @property
     def size(self) -> int:
+        """Bytes on the disk."""
         return sum(file.size for file in self.files)
 
     @property

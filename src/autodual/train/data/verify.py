@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autodual._types import Shape
 from autodual.train.data.archives import unzipped
-from autodual.train.data.known import KNOWN, DataFile, known
+from autodual.train.data.known import KNOWN, DataFile, KnownData, known
 from autodual.train.data.places import data_folder, find_file
 from autodual.train.data.store import SourceError, pieces
 
@@ -44,17 +43,9 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """One known data set."""
+    """One known data set, and what is there of it."""
 
-    name: str
-    title: str
-    shape: Shape
-    classes: tuple[str, ...]
-    train: int
-    test: int
-    size: int
-    """Bytes on the disk."""
-    sources: tuple[str, ...]
+    data: KnownData
     folder: Path | None
     """Where its files belong; None for the one that is shipped."""
     present: bool
@@ -71,14 +62,7 @@ def catalogue(folder: Path | str | None = None) -> tuple[CatalogueEntry, ...]:
     """The data sets that are known by name, with what is there of them."""
     return tuple(
         CatalogueEntry(
-            data.name,
-            data.title,
-            data.shape,
-            data.classes,
-            data.train,
-            data.test,
-            data.size,
-            data.sources,
+            data,
             data_folder(folder) / data.folder if data.files else None,
             all(find_file(data, file.name, folder) is not None for file in data.files),
         )
