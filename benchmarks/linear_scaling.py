@@ -19,20 +19,20 @@ Projections are measured beside two exact engines: `ForwardDual()`, the paper's 
 unstable unit, and `Dual()`, which pulls small windows back and is linear on networks as shallow as these. An exact engine goes on
 to larger networks until 10 examples would take more than the seconds, or more than the memory, that LIMITS allows.
 
-Time: median of 5 evaluations of all 10 examples after a warm-up (of 3 where one takes over 5 s), the GPU synchronised before each
-reading of the clock; random numbers are drawn in every evaluation; the model is captured beforehand. On the GPU, projections, which
-never wait for the device, are replayed as a CUDA graph, so that launching kernels is not on the clock, and cuDNN tries its algorithms
-beforehand (`torch.backends.cudnn.benchmark`). On the CPU, evaluations that
-other processes disturb are repeated for a while, and the record says what remained. Memory: on the GPU, the most that PyTorch's
-allocator held at once during an evaluation less what it held before it (weights, inputs, the libraries' workspaces), so workspaces
-of convolutions count. On the CPU, growth of the peak resident set of a fresh process per point (VmHWM less VmRSS just before),
-after imports, model, data, a warm-up on a tiny network, and after the C library has given back the free memory that it kept from
-these, which would hide growth. Nothing else is subtracted.
+Time: median of 5 evaluations of all 10 examples after a warm-up (of 3 where one takes over 5 s); random numbers are drawn in every
+evaluation; the model is captured beforehand. On the GPU, an evaluation is the mean of as many, one after the other, as take 20 ms,
+and the GPU is synchronised before each reading of the clock; projections, which never wait for the device, are replayed as a CUDA
+graph, so that launching kernels is not on the clock, and cuDNN tries its algorithms beforehand (`torch.backends.cudnn.benchmark`).
+On the CPU, evaluations that other processes disturb are repeated for a while, and the record says what remained. Memory: on the
+GPU, the most that PyTorch's allocator held at once during an evaluation less what it held before it (weights, inputs, the
+libraries' workspaces), so workspaces of convolutions count. On the CPU, growth of the peak resident set of a fresh process per
+point (VmHWM less VmRSS just before), after imports, model, data, a warm-up on a tiny network, and after the C library has given
+back the free memory that it kept from these, which would hide growth. Nothing else is subtracted.
 
-Slopes are least squares through log time and log memory over at least the two largest decades of sizes, and on the GPU also over those
-up to the paper's largest network, 4,202,240 units; smaller sizes are shown, not fitted. Seconds per unit is the slope of a line with
-intercept through the same points; the paper has 2.26e-7 for one convolution on a Titan X. Writes linear_scaling_cpu|cuda.json and
-.md into benchmarks/results or FOLDER; the picture is linear_scaling.png there.
+Slopes are least squares through log time and log memory over at least the two largest decades of sizes, and on the GPU also over
+those up to the paper's largest network, 4,202,240 units; smaller sizes are shown, not fitted. Seconds per unit is the slope of a
+line with intercept through the same points; the paper has 2.26e-7 for one convolution on a Titan X. Writes
+linear_scaling_cpu|cuda.json and .md into benchmarks/results or FOLDER; the picture is linear_scaling.png there.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import shlex
 import statistics
 import sys
@@ -68,6 +69,8 @@ LARGEST_TENSOR = (1 << 31) - 1
 """Values; the libraries' convolutions take no more."""
 LONG = 5.0
 """Seconds of an evaluation that is repeated three times instead of five."""
+READING = 0.02
+"""Seconds of work between two looks at the clock on the GPU, where a look takes as long as a small network."""
 PATIENCE = 30.0
 """Seconds to wait for undisturbed evaluations, per point."""
 
@@ -250,14 +253,17 @@ def repeat_on_gpu(
             evaluate(part)
 
     repeated = _captured(work) if as_graph else work
-    seconds = []
-    for _ in range(rounds):
+
+    def reading(times: int) -> float:
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        repeated()
+        for _ in range(times):
+            repeated()
         torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return seconds, 0.0
+        return (time.perf_counter() - begin) / times
+
+    times = math.ceil(READING / reading(1))
+    return [reading(times) for _ in range(rounds)], 0.0
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:

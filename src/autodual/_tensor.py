@@ -42,6 +42,11 @@ def values_at_hand(a: Tensor) -> bool:
     return a.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def needs_gradient(a: Tensor) -> bool:
+    """Whether what is computed from `a` is to be differentiated."""
+    return a.requires_grad and torch.is_grad_enabled()
+
+
 def stacked(like: Tensor, k: int) -> Tensor:
     """Memory for k tensors with the shape and the layout of `like` [N, *shape]."""
     if like.dim() == 4 and like.stride(1) == 1 and like.shape[1] > 1:
@@ -81,6 +86,14 @@ def full_precision() -> Iterator[None]:
     finally:
         for (owner, name, _), value in zip(settings, before, strict=True):
             setattr(owner, name, value)
+
+
+def tf32_convolutions() -> bool:
+    """Whether a GPU may round the factors of float32 convolutions to TF32."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # somebody has used the newer switches, since when the older ones do not answer
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def _precision_settings() -> list[tuple[Any, str, Any]]:

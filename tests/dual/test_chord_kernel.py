@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import autodual.kernels
-from autodual.dual.relu import DualReLU, _slope_and_half
+from autodual.dual.relu import DualReLU, _relaxed, _slope_and_half
 from autodual.interval import Interval
 
 
@@ -25,10 +25,22 @@ def _backward(lower: Tensor, upper: Tensor, *gradients: Tensor) -> tuple[Tensor,
         return torch.autograd.grad(_slope_and_half(Interval(*ends)), ends, gradients)
 
 
+def _forward_around(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return _relaxed(centre, radius)
+
+
+def _backward_around(centre: Tensor, radius: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        given = centre.detach().requires_grad_(), radius.detach().expand_as(centre).clone().requires_grad_()
+        return torch.autograd.grad(_relaxed(*given)[2:], given, gradients)
+
+
 @pytest.fixture(autouse=True)
 def _kernel_in_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = ModuleType("autodual.kernels.chord")
     kernel.forward, kernel.backward = _forward, _backward  # type: ignore[attr-defined]
+    kernel.forward_around, kernel.backward_around = _forward_around, _backward_around  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
     monkeypatch.setattr(autodual.kernels, "chord", kernel, raising=False)
     monkeypatch.setattr(autodual.kernels, "usable", lambda *tensors: True)
@@ -45,3 +57,18 @@ def test_gradients_once_and_twice() -> None:
 
     assert torch.autograd.gradcheck(band, ends)
     assert torch.autograd.gradgradcheck(band, ends)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own radius", "shared radius"])
+def test_gradients_around_a_centre_once_and_twice(shared: bool) -> None:
+    torch.manual_seed(0)
+    centre = torch.randn(3, 12, dtype=torch.float64, requires_grad=True)
+    radius = (torch.rand(1 if shared else 3, 12, dtype=torch.float64) + 0.1).requires_grad_()
+
+    def relaxed(*given: Tensor) -> tuple[Tensor, ...]:
+        found = DualReLU().relax(*given)
+        return found.interval.lower, found.interval.upper, found.band.slope, found.band.radius, found.middle
+
+    assert torch.autograd.gradcheck(relaxed, (centre, radius))
+    assert torch.autograd.gradgradcheck(relaxed, (centre, radius))
+    assert torch.autograd.gradcheck(lambda *given: relaxed(*given)[2::2], (centre, radius))

@@ -26,8 +26,11 @@ def _data(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 
 
 def _there(draws: Draws) -> Draws:
-    fresh = {i: Angles(a.angles.cuda(), a.turns.cuda()) for i, a in draws.fresh.items()}
-    return Draws(fresh, None if draws.first is None else draws.first.cuda(), draws.gaussian)
+    def moved(part: Angles) -> Angles:
+        return Angles(part.angles.cuda(), None if part.turns is None else part.turns.cuda())
+
+    first = moved(draws.first) if isinstance(draws.first, Angles) else draws.first
+    return Draws({i: moved(a) for i, a in draws.fresh.items()}, first.cuda() if isinstance(first, Tensor) else first)
 
 
 @pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
@@ -99,8 +102,9 @@ def test_a_step_compiles_as_one_graph(backend: str) -> None:
     x, labels = (t.cuda() for t in _data())
     loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.02), ad.Projected(10))
     draws = loss.draw(x)
-    plain = loss(x, labels, draws)
-    compiled = torch.compile(loss, fullgraph=True, backend=backend)(x, labels, draws)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        plain = loss(x, labels, draws)
+        compiled = torch.compile(loss, fullgraph=True, backend=backend)(x, labels, draws)
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
 
 

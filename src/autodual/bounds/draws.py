@@ -1,16 +1,17 @@
 """Random numbers for projections, drawn before the step that uses them.
 
-An activation needs k Cauchy numbers per unit and example. They are not drawn one by one: tan of a uniform angle is Cauchy, and an
-angle turned by any other angle is as uniform as before. So a batch shares k angles per unit, and each example turns them by an
-angle of its own per unit. The numbers of one example are exactly k independent Cauchy numbers per unit; those of two
-examples are independent for every one of the k. It takes k + N random numbers per unit instead of k * N.
+An activation needs k Cauchy numbers per unit and example. They are not drawn one by one: tan of a uniform angle is Cauchy (several
+times faster than `Tensor.cauchy_`, and never infinite), and an angle turned by any other angle is as uniform as before. So a batch
+shares k angles per unit, and each example turns them by an angle of its own per unit. The numbers of one example are exactly k
+independent Cauchy numbers per unit; those of two examples are independent for every one of the k. It takes k + N random numbers per
+unit instead of k * N.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,25 +25,26 @@ from autodual.sets import InputSet
 
 @dataclass(frozen=True)
 class Angles:
-    """Cauchy numbers [k, N or 1, *shape] as tan(angles + turns): angles [k, 1, *shape], turns [N or 1, *shape]."""
+    """Cauchy numbers [k, N or 1, *shape] as tan(angles + turns): angles [k, N or 1, *shape], turns [N, *shape] if there are any."""
 
     angles: Tensor
-    turns: Tensor
+    turns: Tensor | None = None
 
     def numbers(self) -> Tensor:
-        return (self.angles + self.turns).tan_()
+        return self.some(slice(None))
+
+    def some(self, part: slice) -> Tensor:
+        """The numbers of some of the k projections."""
+        return self.angles[part].tan() if self.turns is None else (self.angles[part] + self.turns).tan_()
 
     @classmethod
     def of(cls, numbers: Tensor) -> Angles:
         """Given Cauchy numbers [k, N or 1, *shape]."""
-        return cls(numbers.atan(), numbers.new_zeros(1, *numbers.shape[2:]))
+        return cls(numbers.atan())
 
     def fits(self, shape: Shape, examples: int) -> bool:
-        return tuple(self.angles.shape[2:]) == shape and tuple(self.turns.shape) in ((examples, *shape), (1, *shape))
-
-    def some(self, part: slice) -> Tensor:
-        """The numbers of some of the k projections."""
-        return (self.angles[part] + self.turns).tan_()
+        turned = self.turns is None or tuple(self.turns.shape) == (examples, *shape)
+        return tuple(self.angles.shape[2:]) == shape and self.angles.shape[1] in (1, examples) and turned
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,24 @@ class Draws:
 
     fresh: dict[int, Angles]
     """By the activation's place in the network."""
-    first: Tensor | None
-    """[k, 1, *input shape]; None for an l1 ball, whose dual norm takes no projection."""
-    gaussian: bool
-    """Whether `first` is Gaussian."""
+    first: Angles | Tensor | None
+    """For the input: Cauchy as angles, or Gaussian [k, 1, *input shape]; None for an l1 ball, whose dual norm takes no projection."""
+    pool: Tensor | None = None
+    """The memory of all angles, where they are drawn in one go."""
 
     def renew_(self, generator: torch.Generator | None = None) -> Draws:
         """Fresh numbers in the same memory."""
-        for part in self.fresh.values():
-            part.angles.uniform_(0, math.pi, generator=generator)
-            part.turns.uniform_(0, math.pi, generator=generator)
-        if self.first is not None and self.gaussian:
+        if self.pool is not None:
+            self.pool.uniform_(0, math.pi, generator=generator)
+        else:
+            for part in self.fresh.values():
+                part.angles.uniform_(0, math.pi, generator=generator)
+                if part.turns is not None:
+                    part.turns.uniform_(0, math.pi, generator=generator)
+            if isinstance(self.first, Angles):
+                self.first.angles.uniform_(-math.pi / 2, math.pi / 2, generator=generator)
+        if isinstance(self.first, Tensor):
             self.first.normal_(generator=generator)
-        elif self.first is not None:
-            cauchy_(self.first, generator)
         return self
 
 
@@ -76,11 +82,6 @@ def passed(network: DualNetwork) -> list[int]:
     sources = {network.nodes[i].inputs[0] for i in network.activations}
     before = {i for source in sources for i in network.ancestors(source)}
     return [i for i in network.activations if i in before]
-
-
-def cauchy_(numbers: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard Cauchy numbers as the tan of a uniform angle: several times faster than `Tensor.cauchy_`, and never infinite."""
-    return numbers.uniform_(-math.pi / 2, math.pi / 2, generator=generator).tan_()
 
 
 def draw(
@@ -97,11 +98,24 @@ def draw(
             f"generator is on {generator.device}, but the input is on {like.device}; "
             f"make it with torch.Generator(device={str(like.device)!r})"
         )
+    shapes = {i: network.nodes[i].shape for i in (passed(network) if activations is None else activations)}
+    draws = (_in_one_piece if like.is_cuda else _apart)(shapes, like, k, region.dual_norm == 1)
+    if region.dual_norm == 2:
+        draws = replace(draws, first=like.new_empty(k, 1, *like.shape[1:]))
+    return draws.renew_(generator)
 
-    def angles(shape: Shape) -> Angles:
-        turns = channels_inside(like.new_empty((len(region), *shape)))
-        return Angles(stacked(turns[:1], k), turns)
 
-    fresh = {i: angles(network.nodes[i].shape) for i in (passed(network) if activations is None else activations)}
-    first = None if region.dual_norm not in (1, 2) else like.new_empty((k, 1, *like.shape[1:]))
-    return Draws(fresh, first, region.dual_norm == 2).renew_(generator)
+def _apart(shapes: dict[int, Shape], like: Tensor, k: int, cauchy: bool) -> Draws:
+    """Memory for angles, laid out as a CPU likes it; also for the input's, if those are Cauchy."""
+    turns = {i: channels_inside(like.new_empty(len(like), *shape)) for i, shape in shapes.items()}
+    fresh = {i: Angles(stacked(turn[:1], k), turn) for i, turn in turns.items()}
+    return Draws(fresh, Angles(like.new_empty(k, 1, *like.shape[1:])) if cauchy else None)
+
+
+def _in_one_piece(shapes: dict[int, Shape], like: Tensor, k: int, cauchy: bool) -> Draws:
+    """The same for a GPU, which draws many numbers as fast as a few."""
+    sizes = [count * math.prod(shape) for shape in shapes.values() for count in (k, len(like))]
+    pool = like.new_empty(sum(sizes) + (k * like[0].numel() if cauchy else 0))
+    parts = iter(pool.split([*sizes, len(pool) - sum(sizes)]))
+    fresh = {i: Angles(next(parts).view(k, 1, *s), next(parts).view(len(like), *s)) for i, s in shapes.items()}
+    return Draws(fresh, Angles(next(parts).view(k, 1, *like.shape[1:])) if cauchy else None, pool)

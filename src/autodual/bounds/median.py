@@ -48,7 +48,7 @@ class _MedianOfSizes(torch.autograd.Function):
 
     @staticmethod
     def forward(samples: Tensor) -> Tensor:
-        if len(samples) <= kernels.LARGEST_K and kernels.usable(samples):
+        if len(samples) <= kernels.LARGEST_K and kernels.usable("median", samples):
             from autodual.kernels import median as kernel
 
             few = len(samples) <= kernels.FEW
@@ -64,7 +64,7 @@ class _MedianOfSizes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         samples, middle = ctx.saved_tensors
-        if kernels.usable(samples, middle, gradients[0]):
+        if kernels.usable("median", samples, middle, gradients[0]):
             from autodual.kernels import median as kernel
 
             return kernel.gradient_of_median(samples.contiguous(), middle, gradients[0])

@@ -22,7 +22,7 @@ from autodual.bounds.base import (
     require_bands,
 )
 from autodual.bounds.centres import Centres
-from autodual.bounds.draws import Draws, draw, passed
+from autodual.bounds.draws import Angles, Draws, draw, passed
 from autodual.bounds.dual import Dual
 from autodual.bounds.estimators import Estimator, Median
 from autodual.bounds.first import first_radii
@@ -74,7 +74,7 @@ class Projected(BoundEngine):
         return replace(self, draws=draws)
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return Preactivations(self._relaxed(network, region).intervals, sound=False)
+        return Preactivations(self._relaxed(network, region, last=False).intervals, sound=False)
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         relaxed = self._relaxed(network, region)
@@ -92,7 +92,8 @@ class Projected(BoundEngine):
             "or HighProbability() for certificates that hold with a stated probability"
         )
 
-    def _relaxed(self, network: DualNetwork, region: InputSet) -> Relaxed:
+    def _relaxed(self, network: DualNetwork, region: InputSet, last: bool = True) -> Relaxed:
+        """`last` asks for the band of the last activation, too."""
         if region.dual_norm is None:
             raise ArgumentError(
                 f"Projected works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. Use Dual()"
@@ -107,12 +108,12 @@ class Projected(BoundEngine):
             return Relaxed.exactly(network, region)
         draws = self.draw(network, region) if self.draws is None else self.draws
         check_draws(draws, network, region)
-        return _relax(network, region, StreamPass(network, region, draws, self.merged, {}), self)
+        return _relax(network, region, StreamPass(network, region, draws, self.merged, {}), self, last)
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A network with a band for every activation; that of the last one is made when it is asked for."""
+    """A network with a band for every activation."""
 
     intervals: dict[int, Interval]
     bands: dict[int, Band]
@@ -126,15 +127,13 @@ class Relaxed:
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
         """[N, K]: the exact dual objective for these bands. [SPAD Thm 1]"""
-        last = network.activations[-1:]
-        self.bands.update({i: band_of(network, i, self.intervals[i]) for i in last if i not in self.bands})
         rows = DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *network.nodes[network.output].shape))
         radius = RadiusPass(network, region, self.bands, Budget.unlimited(), static=True)
         centre = rows.inner(network.output, rows.seed, self.centres.at(network.output))
         return (centre - radius.of_rows(network.output, rows)).T
 
 
-def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: Projected) -> Relaxed:
+def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: Projected, last: bool) -> Relaxed:
     """One pass: read the stream that enters an activation, choose its band, and let the stream pass it."""
     known = first_radii(network, region) if engine.exact_first else {}
     bands, centres = streams.bands, Centres(network, region, streams.bands)
@@ -147,10 +146,13 @@ def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: 
         if index in network.activations:
             if inputs[0] not in known:
                 known[inputs[0]] = read(values[inputs[0]], engine.estimator)
-            centre = channels_inside(centres.at(inputs[0]))
-            intervals[index] = Interval.around(centre, channels_inside(known[inputs[0]]).expand_as(centre))
-            if index != network.activations[-1]:
-                bands[index] = band_of(network, index, intervals[index])
+            centre, radius = channels_inside(centres.at(inputs[0])), channels_inside(known[inputs[0]])
+            if last or index != network.activations[-1]:
+                relaxation = activation_at(network, index).relax(centre, radius)
+                intervals[index], bands[index] = relaxation.interval, relaxation.band
+                centres.values[index] = relaxation.middle
+            else:
+                intervals[index] = Interval.around(centre, radius.expand_as(centre))
         if index in carried:
             values[index] = streams.step(index, [values[i] for i in inputs]) if inputs else streams.start()
         for source in set(inputs):
@@ -160,20 +162,29 @@ def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: 
 
 
 def band_of(network: DualNetwork, index: int, interval: Interval) -> Band:
+    return activation_at(network, index).band(interval)
+
+
+def activation_at(network: DualNetwork, index: int) -> ElementwiseDual:
     layer = network.nodes[index].layer
     assert isinstance(layer, ElementwiseDual)
-    return layer.band(interval)
+    return layer
 
 
 def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
     """Refuse numbers that were drawn for something else."""
     if not isinstance(draws, Draws):
         raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
-    first = None if draws.first is None else tuple(draws.first.shape[2:])
+    first, shape = draws.first, tuple(region.centre.shape[1:])
     needed = passed(network)
     fits = all(i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in needed)
-    kind = draws.gaussian == (region.dual_norm == 2)
-    if not fits or not kind or first != (tuple(region.centre.shape[1:]) if region.dual_norm in (1, 2) else None):
+    if region.dual_norm == 1:
+        begins = isinstance(first, Angles) and first.fits(shape, 1)
+    elif region.dual_norm == 2:
+        begins = isinstance(first, Tensor) and tuple(first.shape[2:]) == shape
+    else:
+        begins = first is None
+    if not fits or not begins:
         raise ArgumentError(
             f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
             f"{type(region).__name__}; draw them again with draw(x)"

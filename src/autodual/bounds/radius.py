@@ -14,6 +14,7 @@ from autodual.bounds.backward import Observer, over_chunks, pull_back
 from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.patches import Patches, crop
 from autodual.bounds.rows import DensePlan, DenseRows, Plan, Rows, SomeUnitsPlan, features, local_windows, plan_for
+from autodual.bounds.weigh import sizes, weigh, weighable
 from autodual.dual import Band, DualNetwork
 from autodual.sets import InputSet
 
@@ -42,6 +43,15 @@ class RadiusPass:
         total: list[Tensor] = []
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
+            slope, radius = self.bands[activation].slope, self.bands[activation].radius
+            if (
+                activation not in self.constant
+                and isinstance(rows, DenseRows)
+                and weighable(coefficients, radius, slope)
+            ):
+                passed, size = weigh(coefficients, slope, radius)
+                total.append(size)
+                return passed
             total.append(self._unstable_units(rows, activation, coefficients))
             return None if activation in self.constant else coefficients * self.bands[activation].slope
 
@@ -64,6 +74,8 @@ class RadiusPass:
         return rows.inner(activation, coefficients.abs(), radius)
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
+        if self.region.dual_norm == 1 and isinstance(rows, DenseRows) and weighable(coefficients, self.region.radius):
+            return sizes(coefficients, self.region.radius)
         if self.region.dual_norm is not None:
             return rows.support(0, coefficients, self.region)
         return rows.inner(0, coefficients, self.region.centre) - self.region.minimise(coefficients)

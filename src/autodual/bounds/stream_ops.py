@@ -42,8 +42,10 @@ class _Pass(torch.autograd.Function):
     """The random numbers are made again from their angles when gradients need them: half the memory, at the price of a tan."""
 
     @staticmethod
-    def forward(stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor) -> Tensor:
-        if kernels.usable(radius, angles) and angles.shape[1] == 1:
+    def forward(
+        stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor | None
+    ) -> Tensor:
+        if kernels.usable("stream", radius, angles) and angles.shape[1] == 1:
             from autodual.kernels import stream as kernel
 
             return kernel.forward(stream, slope, radius, angles, turns)
@@ -63,7 +65,7 @@ class _Pass(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stream, slope, radius, angles, turns = ctx.saved_tensors
-        if kernels.usable(radius, angles, gradients[0]) and angles.shape[1] == 1:
+        if kernels.usable("stream", radius, angles, gradients[0]) and angles.shape[1] == 1:
             from autodual.kernels import stream as kernel
 
             return *kernel.backward(gradients[0], stream, slope, radius, angles, turns), None, None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autodual._tensor import channels_inside, merge_leading, split_leading
-from autodual.bounds.draws import Draws
+from autodual.bounds.draws import Angles, Draws
 from autodual.bounds.estimators import Estimator
 from autodual.bounds.stream_ops import fresh_stream, pass_and_add, pass_on
 from autodual.dual import AffineDual, Band, DualNetwork
@@ -40,8 +40,11 @@ class StreamPass:
 
     def start(self) -> Streams:
         region, first = self.region, self.draws.first
+        if isinstance(first, Angles):
+            examples = max(len(region.radius), first.angles.shape[1])
+            return {INPUT: fresh_stream(region.radius.expand(examples, *region.centre.shape[1:]), first)}
         if first is not None:
-            return {GAUSS if self.draws.gaussian else INPUT: first * region.radius}
+            return {GAUSS: first * region.radius}
         count = region.centre.shape[1:].numel()
         basis = torch.eye(count, dtype=region.centre.dtype, device=region.centre.device)
         return {COLUMNS: basis.reshape(count, 1, *region.centre.shape[1:]) * region.radius}

@@ -6,6 +6,7 @@ from autodual.dual.base import Band as Band
 from autodual.dual.base import DualLayer as DualLayer
 from autodual.dual.base import ElementwiseDual as ElementwiseDual
 from autodual.dual.base import Lines as Lines
+from autodual.dual.base import Relaxation as Relaxation
 from autodual.dual.base import Window as Window
 from autodual.dual.curved import CurvedDual as CurvedDual
 from autodual.dual.network import DualNetwork as DualNetwork

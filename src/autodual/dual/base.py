@@ -101,6 +101,17 @@ class Band:
 
 
 @dataclass(frozen=True)
+class Relaxation:
+    """What is known of an activation once its input is known to be near a centre."""
+
+    interval: Interval
+    """What enters."""
+    band: Band
+    middle: Tensor
+    """Of the band, at the centre."""
+
+
+@dataclass(frozen=True)
 class Lines:
     """Two lines: lower_slope * z + lower_offset <= f(z) <= upper_slope * z + upper_offset."""
 
@@ -129,6 +140,12 @@ class ElementwiseDual(ABC):
     def band(self, z: Interval) -> Band:
         """The common slope with the smallest radius."""
         raise NotImplementedError(f"{type(self).__name__} has no band")
+
+    def relax(self, centre: Tensor, radius: Tensor) -> Relaxation:
+        """The band for everything that is at most `radius` away from `centre`."""
+        interval = Interval.around(centre, radius)
+        band = self.band(interval)
+        return Relaxation(interval, band, band.slope * centre + band.centre)
 
     @abstractmethod
     def lines(self, z: Interval) -> Lines:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autodual._tensor import channels_inside
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
+from autodual.dual.narrow import Geometry, convolve, narrow, spread
 from autodual.dual.registry import register, rewrite
 from autodual.graph import Call
 
@@ -47,14 +48,25 @@ class DualConv(AffineDual):
         """Distance between the first and the last tap of the kernel."""
         return tuple((k - 1) * d for k, d in zip(self.weight.shape[2:], self.dilation, strict=True))
 
+    @property
+    def geometry(self) -> Geometry:
+        return self.stride, self.padding, self.dilation
+
     def linear(self, *operands: Tensor) -> Tensor:
         return self._convolve(operands[0], self.weight)
 
     def absolute(self, *operands: Tensor) -> Tensor:
         return self._convolve(operands[0], self.weight.abs())
 
+    def apply(self, *operands: Tensor) -> Tensor:
+        if narrow(operands[0], self.weight, self.groups):
+            return convolve(operands[0], self.weight, self.bias_vector, self.geometry)
+        return super().apply(*operands)
+
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _CONV[self.dims](x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        if narrow(x, weight, self.groups):
+            return convolve(x, weight, None, self.geometry)
+        return _CONV[self.dims](x, weight, None, *self.geometry, self.groups)
 
     def bias(self) -> Tensor | None:
         return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
@@ -72,6 +84,8 @@ class DualConv(AffineDual):
         return self._transposed(coefficients, shape[1:])
 
     def _transposed(self, coefficients: Tensor, size: Shape) -> Tensor:
+        if narrow(coefficients, self.weight, self.groups):
+            return spread(coefficients, self.weight, size, self.geometry)
         left_over = tuple(
             n - ((m - 1) * s - 2 * p + r + 1)
             for n, m, s, p, r in zip(size, coefficients.shape[2:], self.stride, self.padding, self.reach, strict=True)
@@ -182,8 +196,8 @@ def _pad_before_function(
         return NotImplemented
     dims = len(weight.shape) - 2
     pads: list[int] = []
-    for kernel, spread in zip(reversed(weight.shape[2:]), reversed(per_dim(dilation, dims)), strict=True):
-        total = spread * (kernel - 1)
+    for kernel, step in zip(reversed(weight.shape[2:]), reversed(per_dim(dilation, dims)), strict=True):
+        total = step * (kernel - 1)
         pads += [total // 2, total - total // 2]  # the odd one goes to the end, as in PyTorch
     return _CONV[dims](F.pad(x, pads), weight, bias, stride, 0, dilation, groups)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual import kernels
-from autodual.dual.base import Band, ElementwiseDual, Lines
+from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
 from autodual.dual.registry import register
 from autodual.graph import Call
 from autodual.interval import Interval
@@ -28,11 +28,17 @@ class DualReLU(ElementwiseDual):
         return Interval(z.lower.relu(), z.upper.relu())
 
     def band(self, z: Interval) -> Band:
-        if kernels.usable(z.lower, z.upper):
+        if kernels.usable("chord", z.lower, z.upper):
             slope, half = _ChordOnGpu.apply(z.lower, z.upper)
         else:
             slope, half = _slope_and_half(z)
         return Band(slope, half, half)
+
+    def relax(self, centre: Tensor, radius: Tensor) -> Relaxation:
+        if radius.shape[1:] != centre.shape[1:] or not kernels.usable("chord", centre, radius):
+            return super().relax(centre, radius)
+        lower, upper, slope, half, middle = _RelaxOnGpu.apply(centre, radius)
+        return Relaxation(Interval(lower, upper), Band(slope, half, half), middle)
 
     def lines(self, z: Interval) -> Lines:
         slope, negative = _chord(z)
@@ -123,3 +129,37 @@ class _ChordOnGpu(torch.autograd.Function):
         from autodual.kernels import chord
 
         return chord.backward(*ctx.saved_tensors, *gradients)
+
+
+def _relaxed(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
+    interval = Interval.around(centre, radius)
+    slope, half = _slope_and_half(interval)
+    return interval.lower, interval.upper, slope, half, slope * centre + half
+
+
+class _RelaxOnGpu(torch.autograd.Function):
+    """`_relaxed` in one pass, forward and backward; radius [N or 1, *shape]."""
+
+    @staticmethod
+    def forward(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
+        from autodual.kernels import chord
+
+        return chord.forward_around(centre, radius)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, ...]:
+        centre, radius = ctx.saved_tensors
+        given = [torch.zeros_like(centre) if g is None else g for g in gradients]
+        if torch.is_grad_enabled():
+            return torch.func.vjp(_relaxed, centre, radius)[1](tuple(given))
+        from autodual.kernels import chord
+
+        on_centre, on_radius = chord.backward_around(centre, radius, *given[2:])
+        if gradients[0] is not None or gradients[1] is not None:
+            on_centre, on_radius = on_centre + given[0] + given[1], on_radius + given[1] - given[0]
+        return on_centre, on_radius if len(radius) == len(centre) else on_radius.sum(0, keepdim=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,47 +14,55 @@ LARGEST_K = 256
 FEW = 64
 """Up to so many values, their median is selected by comparing them."""
 
+Family = Literal["median", "stream", "chord", "narrow", "weigh", "starting"]
+"""A module of kernels."""
 
-tried: dict[int, bool] = {}
-"""By the number of a GPU: whether the kernels work there."""
+tried: dict[tuple[Family, int], bool] = {}
+"""By family and the number of a GPU: whether these kernels work there."""
 
 
-def _works(device: int) -> bool:
+def _works(family: Family, device: int) -> bool:
     """Whether Triton is installed and compiles the kernels for this GPU: tried once, and not while a CUDA graph is captured."""
-    if device not in tried:
+    if (family, device) not in tried:
         if torch.cuda.is_current_stream_capturing():
             return False
-        tried[device] = _try(device)
-    return tried[device]
+        tried[family, device] = _try(family, device)
+    return tried[family, device]
 
 
-def _try(device: int) -> bool:
+def _try(family: Family, device: int) -> bool:
     if find_spec("triton") is None:
         return False
     try:
-        from autodual.kernels.trial import try_all
+        from autodual.kernels.trial import attempt
 
-        try_all(torch.device("cuda", device))
+        attempt(family, torch.device("cuda", device))
     except torch.OutOfMemoryError:  # says nothing about the kernels
         raise
     except Exception as error:  # whatever a compiler may raise: there is plain code to fall back on
         reason = (str(error).splitlines() or [""])[0]
         warnings.warn(
-            f"the kernels for NVIDIA GPUs do not work here ({type(error).__name__}: {reason}); plain PyTorch runs instead, slower",
+            f"the kernels `{family}` for NVIDIA GPUs do not work here ({type(error).__name__}: {reason}); plain PyTorch runs "
+            f"instead, slower",
             stacklevel=2,
         )
         return False
     return True
 
 
-def usable(*tensors: Tensor) -> bool:
-    """Whether kernels can take these tensors: float32 on the current NVIDIA GPU, and no compiler that would rather fuse plain code.
+def ready(family: Family, device: torch.device) -> bool:
+    """Whether these kernels run there: on the current NVIDIA GPU, and under no compiler that would rather fuse plain code.
 
     Triton launches on the current GPU, whatever the tensors': on another one, plain code runs.
     """
-    if torch.compiler.is_compiling() or torch.version.hip is not None:
-        return False
-    if not all(t.is_cuda and t.dtype == torch.float32 and t.numel() > 0 for t in tensors):
+    if device.type != "cuda" or torch.compiler.is_compiling() or torch.version.hip is not None:
         return False
     current = torch.cuda.current_device()
-    return all(t.device.index == current for t in tensors) and _works(current)
+    return device.index == current and _works(family, current)
+
+
+def usable(family: Family, *tensors: Tensor) -> bool:
+    """Whether these kernels can take these tensors: float32, not empty, and where the kernels are ready."""
+    if not all(t.is_cuda and t.dtype == torch.float32 and t.numel() > 0 for t in tensors):
+        return False
+    return all(ready(family, device) for device in {t.device for t in tensors})

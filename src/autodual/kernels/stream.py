@@ -18,13 +18,13 @@ ENOUGH = 1024
 TILE = (4, 128)
 """Projections and units that a program treats at a time backward."""
 
-_ANY = ["k", "each", "features", "stream_row", "stream_example", "turn_example"]
+_ANY = ["k", "each", "features", "stream_row", "stream_example"]
 
 
 @triton.jit(do_not_specialize=_ANY)
 def _forward(  # type: ignore[no-untyped-def]
-    stream, slope, radius, angles, turns, result, k, each, features, stream_row, stream_example, turn_example,
-    has_stream: tl.constexpr, block: tl.constexpr,
+    stream, slope, radius, angles, turns, result, k, each, features, stream_row, stream_example,
+    has_stream: tl.constexpr, turned: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     wide = features.to(tl.int64)
     stream_row = stream_row.to(tl.int64)
@@ -34,7 +34,9 @@ def _forward(  # type: ignore[no-untyped-def]
     inside = unit < features
     place = example * features + unit
     reach = tl.load(radius + place, mask=inside, other=0.0)
-    turn = tl.load(turns + example * turn_example + unit, mask=inside, other=0.0)
+    turn = tl.zeros([block], dtype=tl.float32)
+    if turned:
+        turn = tl.load(turns + place, mask=inside, other=0.0)
     if has_stream:
         steep = tl.load(slope + place, mask=inside, other=0.0)
     first = tl.program_id(2) * each
@@ -49,7 +51,7 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=[name for name in _ANY if name != "each"])
 def _backward(  # type: ignore[no-untyped-def]
     gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, features, stream_row, stream_example,
-    turn_example, has_stream: tl.constexpr, own_stream: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+    has_stream: tl.constexpr, turned: tl.constexpr, own_stream: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     wide = features.to(tl.int64)
     stream_row = stream_row.to(tl.int64)
@@ -58,7 +60,9 @@ def _backward(  # type: ignore[no-untyped-def]
     unit = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = unit < features
     place = example * features + unit
-    turn = tl.load(turns + example * turn_example + unit, mask=inside, other=0.0)
+    turn = tl.zeros([block], dtype=tl.float32)
+    if turned:
+        turn = tl.load(turns + place, mask=inside, other=0.0)
     reach_total = tl.zeros([rows, block], dtype=tl.float32)
     slope_total = tl.zeros([rows, block], dtype=tl.float32)
     if has_stream:
@@ -79,9 +83,12 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(on_slope + place, tl.sum(slope_total, 0), mask=inside)
 
 
-def forward(stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor) -> Tensor:
+def forward(
+    stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor | None
+) -> Tensor:
     """slope * stream + radius * tan(angles + turns): [k, N, *shape]."""
-    radius, angles, turns = radius.contiguous(), angles.contiguous(), turns.contiguous()
+    radius, angles, turned = radius.contiguous(), angles.contiguous(), turns is not None
+    turns = radius if turns is None else turns.contiguous()
     k, examples, features = len(angles), len(radius), radius[0].numel()
     stream = None if stream is None else stream.contiguous()
     slope = radius if slope is None else slope.contiguous()
@@ -91,23 +98,24 @@ def forward(stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles:
     each = triton.cdiv(k, min(k, triton.cdiv(ENOUGH, blocks * examples)))
     _forward[(blocks, examples, triton.cdiv(k, each))](
         radius if stream is None else stream, slope, radius, angles, turns, result, k, each, features, *rows,
-        features if len(turns) > 1 else 0, stream is not None, BLOCK,
+        stream is not None, turned, BLOCK,
     )  # fmt: skip
     return result
 
 
 def backward(
-    gradient: Tensor, stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor
+    gradient: Tensor, stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Gradients on the stream, the slope and the radius."""
-    gradient, angles, turns = gradient.contiguous(), angles.contiguous(), turns.contiguous()
+    gradient, angles, turned = gradient.contiguous(), angles.contiguous(), turns is not None
+    turns = gradient if turns is None else turns.contiguous()
     k, examples, features = len(angles), len(radius), radius[0].numel()
     on_radius = torch.empty_like(radius, memory_format=torch.contiguous_format)
-    grid, turn_example = (triton.cdiv(features, TILE[1]), examples), features if len(turns) > 1 else 0
+    grid = (triton.cdiv(features, TILE[1]), examples)
     if stream is None or slope is None:
         _backward[grid](
             gradient, gradient, gradient, angles, turns, on_radius, on_radius, on_radius, k, features, 0, 0,
-            turn_example, False, False, *TILE,
+            False, turned, False, *TILE,
         )  # fmt: skip
         return None, None, on_radius
     stream, slope = stream.contiguous(), slope.contiguous()
@@ -116,7 +124,7 @@ def backward(
     on_slope = torch.empty_like(on_radius)
     _backward[grid](
         gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, features,
-        stream.shape[1] * features, features if stream.shape[1] > 1 else 0, turn_example, True, own, *TILE,
+        stream.shape[1] * features, features if stream.shape[1] > 1 else 0, True, turned, own, *TILE,
     )  # fmt: skip
     if not own:
         on_stream = (gradient * slope).sum(1, keepdim=True)

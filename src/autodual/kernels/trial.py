@@ -1,20 +1,60 @@
-"""Every kernel once, on a few numbers, to see whether they compile here."""
+"""Every kernel once, on a few numbers, to see whether it compiles here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from autodual.kernels import chord, median, stream
+from autodual.kernels import Family, chord, median, narrow, starting, stream, weigh
 
 
-def try_all(device: torch.device) -> None:
-    """Raises whatever the compiler or the driver raises, also later than the launch."""
+def _median(device: torch.device) -> None:
     three = torch.ones(3, 1, 2, device=device)
-    one = torch.ones(1, 2, device=device)
     median.median_of_sizes(three, ((0, 1), (1, 2), (0, 1)))
     middle = median.median_of_sizes(three, None)
     median.gradient_of_median(three, middle, middle)
+
+
+def _stream(device: torch.device) -> None:
+    three, one = torch.ones(3, 1, 2, device=device), torch.ones(1, 2, device=device)
     passed = stream.forward(three, one, one, three, one)
     stream.backward(passed, three, one, one, three, one)
+
+
+def _chord(device: torch.device) -> None:
+    one = torch.ones(1, 2, device=device)
     chord.backward(one, one, *chord.forward(-one, one))
+    chord.backward_around(one, one, *chord.forward_around(one, one)[2:])
+
+
+def _narrow(device: torch.device) -> None:
+    one = torch.ones(1, 1, 3, 3, device=device)
+    narrow.convolve(one, one, None, (1, 1), (1, 1), (1, 1))
+    narrow.spread(one, one, (3, 3), (1, 1), (1, 1), (1, 1))
+
+
+def _weigh(device: torch.device) -> None:
+    rows, one = torch.ones(1, 1, 2, device=device), torch.ones(1, 2, device=device)
+    weigh.backward(rows, one, one, *weigh.forward(rows, one, one))
+
+
+def _starting(device: torch.device) -> None:
+    starting.clipped(torch.ones(2, device=device), 0.1, 0.0, 1.0)
+    starting.margins(torch.zeros(1, dtype=torch.int64, device=device), 2)
+
+
+TRIALS: dict[Family, Callable[[torch.device], None]] = {
+    "median": _median,
+    "stream": _stream,
+    "chord": _chord,
+    "narrow": _narrow,
+    "weigh": _weigh,
+    "starting": _starting,
+}
+
+
+def attempt(family: Family, device: torch.device) -> None:
+    """Raises whatever the compiler or the driver raises, also later than the launch."""
+    TRIALS[family](device)
     torch.cuda.synchronize(device)

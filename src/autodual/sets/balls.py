@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from autodual import kernels
 from autodual._errors import ArgumentError
-from autodual._tensor import values_at_hand
+from autodual._tensor import needs_gradient, values_at_hand
 from autodual.sets.base import Perturbation
 from autodual.sets.norm import Box, NormSet
 
@@ -31,11 +32,20 @@ class LinfBall(Perturbation):
             raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
 
     def around(self, x: Tensor) -> Box:
+        if self.clip is not None and values_at_hand(x):
+            self.check_inside(x)
+        if (
+            self.clip is not None
+            and not isinstance(self.eps, Tensor)
+            and not needs_gradient(x)
+            and kernels.usable("starting", x)
+        ):
+            from autodual.kernels import starting
+
+            return Box.around(*starting.clipped(x, self.eps, *self.clip))
         eps = _broadcast(self.eps, x)
         if self.clip is None:
             return Box.around(x, eps)
-        if values_at_hand(x):
-            self.check_inside(x)
         lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
         return Box.around((lower + upper) / 2, (upper - lower) / 2)
 

@@ -1,0 +1,77 @@
+"""Rows through an activation that has a band, on a GPU in one pass: what goes on, and how far the rows can move there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autodual import kernels
+
+MANY = 256
+"""Features from which a pass of its own for every row is worthwhile."""
+
+
+def weighable(rows: Tensor, radius: Tensor, *slope: Tensor) -> bool:
+    """Whether kernels take rows [R, N, *shape], which must be each example's own, with these bands."""
+    return (
+        radius[0].numel() >= MANY
+        and rows.shape[1] >= len(radius)
+        and all(part.shape == rows.shape[1:] for part in slope)
+        and radius.shape[1:] == rows.shape[2:]
+        and kernels.usable("weigh", rows, radius, *slope)
+    )
+
+
+def weigh(rows: Tensor, slope: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """rows * slope, and sum |rows| * radius [R, N]."""
+    passed, sizes = _Weigh.apply(rows.flatten(2), slope.flatten(1), radius.flatten(1))
+    return passed.unflatten(2, rows.shape[2:]), sizes
+
+
+def sizes(rows: Tensor, radius: Tensor) -> Tensor:
+    """sum |rows| * radius [R, N]."""
+    result: Tensor = _Weigh.apply(rows.flatten(2), None, radius.flatten(1))[1]
+    return result
+
+
+def _plain(rows: Tensor, slope: Tensor | None, radius: Tensor) -> tuple[Tensor | None, Tensor]:
+    return None if slope is None else rows * slope, (rows.abs() * radius).sum(2)
+
+
+class _Weigh(torch.autograd.Function):
+    """Gradients in one pass, too; plainly where they are to be differentiated again."""
+
+    @staticmethod
+    def forward(rows: Tensor, slope: Tensor | None, radius: Tensor) -> tuple[Tensor | None, Tensor]:
+        from autodual.kernels import weigh as kernel
+
+        return kernel.forward(rows, slope, radius)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        rows, slope, radius = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(rows, slope, radius, gradients)
+        from autodual.kernels import weigh as kernel
+
+        return kernel.backward(rows, slope, radius, *gradients)
+
+
+def _again(
+    rows: Tensor, slope: Tensor | None, radius: Tensor, gradients: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    inputs = [t for t in (rows, slope, radius) if t is not None]
+
+    def reached(*given: Tensor) -> tuple[Tensor, ...]:
+        results = _plain(given[0], given[1] if slope is not None else None, given[-1])
+        return tuple(r for r, g in zip(results, gradients, strict=True) if g is not None and r is not None)
+
+    found = list(torch.func.vjp(reached, *inputs)[1](tuple(g for g in gradients if g is not None)))
+    return found[0], found[1] if slope is not None else None, found[-1]

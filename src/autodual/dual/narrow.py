@@ -1,0 +1,85 @@
+"""Convolutions with few weights per filter, such as an image's first one, which GPU libraries treat badly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autodual import kernels
+from autodual._tensor import tf32_convolutions
+from autodual._types import Shape
+
+TAPS = 64
+"""Weights per filter, up to which a convolution counts as narrow."""
+
+Geometry = tuple[Shape, Shape, Shape]
+"""Stride, padding and dilation."""
+
+
+def narrow(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether `convolve` and `spread` are faster with filters [F, C, h, w]: on tensor cores, so only where TF32 is allowed."""
+    few = weight.dim() == 4 and groups == 1 and weight[0].numel() <= TAPS
+    return few and kernels.usable("narrow", x, weight) and tf32_convolutions()
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """As conv2d: [M, C, H, W] -> [M, F, H', W']."""
+    result: Tensor = _Convolve.apply(x, weight, bias, geometry)
+    return result
+
+
+def spread(x: Tensor, weight: Tensor, size: Shape, geometry: Geometry) -> Tensor:
+    """As conv_transpose2d: [M, F, H', W'] -> [M, C, *size]."""
+    result: Tensor = _Spread.apply(x, weight, size, geometry)
+    return result
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        from autodual.kernels import narrow as kernel
+
+        return kernel.convolve(x, weight, bias, *geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, ctx.geometry = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        given, (wants_x, wants_weight, wants_bias, _) = gradients[0], ctx.needs_input_grad
+        on_x = spread(given, weight, tuple(x.shape[2:]), ctx.geometry) if wants_x else None
+        on_weight = _on_weight(given, x, weight, ctx.geometry) if wants_weight else None
+        return on_x, on_weight, given.sum((0, 2, 3)) if wants_bias else None, None
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, size: Shape, geometry: Geometry) -> Tensor:
+        from autodual.kernels import narrow as kernel
+
+        return kernel.spread(x, weight, size, *geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, ctx.geometry = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        given, (wants_x, wants_weight, *_) = gradients[0], ctx.needs_input_grad
+        on_x = convolve(given, weight, None, ctx.geometry) if wants_x else None
+        return on_x, _on_weight(x, given, weight, ctx.geometry) if wants_weight else None, None, None
+
+
+def _on_weight(given: Tensor, images: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """The gradient of a convolution of `images` on its weights, from that on its result."""
+    result: Tensor = torch.ops.aten.convolution_backward(
+        given, images, weight, None, *geometry, False, (0, 0), 1, (False, True, False)
+    )[1]
+    return result
