@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import autodual as ad
-from autodual._files import beside, encode_tensors, load_tensors, replacing, write_bytes, write_json
+from autodual._files import encode_tensors, load_tensors, replacing, write_bytes, write_json
 
 
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
@@ -79,11 +79,3 @@ def test_others_may_read_what_they_may_usually_read(tmp_path: Path) -> None:
     (tmp_path / "usual").write_text("")
     write_json(tmp_path / "x.json", {})
     assert (tmp_path / "x.json").stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("a.jsonl", "a.problem.json"), ("a-0.1", "a-0.1.problem.json"), ("a.txt", "a.txt.problem.json")],
-)
-def test_records_beside_a_file_do_not_collide(name: str, wanted: str) -> None:
-    assert beside(Path("runs") / name, "problem") == Path("runs") / wanted

@@ -92,11 +92,6 @@ def claim(handle: IO[str], refusal: str) -> None:
         raise ArgumentError(refusal) from None
 
 
-def beside(path: Path, kind: str) -> Path:
-    """Where a record about a file of lines lies: certificates.jsonl has its problem in certificates.problem.json."""
-    return path.with_name(f"{path.name.removesuffix('.jsonl')}.{kind}.json")
-
-
 def digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

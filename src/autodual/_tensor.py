@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -80,16 +81,23 @@ def full_precision() -> Iterator[None]:
     before = [getattr(owner, name) for owner, name, _ in settings]
     for owner, name, strict in settings:
         setattr(owner, name, strict)
+    inside = _STRICT.set(True)
     try:
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
+        _STRICT.reset(inside)
         for (owner, name, _), value in zip(settings, before, strict=True):
             setattr(owner, name, value)
 
 
+_STRICT: ContextVar[bool] = ContextVar("inside full_precision", default=False)
+
+
 def tf32_convolutions() -> bool:
     """Whether a GPU may round the factors of float32 convolutions to TF32."""
+    if _STRICT.get():
+        return False
     try:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:  # somebody has used the newer switches, since when the older ones do not answer
@@ -99,16 +107,19 @@ def tf32_convolutions() -> bool:
 def _precision_settings() -> list[tuple[Any, str, Any]]:
     """Where PyTorch keeps the precision of float32 products, and the strict values.
 
-    Version 2.9 brought new switches; the older ones answer only as long as nobody has touched the new ones.
+    Version 2.9 brought new switches, which the older ones set to "whatever `torch.backends.fp32_precision` says", so both are
+    needed; the older ones answer only as long as they agree with the new ones.
     """
     cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     new = [getattr(mkldnn, part) for part in ("conv", "rnn", "matmul") if hasattr(mkldnn, part)]
+    if hasattr(cudnn, "conv"):
+        new += [cuda, cudnn.conv, cudnn.rnn]
     older = [(cuda, "allow_tf32", False), (cudnn, "allow_tf32", False)]
     try:
         for owner, name, _ in older:
             getattr(owner, name)
     except RuntimeError:
-        new, older = [*new, cuda, cudnn.conv, cudnn.rnn], []  # type: ignore[attr-defined]
+        older = []
     return older + [(owner, "fp32_precision", "ieee") for owner in new]
 
 

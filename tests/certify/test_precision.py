@@ -1,5 +1,7 @@
 """Certificates are computed in the precision they state, and the user's settings come back afterwards."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -101,3 +103,37 @@ def test_the_newer_tf32_switch_is_understood(call: Callable[[Any], Any]) -> None
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+STATES = {
+    "as it comes": "",
+    "the newest switch": "b.fp32_precision = 'tf32'",
+    "the newest switch and the old function": "b.fp32_precision = 'tf32'; torch.set_float32_matmul_precision('high')",
+    "the newest switch after a certificate": "certify(); b.fp32_precision = 'tf32'",
+    "cuDNN's own and an old one": "b.cudnn.fp32_precision = 'tf32'; b.cuda.matmul.allow_tf32 = True",
+    "old ones": "b.cudnn.allow_tf32 = b.cuda.matmul.allow_tf32 = True",
+}
+PROGRAM = """
+import torch, autodual as ad
+from autodual._tensor import full_precision, tf32_convolutions
+b = torch.backends
+owners = [b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn]
+def certify():
+    ad.certify(torch.nn.Linear(2, 2).eval(), torch.rand(1, 2), torch.tensor([0]), ad.LinfBall(0.1))
+{state}
+before = [o.fp32_precision for o in owners]
+with full_precision():
+    assert [o.fp32_precision for o in owners] == ["ieee"] * 3, [o.fp32_precision for o in owners]
+    assert not tf32_convolutions()
+assert [o.fp32_precision for o in owners] == before, (before, [o.fp32_precision for o in owners])
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="this PyTorch has the older switches only")
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
+def test_whatever_the_switches_say(state: str) -> None:
+    """In a process of its own: some of these states cannot be left again."""
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(state=state)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr

@@ -22,5 +22,6 @@ def test_counts(dtype: torch.dtype) -> None:
     assert len(x) == 300
     assert int((certificate.predicted != certificate.labels).sum()) == ERRORS
     assert int((~certificate.certified).sum()) == NOT_CERTIFIED
-    nearest = certificate.margins.abs().amin()
-    assert nearest > 10 * certificate.slack.amax()
+    proved = (certificate.margins > certificate.slack).all(1)
+    refuted = (certificate.margins < -certificate.slack).any(1)
+    assert bool((proved | refuted).all()), "no verdict depends on rounding"

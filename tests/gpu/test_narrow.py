@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,6 +79,14 @@ def test_gradients(case: tuple[Tensor, Tensor, Tensor, Geometry]) -> None:
         assert (a - b).norm() <= 4 * TF32 * b.norm()
 
 
+def _noting(name: str, function: Callable[..., Tensor], calls: list[str]) -> Callable[..., Tensor]:
+    def noted(*given: Any) -> Tensor:
+        calls.append(name)
+        return function(*given)
+
+    return noted
+
+
 def test_only_where_rounding_to_tf32_is_allowed() -> None:
     x, weight = torch.zeros(1, 1, 8, 8, device="cuda"), torch.zeros(4, 1, 3, 3, device="cuda")
     assert narrow(x, weight, 1)
@@ -88,12 +99,19 @@ def test_only_where_rounding_to_tf32_is_allowed() -> None:
     assert not narrow(x, torch.zeros(4, 16, 3, 3, device="cuda"), 1)
 
 
-def test_a_dual_layer_uses_it() -> None:
+def test_a_dual_layer_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autodual.kernels import narrow as kernel
+
+    calls: list[str] = []
+    for name in ("convolve", "spread"):
+        monkeypatch.setattr(kernel, name, _noting(name, getattr(kernel, name), calls))
     x, weight = torch.rand(2, 1, 8, 8, device="cuda"), torch.rand(4, 1, 3, 3, device="cuda")
     layer = DualConv(weight, torch.rand(4, device="cuda"), (1, 1), (1, 1), (1, 1), 1)
     exact = F.conv2d(x, weight, layer.bias_vector, padding=1)
     torch.testing.assert_close(layer.apply(x), exact, rtol=4 * TF32, atol=0)
     torch.testing.assert_close(layer.absolute(x), F.conv2d(x, weight, padding=1), rtol=4 * TF32, atol=0)
+    layer.transpose(torch.rand(2, 4, 8, 8, device="cuda"), ((1, 8, 8),))
+    assert calls == ["convolve", "convolve", "spread"]
 
 
 def test_certificates_never_rest_on_tf32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
@@ -97,10 +98,6 @@ class BoundEngine(ABC):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         """A bound from below on every row of the specification."""
 
-    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
-        """How far rounding may have moved the values of activations whose bounds were accumulated layer by layer; none by default."""
-        return {}
-
     @abstractmethod
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         """The same bounds together with the rounding slack that a certificate must allow for."""
@@ -119,6 +116,11 @@ def require_bands(network: DualNetwork, engine: str) -> None:
                 f"{node.name}: {type(node.layer).__name__} has no band (two parallel lines), which {engine}() needs; "
                 f"give it a method `band`, or use Crown(intermediate=IBP())"
             )
+
+
+def generators(network: DualNetwork) -> int:
+    """How many generators the exact bound carries at most: one per input feature and per hidden unit."""
+    return sum(math.prod(network.nodes[i].shape) for i in (0, *network.activations))
 
 
 def name_layers(network: DualNetwork, intervals: dict[int, Interval]) -> dict[str, Interval]:

@@ -17,12 +17,13 @@ from autodual.bounds.base import (
     Preactivations,
     Proof,
     SoundBounds,
+    generators,
     name_layers,
     require_bands,
 )
 from autodual.bounds.dual_solver import DualSolver
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import prove_rows
+from autodual.bounds.rounding import Rounding, prove_rows
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -43,8 +44,10 @@ class Centred:
 class ForwardPass:
     """Carries one column per input feature and per unstable unit; units that are stable in all examples get none."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
-        self.network, self.region, self.budget = network, region, budget
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> None:
+        self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
         self.bands: dict[int, Band] = {}
         self.preactivations: dict[int, Interval] = {}
         shape = region.centre.shape
@@ -64,8 +67,11 @@ class ForwardPass:
             centre = node.layer.apply(*(o.centre for o in operands))
             return Centred(centre, self._through_affine(node.layer, operands))
         assert isinstance(node.layer, ElementwiseDual)
-        self.preactivations[index] = self.interval(operands[0])
+        interval = self.interval(operands[0])
+        self.preactivations[index] = interval if self.rounding is None else self.rounding.settle(index, interval)
         band = self.bands[index] = node.layer.band(self.preactivations[index])
+        if self.rounding is not None:
+            self.rounding.relaxed(index, band.slope)
         generators = {source: g * band.slope for source, g in operands[0].generators.items()}
         return Centred(band.slope * operands[0].centre + band.centre, generators | self._unstable(index, band))
 
@@ -145,15 +151,16 @@ class ForwardDual(BoundEngine):
         return Minimum(self._project(self._run(network, region), spec), sound=True)
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        run = self._run(network, region)
+        rounding = Rounding(network, region, generators(network))
+        run = self._run(network, region, rounding)
         solver = DualSolver(network, region, run.budget)
         solver.bands.update(run.bands)
-        _, slack = prove_rows(solver, network.output, spec, run.preactivations, {})
+        _, slack = prove_rows(solver, network.output, spec, rounding)
         return Proof(self._project(run, spec), True, slack)
 
-    def _run(self, network: DualNetwork, region: InputSet) -> ForwardPass:
+    def _run(self, network: DualNetwork, region: InputSet, rounding: Rounding | None = None) -> ForwardPass:
         require_bands(network, "ForwardDual")
-        return ForwardPass(network, region, Budget.of(self.max_bytes, region.centre.device))
+        return ForwardPass(network, region, Budget.of(self.max_bytes, region.centre.device), rounding)
 
     @staticmethod
     def _project(run: ForwardPass, spec: Spec) -> Tensor:

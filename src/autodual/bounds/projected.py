@@ -18,6 +18,7 @@ from autodual.bounds.base import (
     Minimum,
     Preactivations,
     Proof,
+    generators,
     name_layers,
     require_bands,
 )
@@ -189,8 +190,3 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
             f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
             f"{type(region).__name__}; draw them again with draw(x)"
         )
-
-
-def generators(network: DualNetwork) -> int:
-    """How many generators the exact bound carries at most: one per input feature and per hidden unit."""
-    return sum(math.prod(network.nodes[i].shape) for i in (0, *network.activations))

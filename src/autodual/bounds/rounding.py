@@ -1,11 +1,15 @@
-"""How far rounding may have moved a bound: a running error estimate from the sizes of what was added up.
+"""How far rounding may have moved a bound: a proof, whatever order the sums were taken in.
 
-Every sum W z + b is wrong by a few units in the last place of |W| |z| + |b|, and reaches the result multiplied by the coefficient
-that stands before it. Sizes are taken over the whole interval of each activation, since relaxations of wide intervals have
-large offsets even where the centre is small.
+A sum of n products of floating-point numbers is wrong by at most n u / (1 - n u) times the sum of their absolute values, where u is
+half the machine epsilon, in any order and with or without fused multiplication. A node's error reaches the result multiplied by
+the coefficient that stands before it; so do those of pulling coefficients back through it, and of adding up over its features.
+Sizes are taken over the whole interval of each activation, since relaxations of wide intervals have large offsets even where
+the centre is small. And the bounds on what enters an activation are widened by their own error before it is relaxed.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -16,65 +20,88 @@ from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
 
-SAFETY = 4.0
-"""Slack is SAFETY * machine epsilon * (sum of the absolute values of all terms). A test compares float32 with float64."""
+FEW = 32
+"""Roundings beside those of sums: of a band's slope and offsets, of differences, of the margin itself."""
+OWN = 1.1
+"""The slack is rounded as well, by far less than a tenth."""
 
 
-def unit(like: Tensor) -> float:
-    """What a sum of terms of total size 1 may be wrong by."""
-    return SAFETY * torch.finfo(like.dtype).eps
+def of_sum(terms: int, dtype: torch.dtype) -> float:
+    """What a sum of so many terms of total size 1 may be wrong by."""
+    part = terms * torch.finfo(dtype).eps / 2
+    return OWN * part / (1 - part) if part < 1 else math.inf
 
 
-def prove_rows(
-    solver: Solver, index: int, spec: Spec, intervals: dict[int, Interval], errors: dict[int, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Bounds from below on the rows and their rounding slack, both [N, K].
+class Rounding:
+    """Errors of all nodes, computed as far as asked for; activations are told of by the owner, in order."""
 
-    `intervals` are those of the activations' inputs; `errors` what rounding has added to the activations' values on the way there.
-    """
+    def __init__(self, network: DualNetwork, region: InputSet, more_terms: int = 0) -> None:
+        """more_terms: of sums that are longer than a backward pass has them."""
+        self.network, self.more_terms = network, more_terms
+        self._dtype = region.centre.dtype
+        self.sizes: dict[int, Tensor] = {0: _largest(region.box())}
+        """Of the terms whose sum a node is, anywhere in the set."""
+        self.local: dict[int, Tensor] = {0: self._grain(0) * self.sizes[0]}
+        """Errors that a node adds to those of its operands."""
+        self.errors: dict[int, Tensor] = dict(self.local)
+        """How far a node's bounds may be off."""
+
+    def settle(self, index: int, interval: Interval) -> Interval:
+        """Bounds on what enters activation `index` that hold in spite of rounding, from computed ones."""
+        layer, source = self.network.nodes[index].layer, self.network.nodes[index].inputs[0]
+        assert isinstance(layer, ElementwiseDual)
+        self.up_to(source)
+        error = self.errors[source]
+        wide = Interval(interval.lower - error, interval.upper + error)
+        image, wide_image = layer.image(interval), layer.image(wide)
+        moved = torch.maximum(image.lower - wide_image.lower, wide_image.upper - image.upper)
+        self.sizes[index] = _largest(wide_image)
+        self.local[index] = self._grain(index) * self.sizes[index]
+        self.errors[index] = moved + self.local[index]
+        return wide
+
+    def relaxed(self, index: int, steepest: Tensor) -> None:
+        """Activation `index` was relaxed by lines of at most such slopes, which pass errors on to the bounds of later nodes."""
+        passed = steepest.abs() * self.errors[self.network.nodes[index].inputs[0]] + self.local[index]
+        self.errors[index] = torch.maximum(self.errors[index], passed)
+
+    def up_to(self, index: int) -> None:
+        """Affine nodes, as far as that; activations before have been told of."""
+        for i in range(1, index + 1):
+            layer = self.network.nodes[i].layer
+            if i in self.errors or not isinstance(layer, AffineDual):
+                continue
+            inputs, bias = self.network.nodes[i].inputs, layer.bias()
+            size = layer.absolute(*(self.sizes[j] for j in inputs))
+            self.sizes[i] = size if bias is None else size + bias.abs().to(size)
+            self.local[i] = self._grain(i) * self.sizes[i]
+            self.errors[i] = layer.absolute(*(self.errors[j] for j in inputs)) + self.local[i]
+
+    def _grain(self, index: int) -> float:
+        """What all sums at a node may be wrong by, for terms of total size 1."""
+        node = self.network.nodes[index]
+        terms = math.prod(node.shape) + FEW + self.more_terms
+        if isinstance(node.layer, AffineDual):
+            terms += node.layer.terms(self.network.operand_shapes(index), node.shape)
+        return of_sum(terms, self._dtype)
+
+
+def prove_rows(solver: Solver, index: int, spec: Spec, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Bounds from below on the rows and their rounding slack, both [N, K]; all activations are relaxed."""
+    rounding.up_to(index)
     rows = solver.rows(index, spec)
-    sizes = [unit(s) * s for s in magnitudes(solver.network, solver.region, intervals)]
-    for activation, error in errors.items():
-        sizes[activation] = sizes[activation] + error
     terms: list[Tensor] = []
     lower = solver.lower(
-        index, rows, lambda node, a: terms.append(rows.inner(node, a.abs(), solver.narrow(node, sizes[node])))
+        index, rows, lambda node, a: terms.append(rows.inner(node, a.abs(), solver.narrow(node, rounding.local[node])))
     )
-    return lower.T, sum(terms[1:], terms[0]).T
+    return lower.T, OWN * sum(terms[1:], terms[0]).T
 
 
-def magnitudes(network: DualNetwork, region: InputSet, intervals: dict[int, Interval]) -> list[Tensor]:
-    """Per node, the size of the terms whose sum it is, anywhere in the set."""
-    sizes = [_largest(region.box())]
-    for index, node in enumerate(network.nodes[1:], start=1):
-        if isinstance(node.layer, AffineDual):
-            sizes.append(_sum_of_sizes(node.layer, [sizes[i] for i in node.inputs]))
-        else:
-            assert isinstance(node.layer, ElementwiseDual)
-            sizes.append(_largest(node.layer.image(intervals[index])))
-    return sizes
-
-
-def interval_errors(network: DualNetwork, intervals: dict[int, Interval]) -> list[Tensor]:
-    """Per node, how far rounding may have moved its interval, for intervals of all nodes that were computed layer by layer."""
-    errors = [unit(intervals[0].lower) * _largest(intervals[0])]
-    for index, node in enumerate(network.nodes[1:], start=1):
-        operands = [errors[i] for i in node.inputs]
-        if isinstance(node.layer, AffineDual):
-            sizes = _sum_of_sizes(node.layer, [_largest(intervals[i]) for i in node.inputs])
-            errors.append(node.layer.absolute(*operands) + unit(sizes) * sizes)
-        else:
-            assert isinstance(node.layer, ElementwiseDual)
-            before, image = intervals[node.inputs[0]], intervals[index]
-            wider = node.layer.image(Interval(before.lower - operands[0], before.upper + operands[0]))
-            moved = torch.maximum(image.lower - wider.lower, wider.upper - image.upper)
-            errors.append(moved + unit(moved) * _largest(image))
-    return errors
-
-
-def _sum_of_sizes(layer: AffineDual, operands: list[Tensor]) -> Tensor:
-    bias, size = layer.bias(), layer.absolute(*operands)
-    return size if bias is None else size + bias.abs().to(size)
+def steepest_line(layer: ElementwiseDual, interval: Interval) -> Tensor:
+    """The largest slope that any engine would relax a layer by."""
+    lines = layer.lines(interval)
+    slopes = [lines.lower_slope, lines.upper_slope, *([layer.band(interval).slope] if layer.has_band else [])]
+    return torch.stack([slope.abs().expand_as(interval.lower) for slope in slopes]).amax(0)
 
 
 def _largest(interval: Interval) -> Tensor:

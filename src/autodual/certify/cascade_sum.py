@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autodual.bounds.base import BoundEngine
 from autodual.bounds.prepare import dual_network
-from autodual.bounds.rounding import unit
+from autodual.bounds.rounding import of_sum
 from autodual.certify.cascade_base import Combination, together
 from autodual.certify.cascade_margin import margin_of
 from autodual.certify.cascade_records import Answers
@@ -76,7 +76,8 @@ class SumEnsemble(Combination):
     def _apart(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Tensor:
         """[N, C]: the sum of the models' own bounds, less what adding them up may round away."""
         margins = torch.stack([stage.margins(x, labels, self.ball, self.engine) for stage in stages])
-        return margins.sum(0) - torch.where(margins.isfinite(), margins.abs(), 0.0).sum(0) * unit(margins)
+        size = torch.where(margins.isfinite(), margins.abs(), 0.0).sum(0)
+        return margins.sum(0) - size * of_sum(2 * len(stages) + 2, margins.dtype)
 
     def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
         whole = self._whole(stages, x)

@@ -11,6 +11,7 @@ from autodual.bounds.base import BoundEngine, Proof
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import check_engine, dual_network
 from autodual.certify.certificate import Certificate, HighProbabilityCertificate
+from autodual.certify.second_look import SecondLook
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.dual import DualNetwork
 from autodual.graph import Network
@@ -36,6 +37,7 @@ def certify(
         check_label_range(labels, classes)
         predicted = network.forward(x).argmax(1)
         proof = prove(network, x, labels, ball, engine)
+        proof = SecondLook(model, engine).at(proof, x, labels, ball, predicted == labels)
     own = torch.nn.functional.one_hot(labels, classes).bool()
     margin, slack = proof.lower.masked_fill(own, torch.inf), proof.slack.masked_fill(own, 0.0)
     if proof.confidence is not None:

@@ -13,6 +13,7 @@ from autodual.bounds.base import BoundEngine, Proof
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import check_engine, dual_network
 from autodual.certify.certify import prove
+from autodual.certify.second_look import SecondLook
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.dual import DualNetwork
 from autodual.graph import Network
@@ -42,11 +43,12 @@ def certified_radius(
     with full_precision(), torch.no_grad():
         network = dual_network(model, x)
         check_label_range(labels, check_classifier(network.nodes[network.output].shape))
-        return _bisect(network, x, labels, ball, engine, largest, tol)
+        return _bisect(network, SecondLook(model, engine), x, labels, ball, engine, largest, tol)
 
 
 def _bisect(
     network: DualNetwork,
+    second: SecondLook,
     x: Tensor,
     labels: Tensor,
     ball: Perturbation,
@@ -55,15 +57,15 @@ def _bisect(
     tol: float,
 ) -> Tensor:
     def certified(radius: Tensor, some: Tensor) -> Tensor:
-        proof = prove(
-            network, x[some], labels[some], ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1))), engine
-        )
+        part = ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1)))
+        proof = prove(network, x[some], labels[some], part, engine)
         if proof.confidence is not None:
             raise ArgumentError(
                 f"{engine!r} promises each bound with probability 1 - delta, and a search makes many: their deltas add up. "
                 f"Use Dual(), or certify() at radii and deltas that you choose beforehand"
             )
-        return _all_above_slack(proof, labels[some])
+        everyone = torch.ones_like(some, dtype=torch.bool)
+        return _all_above_slack(second.at(proof, x[some], labels[some], part, everyone), labels[some])
 
     low = torch.zeros_like(largest)
     high = largest.clone()

@@ -6,6 +6,7 @@ carry one leading batch dimension [M, *shape]; engines fold rows or generators i
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -70,6 +71,10 @@ class AffineDual(ABC):
         zeros = tuple(coefficients.new_zeros(coefficients.shape[0], *shape) for shape in shapes)
         pull_back = torch.func.vjp(self.linear, *zeros)[1]
         return tuple(pull_back(coefficients))
+
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> int:
+        """The most terms of a sum W x, plus those of a sum W' nu, for operands and a result of such shapes."""
+        return sum(map(math.prod, shapes)) + math.prod(shape)
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         """What each spatial position of the result reads of every operand; None when it may read everything."""

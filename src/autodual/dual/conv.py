@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from autodual._tensor import channels_inside
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
-from autodual.dual.narrow import Geometry, convolve, narrow, spread
+from autodual.dual.narrow import Geometry, convolve, narrow, narrow_back, spread
 from autodual.dual.registry import register, rewrite
 from autodual.graph import Call
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TINY = 16
 """Up to so many positions, a convolution is fastest as one matrix."""
-NARROW = 4
+THIN = 4
 """Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution (not backwards)."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -78,13 +78,13 @@ class DualConv(AffineDual):
         return (self._spread(coefficients, shape),)
 
     def _spread(self, coefficients: Tensor, shape: Shape) -> Tensor:
-        narrow = self.groups == 1 and shape[0] <= NARROW and coefficients.device.type == "cpu"
-        if narrow and not torch.is_grad_enabled():
+        thin = self.groups == 1 and shape[0] <= THIN and coefficients.device.type == "cpu"
+        if thin and not torch.is_grad_enabled():
             return self._scatter(coefficients, shape[1:])
         return self._transposed(coefficients, shape[1:])
 
     def _transposed(self, coefficients: Tensor, size: Shape) -> Tensor:
-        if narrow(coefficients, self.weight, self.groups):
+        if narrow_back(coefficients, self.weight, self.groups):
             return spread(coefficients, self.weight, size, self.geometry)
         left_over = tuple(
             n - ((m - 1) * s - 2 * p + r + 1)
@@ -129,6 +129,9 @@ class DualConv(AffineDual):
             whole[(slice(None), slice(None), *place)] += taps[:, tap]
         inside = [slice(p, p + n) for p, n in zip(self.padding, size, strict=True)]
         return whole[(slice(None), slice(None), *inside)]
+
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> int:
+        return self.weight[0].numel() + self.weight[:, 0].numel() + 1
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         low = tuple(-p for p in self.padding)

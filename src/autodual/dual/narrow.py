@@ -13,15 +13,26 @@ from autodual._types import Shape
 
 TAPS = 64
 """Weights per filter, up to which a convolution counts as narrow."""
+MORE = 4
+"""How much larger than its operand a convolution's intermediate result may be on the way back."""
+TENSOR_CORES = (8, 0)
+"""The compute capability that brought TF32."""
 
 Geometry = tuple[Shape, Shape, Shape]
 """Stride, padding and dilation."""
 
 
 def narrow(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether `convolve` and `spread` are faster with filters [F, C, h, w]: on tensor cores, so only where TF32 is allowed."""
+    """Whether `convolve` is faster than the library with filters [F, C, h, w]: on tensor cores, so only where TF32 is allowed."""
     few = weight.dim() == 4 and groups == 1 and weight[0].numel() <= TAPS
-    return few and kernels.usable("narrow", x, weight) and tf32_convolutions()
+    if not few or not kernels.usable("narrow", x, weight) or not tf32_convolutions():
+        return False
+    return torch.cuda.get_device_capability(x.device) >= TENSOR_CORES
+
+
+def narrow_back(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether `spread` is faster, with gifts that are not much larger than x."""
+    return weight[0].numel() <= MORE * len(weight) and narrow(x, weight, groups)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 LARGEST_K = 256
 """Values that one program can hold to select their median."""
@@ -51,11 +52,14 @@ def _try(family: Family, device: int) -> bool:
 
 
 def ready(family: Family, device: torch.device) -> bool:
-    """Whether these kernels run there: on the current NVIDIA GPU, and under no compiler that would rather fuse plain code.
+    """Whether these kernels run there: on the current NVIDIA GPU, under no compiler that would rather fuse plain code, and under no
+    function transform (`torch.func`, forward-mode derivatives), whose tensors have no memory to work on.
 
     Triton launches on the current GPU, whatever the tensors': on another one, plain code runs.
     """
     if device.type != "cuda" or torch.compiler.is_compiling() or torch.version.hip is not None:
+        return False
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     current = torch.cuda.current_device()
     return device.index == current and _works(family, current)

@@ -42,7 +42,7 @@ def clipped(x: Tensor, eps: float, low: float, high: float) -> tuple[Tensor, Ten
 
 def margins(labels: Tensor, classes: int) -> Tensor:
     """[classes, N, classes]: row j of example n is e_label - e_j; NaN for a label outside the classes."""
-    rows = torch.empty(classes, len(labels), classes, device=labels.device)
+    rows = torch.empty(classes, len(labels), classes, dtype=torch.float32, device=labels.device)
     block = triton.next_power_of_2(classes)
     _margins[(len(labels), classes)](labels.contiguous(), rows, classes, block, num_warps=1 if block <= 128 else 4)
     return rows

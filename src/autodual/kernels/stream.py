@@ -18,19 +18,19 @@ ENOUGH = 1024
 TILE = (4, 128)
 """Projections and units that a program treats at a time backward."""
 
-_ANY = ["k", "each", "features", "stream_row", "stream_example"]
+_ANY = ["k", "each", "count", "features", "stream_row", "stream_example"]
 
 
 @triton.jit(do_not_specialize=_ANY)
 def _forward(  # type: ignore[no-untyped-def]
-    stream, slope, radius, angles, turns, result, k, each, features, stream_row, stream_example,
+    stream, slope, radius, angles, turns, result, k, each, count, features, stream_row, stream_example,
     has_stream: tl.constexpr, turned: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     wide = features.to(tl.int64)
     stream_row = stream_row.to(tl.int64)
-    example = tl.program_id(1).to(tl.int64)
-    examples = tl.num_programs(1).to(tl.int64)
-    unit = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    example = (tl.program_id(0) % count).to(tl.int64)
+    examples = count.to(tl.int64)
+    unit = (tl.program_id(0) // count).to(tl.int64) * block + tl.arange(0, block)
     inside = unit < features
     place = example * features + unit
     reach = tl.load(radius + place, mask=inside, other=0.0)
@@ -39,7 +39,7 @@ def _forward(  # type: ignore[no-untyped-def]
         turn = tl.load(turns + place, mask=inside, other=0.0)
     if has_stream:
         steep = tl.load(slope + place, mask=inside, other=0.0)
-    first = tl.program_id(2) * each
+    first = tl.program_id(1) * each
     for row in range(first, tl.minimum(first + each, k)):
         value = reach * libdevice.tan(tl.load(angles + row * wide + unit, mask=inside, other=0.0) + turn)
         if has_stream:
@@ -50,14 +50,14 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=[name for name in _ANY if name != "each"])
 def _backward(  # type: ignore[no-untyped-def]
-    gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, features, stream_row, stream_example,
+    gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, count, features, stream_row, stream_example,
     has_stream: tl.constexpr, turned: tl.constexpr, own_stream: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     wide = features.to(tl.int64)
     stream_row = stream_row.to(tl.int64)
-    example = tl.program_id(1).to(tl.int64)
-    examples = tl.num_programs(1).to(tl.int64)
-    unit = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    example = (tl.program_id(0) % count).to(tl.int64)
+    examples = count.to(tl.int64)
+    unit = (tl.program_id(0) // count).to(tl.int64) * block + tl.arange(0, block)
     inside = unit < features
     place = example * features + unit
     turn = tl.zeros([block], dtype=tl.float32)
@@ -96,8 +96,8 @@ def forward(
     rows = (0, 0) if stream is None else (stream.shape[1] * features, features if stream.shape[1] > 1 else 0)
     blocks = triton.cdiv(features, BLOCK)
     each = triton.cdiv(k, min(k, triton.cdiv(ENOUGH, blocks * examples)))
-    _forward[(blocks, examples, triton.cdiv(k, each))](
-        radius if stream is None else stream, slope, radius, angles, turns, result, k, each, features, *rows,
+    _forward[(blocks * examples, triton.cdiv(k, each))](
+        radius if stream is None else stream, slope, radius, angles, turns, result, k, each, examples, features, *rows,
         stream is not None, turned, BLOCK,
     )  # fmt: skip
     return result
@@ -111,10 +111,10 @@ def backward(
     turns = gradient if turns is None else turns.contiguous()
     k, examples, features = len(angles), len(radius), radius[0].numel()
     on_radius = torch.empty_like(radius, memory_format=torch.contiguous_format)
-    grid = (triton.cdiv(features, TILE[1]), examples)
+    grid = (triton.cdiv(features, TILE[1]) * examples,)
     if stream is None or slope is None:
         _backward[grid](
-            gradient, gradient, gradient, angles, turns, on_radius, on_radius, on_radius, k, features, 0, 0,
+            gradient, gradient, gradient, angles, turns, on_radius, on_radius, on_radius, k, examples, features, 0, 0,
             False, turned, False, *TILE,
         )  # fmt: skip
         return None, None, on_radius
@@ -123,7 +123,7 @@ def backward(
     on_stream = torch.empty_like(gradient if own else stream)
     on_slope = torch.empty_like(on_radius)
     _backward[grid](
-        gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, features,
+        gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, examples, features,
         stream.shape[1] * features, features if stream.shape[1] > 1 else 0, True, turned, own, *TILE,
     )  # fmt: skip
     if not own:

@@ -10,37 +10,40 @@ from autodual.kernels import Family, chord, median, narrow, starting, stream, we
 
 
 def _median(device: torch.device) -> None:
-    three = torch.ones(3, 1, 2, device=device)
+    three = torch.ones(3, 1, 2, dtype=torch.float32, device=device)
     median.median_of_sizes(three, ((0, 1), (1, 2), (0, 1)))
     middle = median.median_of_sizes(three, None)
     median.gradient_of_median(three, middle, middle)
 
 
 def _stream(device: torch.device) -> None:
-    three, one = torch.ones(3, 1, 2, device=device), torch.ones(1, 2, device=device)
+    three, one = (torch.ones(*shape, dtype=torch.float32, device=device) for shape in ((3, 1, 2), (1, 2)))
     passed = stream.forward(three, one, one, three, one)
     stream.backward(passed, three, one, one, three, one)
+    stream.forward(None, None, one, three, None)
 
 
 def _chord(device: torch.device) -> None:
-    one = torch.ones(1, 2, device=device)
+    one = torch.ones(1, 2, dtype=torch.float32, device=device)
     chord.backward(one, one, *chord.forward(-one, one))
     chord.backward_around(one, one, *chord.forward_around(one, one)[2:])
 
 
 def _narrow(device: torch.device) -> None:
-    one = torch.ones(1, 1, 3, 3, device=device)
-    narrow.convolve(one, one, None, (1, 1), (1, 1), (1, 1))
-    narrow.spread(one, one, (3, 3), (1, 1), (1, 1), (1, 1))
+    """The largest blocks, which need most of the GPU's fast memory."""
+    image, filters = (torch.ones(*s, dtype=torch.float32, device=device) for s in ((1, 4, 16, 16), (64, 4, 3, 3)))
+    geometry = (1, 1), (1, 1), (1, 1)
+    narrow.spread(narrow.convolve(image, filters, filters[:, 0, 0, 0], *geometry), filters, (16, 16), *geometry)
 
 
 def _weigh(device: torch.device) -> None:
-    rows, one = torch.ones(1, 1, 2, device=device), torch.ones(1, 2, device=device)
+    rows, one = (torch.ones(*shape, dtype=torch.float32, device=device) for shape in ((1, 1, 2), (1, 2)))
     weigh.backward(rows, one, one, *weigh.forward(rows, one, one))
+    weigh.backward(rows, None, one, *weigh.forward(rows, None, one))
 
 
 def _starting(device: torch.device) -> None:
-    starting.clipped(torch.ones(2, device=device), 0.1, 0.0, 1.0)
+    starting.clipped(torch.ones(2, dtype=torch.float32, device=device), 0.1, 0.0, 1.0)
     starting.margins(torch.zeros(1, dtype=torch.int64, device=device), 2)
 
 

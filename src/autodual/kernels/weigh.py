@@ -44,8 +44,8 @@ def _backward(  # type: ignore[no-untyped-def]
     rows, slope, radius, on_passed, on_sizes, on_rows, on_slope, on_radius, count, examples, features, radius_example,
     passes: tl.constexpr, sized: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    example = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * block + tl.arange(0, block)
+    example = (tl.program_id(0) % examples).to(tl.int64)
+    unit = tl.program_id(0) // examples * block + tl.arange(0, block)
     inside = unit < features
     reach = tl.load(radius + example * radius_example + unit, mask=inside, other=0.0)
     slope_total = tl.zeros([block], dtype=tl.float32)
@@ -96,7 +96,7 @@ def backward(
     passes = slope is not None and on_passed is not None
     on_rows, on_radius = torch.empty_like(rows), rows.new_empty(examples, features)
     on_slope = torch.empty_like(on_radius) if passes else None
-    _backward[(triton.cdiv(features, UNITS), examples)](
+    _backward[(triton.cdiv(features, UNITS) * examples,)](
         rows, slope.contiguous() if slope is not None else rows, radius, rows if on_passed is None else on_passed.contiguous(),
         rows if on_sizes is None else on_sizes.contiguous(), on_rows, on_radius if on_slope is None else on_slope, on_radius,
         count, examples, features, features if len(radius) > 1 else 0, passes, on_sizes is not None, UNITS,

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import beside, claim, write_json
+from autodual._files import claim, write_json
 
 Line = dict[str, Any]
 
 
 def record_about(path: Path, kind: str) -> Path:
     """Where a record about a file of lines lies: a.jsonl has its problem in a.problem.json, a plain `a` in a.lines-problem.json."""
-    return beside(path, kind if path.name.endswith(".jsonl") else f"lines-{kind}")
+    stem = path.name.removesuffix(".jsonl")
+    return path.with_name(f"{stem}.{kind}.json" if stem != path.name else f"{stem}.lines-{kind}.json")
 
 
 class LineFile:
