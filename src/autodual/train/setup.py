@@ -76,7 +76,7 @@ def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def check_scores(what: str, model: nn.Module, shape: Shape, classes: int) -> None:
-    """Shows the network one black image, for which it must give one score per class; leaves it and the CPU's random numbers as they were."""
+    """Shows the network one black image, for which it must give one score per class; leaves it and the CPU's random state alone."""
     modes = [(module, module.training) for module in model.modules()]
     device = next((p.device for p in model.parameters()), None)
     try:
