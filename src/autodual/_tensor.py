@@ -107,19 +107,20 @@ def tf32_convolutions() -> bool:
 def _precision_settings() -> list[tuple[Any, str, Any]]:
     """Where PyTorch keeps the precision of float32 products, and the strict values.
 
-    Version 2.9 brought new switches, which the older ones set to "whatever `torch.backends.fp32_precision` says", so both are
-    needed; the older ones answer only as long as they agree with the new ones.
+    Version 2.9 brought new switches. The older ones answer only as long as they agree with the new ones, and what they set is
+    "whatever is said for all": so where less is said there, or they do not answer, the new ones are needed.
     """
     cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     new = [getattr(mkldnn, part) for part in ("conv", "rnn", "matmul") if hasattr(mkldnn, part)]
-    if hasattr(cudnn, "conv"):
-        new += [cuda, cudnn.conv, cudnn.rnn]
     older = [(cuda, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    said = [getattr(owner, "fp32_precision", "none") for owner in (torch.backends, cudnn)]
     try:
         for owner, name, _ in older:
             getattr(owner, name)
     except RuntimeError:
         older = []
+    if not older or not set(said) <= {"none", "ieee"}:
+        new += [cuda, cudnn.conv, cudnn.rnn]  # type: ignore[attr-defined]
     return older + [(owner, "fp32_precision", "ieee") for owner in new]
 
 
