@@ -98,6 +98,10 @@ class BoundEngine(ABC):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         """A bound from below on every row of the specification."""
 
+    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
+        """How far rounding may have moved the values of activations whose bounds were accumulated layer by layer; none by default."""
+        return {}
+
     @abstractmethod
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         """The same bounds together with the rounding slack that a certificate must allow for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from autodual.bounds.backward import Observer, over_chunks, pull_back
@@ -23,10 +22,6 @@ class CrownSolver(Solver):
 
     def relax(self, index: int, interval: Interval) -> None:
         self.chosen[index] = self.activation(index).lines(interval)
-
-    def steepest(self, index: int) -> Tensor:
-        lines = self.chosen[index]
-        return torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
 
     def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         total: list[Tensor] = []

@@ -27,7 +27,7 @@ from autodual.bounds.crown_solver import CrownSolver
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget, check_max_bytes
-from autodual.bounds.rounding import Rounding, prove_rows, steepest_line
+from autodual.bounds.rounding import Rounding, prove_rows
 from autodual.bounds.solver import Solver
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
@@ -87,15 +87,21 @@ class BackwardEngine(BoundEngine):
         parts = self._in_parts(network, region, spec, one)
         return replace(parts[0], lower=torch.cat([p.lower for p in parts]))
 
+    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
+        return {} if self.intermediate is None else self.intermediate.rounding(network, region)
+
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         def one(part: InputSet, rows: Spec | None) -> Proof:
             assert rows is not None
-            rounding = Rounding(network, part)
-            solver, found, beside = self._relaxed(network, part, exact=False, rounding=rounding)
-            lower, slack = prove_rows(solver, network.output, rows, rounding)
+            solver, found, beside = self._relaxed(network, part, exact=False)
+            rounding = Rounding(network, part, found.intervals)
+            errors = list(rounding.local)
+            for activation, error in self.rounding(network, part).items():
+                errors[activation] = errors[activation] + error
+            lower, slack = prove_rows(solver, network.output, rows, errors)
             if beside is not None:
                 plain = constant_bands(DualSolver(network, part, solver.budget), found.intervals)
-                other, its_slack = prove_rows(plain, network.output, rows, rounding)
+                other, its_slack = prove_rows(plain, network.output, rows, rounding.accumulated())
                 better = other - its_slack > lower - slack
                 lower, slack = torch.where(better, other, lower), torch.where(better, its_slack, slack)
             return Proof(lower, found.sound, slack, confidence=found.confidence)
@@ -105,12 +111,9 @@ class BackwardEngine(BoundEngine):
         return replace(parts[0], lower=lower, slack=slack)
 
     def _relaxed(
-        self, network: DualNetwork, region: InputSet, exact: bool = True, rounding: Rounding | None = None
+        self, network: DualNetwork, region: InputSet, exact: bool = True
     ) -> tuple[Solver, Preactivations, IntervalPass | None]:
-        """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest.
-
-        With `rounding`, bounds are widened by what it says they may be off by.
-        """
+        """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest."""
         solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device))
         given = None if self.intermediate is None else self.intermediate.preactivations(network, region)
         beside = IntervalPass(network, region) if self.intersect else None
@@ -125,12 +128,8 @@ class BackwardEngine(BoundEngine):
                     interval = interval.intersect(beside.at(source))
                     beside.narrow(source, interval)
                 known[source] = interval
-            intervals[index] = known[source] if rounding is None else rounding.settle(index, known[source])
-            solver.relax(index, intervals[index])
-            if rounding is not None:
-                rounding.relaxed(index, solver.steepest(index))
-                if given is not None:
-                    rounding.relaxed(index, steepest_line(solver.activation(index), intervals[index]))
+            intervals[index] = known[source]
+            solver.relax(index, known[source])
         if given is None:
             return solver, Preactivations(intervals, sound=True), beside
         return solver, replace(given, intervals=intervals), beside

@@ -36,9 +36,6 @@ class DualSolver(Solver):
     def relax(self, index: int, interval: Interval) -> None:
         self.set_band(index, self.activation(index).band(interval))
 
-    def steepest(self, index: int) -> Tensor:
-        return self.bands[index].slope.abs()
-
     def set_band(self, index: int, band: Band) -> None:
         self.bands[index] = band
         alive = None if torch.is_grad_enabled() else alive_channels(band)

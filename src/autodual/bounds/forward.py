@@ -44,10 +44,8 @@ class Centred:
 class ForwardPass:
     """Carries one column per input feature and per unstable unit; units that are stable in all examples get none."""
 
-    def __init__(
-        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
-    ) -> None:
-        self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
+    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
+        self.network, self.region, self.budget = network, region, budget
         self.bands: dict[int, Band] = {}
         self.preactivations: dict[int, Interval] = {}
         shape = region.centre.shape
@@ -67,11 +65,8 @@ class ForwardPass:
             centre = node.layer.apply(*(o.centre for o in operands))
             return Centred(centre, self._through_affine(node.layer, operands))
         assert isinstance(node.layer, ElementwiseDual)
-        interval = self.interval(operands[0])
-        self.preactivations[index] = interval if self.rounding is None else self.rounding.settle(index, interval)
+        self.preactivations[index] = self.interval(operands[0])
         band = self.bands[index] = node.layer.band(self.preactivations[index])
-        if self.rounding is not None:
-            self.rounding.relaxed(index, band.slope)
         generators = {source: g * band.slope for source, g in operands[0].generators.items()}
         return Centred(band.slope * operands[0].centre + band.centre, generators | self._unstable(index, band))
 
@@ -151,16 +146,16 @@ class ForwardDual(BoundEngine):
         return Minimum(self._project(self._run(network, region), spec), sound=True)
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        rounding = Rounding(network, region, generators(network))
-        run = self._run(network, region, rounding)
+        run = self._run(network, region)
         solver = DualSolver(network, region, run.budget)
         solver.bands.update(run.bands)
-        _, slack = prove_rows(solver, network.output, spec, rounding)
+        rounding = Rounding(network, region, run.preactivations, generators(network))
+        _, slack = prove_rows(solver, network.output, spec, rounding.local)
         return Proof(self._project(run, spec), True, slack)
 
-    def _run(self, network: DualNetwork, region: InputSet, rounding: Rounding | None = None) -> ForwardPass:
+    def _run(self, network: DualNetwork, region: InputSet) -> ForwardPass:
         require_bands(network, "ForwardDual")
-        return ForwardPass(network, region, Budget.of(self.max_bytes, region.centre.device), rounding)
+        return ForwardPass(network, region, Budget.of(self.max_bytes, region.centre.device))
 
     @staticmethod
     def _project(run: ForwardPass, spec: Spec) -> Tensor:

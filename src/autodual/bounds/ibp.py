@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
@@ -33,11 +35,15 @@ class IBP(BoundEngine):
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         found = self._intervals(IntervalPass(network, region))
-        rounding = Rounding(network, region)
-        wide = {i: rounding.settle(i, interval) for i, interval in found.items()}
-        solver = constant_bands(DualSolver(network, region, Budget.of(None, region.centre.device)), wide)
-        lower, slack = prove_rows(solver, network.output, spec, rounding)
+        solver = constant_bands(DualSolver(network, region, Budget.of(None, region.centre.device)), found)
+        errors = Rounding(network, region, found).accumulated()
+        lower, slack = prove_rows(solver, network.output, spec, errors)
         return Proof(lower, True, slack)
+
+    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
+        found = self._intervals(IntervalPass(network, region))
+        errors = Rounding(network, region, found).accumulated()
+        return {i: errors[i] for i in network.activations}
 
     @staticmethod
     def _intervals(intervals: IntervalPass) -> dict[int, Interval]:

@@ -1,10 +1,10 @@
-"""How far rounding may have moved a bound: a proof, whatever order the sums were taken in.
+"""How far rounding may have moved a bound.
 
 A sum of n products of floating-point numbers is wrong by at most n u / (1 - n u) times the sum of their absolute values, where u is
 half the machine epsilon, in any order and with or without fused multiplication. A node's error reaches the result multiplied by
 the coefficient that stands before it; so do those of pulling coefficients back through it, and of adding up over its features.
 Sizes are taken over the whole interval of each activation, since relaxations of wide intervals have large offsets even where
-the centre is small. And the bounds on what enters an activation are widened by their own error before it is relaxed.
+the centre is small.
 """
 
 from __future__ import annotations
@@ -33,49 +33,40 @@ def of_sum(terms: int, dtype: torch.dtype) -> float:
 
 
 class Rounding:
-    """Errors of all nodes, computed as far as asked for; activations are told of by the owner, in order."""
+    """Sizes of what is added up at every node, for the bounds `intervals` on what enters the activations."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, more_terms: int = 0) -> None:
+    def __init__(
+        self, network: DualNetwork, region: InputSet, intervals: dict[int, Interval], more_terms: int = 0
+    ) -> None:
         """more_terms: of sums that are longer than a backward pass has them."""
-        self.network, self.more_terms = network, more_terms
+        self.network, self.intervals, self.more_terms = network, intervals, more_terms
         self._dtype = region.centre.dtype
-        self.sizes: dict[int, Tensor] = {0: _largest(region.box())}
-        """Of the terms whose sum a node is, anywhere in the set."""
-        self.local: dict[int, Tensor] = {0: self._grain(0) * self.sizes[0]}
+        sizes = [_largest(region.box())]
+        for index, node in enumerate(network.nodes[1:], start=1):
+            if isinstance(node.layer, AffineDual):
+                bias, size = node.layer.bias(), node.layer.absolute(*(sizes[i] for i in node.inputs))
+                sizes.append(size if bias is None else size + bias.abs().to(size))
+            else:
+                assert isinstance(node.layer, ElementwiseDual)
+                sizes.append(_largest(node.layer.image(intervals[index])))
+        self.local = [self._grain(i) * size for i, size in enumerate(sizes)]
         """Errors that a node adds to those of its operands."""
-        self.errors: dict[int, Tensor] = dict(self.local)
-        """How far a node's bounds may be off."""
 
-    def settle(self, index: int, interval: Interval) -> Interval:
-        """Bounds on what enters activation `index` that hold in spite of rounding, from computed ones."""
-        layer, source = self.network.nodes[index].layer, self.network.nodes[index].inputs[0]
-        assert isinstance(layer, ElementwiseDual)
-        self.up_to(source)
-        error = self.errors[source]
-        wide = Interval(interval.lower - error, interval.upper + error)
-        image, wide_image = layer.image(interval), layer.image(wide)
-        moved = torch.maximum(image.lower - wide_image.lower, wide_image.upper - image.upper)
-        self.sizes[index] = _largest(wide_image)
-        self.local[index] = self._grain(index) * self.sizes[index]
-        self.errors[index] = moved + self.local[index]
-        return wide
-
-    def relaxed(self, index: int, steepest: Tensor) -> None:
-        """Activation `index` was relaxed by lines of at most such slopes, which pass errors on to the bounds of later nodes."""
-        passed = steepest.abs() * self.errors[self.network.nodes[index].inputs[0]] + self.local[index]
-        self.errors[index] = torch.maximum(self.errors[index], passed)
-
-    def up_to(self, index: int) -> None:
-        """Affine nodes, as far as that; activations before have been told of."""
-        for i in range(1, index + 1):
-            layer = self.network.nodes[i].layer
-            if i in self.errors or not isinstance(layer, AffineDual):
-                continue
-            inputs, bias = self.network.nodes[i].inputs, layer.bias()
-            size = layer.absolute(*(self.sizes[j] for j in inputs))
-            self.sizes[i] = size if bias is None else size + bias.abs().to(size)
-            self.local[i] = self._grain(i) * self.sizes[i]
-            self.errors[i] = layer.absolute(*(self.errors[j] for j in inputs)) + self.local[i]
+    def accumulated(self) -> list[Tensor]:
+        """How far the intervals of all nodes may be off that were computed layer by layer."""
+        errors = self.local[:1]
+        for index, node in enumerate(self.network.nodes[1:], start=1):
+            operands = [errors[i] for i in node.inputs]
+            if isinstance(node.layer, AffineDual):
+                errors.append(node.layer.absolute(*operands) + self.local[index])
+            else:
+                assert isinstance(node.layer, ElementwiseDual)
+                before = self.intervals[index]
+                wider = node.layer.image(Interval(before.lower - operands[0], before.upper + operands[0]))
+                image = node.layer.image(before)
+                moved = torch.maximum(image.lower - wider.lower, wider.upper - image.upper)
+                errors.append(moved + self.local[index])
+        return errors
 
     def _grain(self, index: int) -> float:
         """What all sums at a node may be wrong by, for terms of total size 1."""
@@ -86,22 +77,14 @@ class Rounding:
         return of_sum(terms, self._dtype)
 
 
-def prove_rows(solver: Solver, index: int, spec: Spec, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    """Bounds from below on the rows and their rounding slack, both [N, K]; all activations are relaxed."""
-    rounding.up_to(index)
+def prove_rows(solver: Solver, index: int, spec: Spec, errors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Bounds from below on the rows and their rounding slack, both [N, K]; errors of all nodes, in their order."""
     rows = solver.rows(index, spec)
     terms: list[Tensor] = []
     lower = solver.lower(
-        index, rows, lambda node, a: terms.append(rows.inner(node, a.abs(), solver.narrow(node, rounding.local[node])))
+        index, rows, lambda node, a: terms.append(rows.inner(node, a.abs(), solver.narrow(node, errors[node])))
     )
     return lower.T, OWN * sum(terms[1:], terms[0]).T
-
-
-def steepest_line(layer: ElementwiseDual, interval: Interval) -> Tensor:
-    """The largest slope that any engine would relax a layer by."""
-    lines = layer.lines(interval)
-    slopes = [lines.lower_slope, lines.upper_slope, *([layer.band(interval).slope] if layer.has_band else [])]
-    return torch.stack([slope.abs().expand_as(interval.lower) for slope in slopes]).amax(0)
 
 
 def _largest(interval: Interval) -> Tensor:

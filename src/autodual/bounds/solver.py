@@ -30,10 +30,6 @@ class Solver(ABC):
         """Choose the dual layer of activation `index`, whose input lies in `interval`."""
 
     @abstractmethod
-    def steepest(self, index: int) -> Tensor:
-        """The largest slope of a line that activation `index` is relaxed by, whatever its sign."""
-
-    @abstractmethod
     def bound(self, index: int) -> Interval:
         """Bounds on the value of a node."""
 
