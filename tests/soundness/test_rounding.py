@@ -27,6 +27,8 @@ def _worst_ratio(model: nn.Module, x: torch.Tensor, ball: ad.Perturbation, engin
     others = high.margins.isfinite()
     above = (low.margins.double() - high.margins)[others]
     below = -above - 4e-7 * high.margins[others].abs()
+    if engine == ad.Dual(intersect=True):  # which prefers the better of two proofs, slack included
+        below = above
     return (torch.maximum(above, below) / low.slack.double()[others]).max().item()
 
 
