@@ -101,3 +101,33 @@ def test_margins_near_zero_are_looked_at_in_float64(eps: float | torch.Tensor) -
     assert bool(near.any())
     assert bool((certificate.slack[near][:, 1] < 1e-6).all())
     assert bool((certificate.margins[near].double() <= truth.margins[near]).all())
+
+
+class _Single(nn.Module):
+    """Refuses to be anything but float32."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def double(self) -> nn.Module:
+        raise TypeError("single only")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("what", ["model", "memory"])
+def test_what_cannot_be_looked_at_again_is_not_certified_and_said_so(what: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 40), nn.ReLU(), nn.Linear(40, 2)).eval()
+    x, labels, ball = torch.rand(1, 60).repeat(2, 1), torch.zeros(2, dtype=torch.int64), ad.LinfBall(2**-3)
+    worst = ad.certify(copy.deepcopy(model).double(), x.double(), labels, ball).margins[:, 1]
+    with torch.no_grad():
+        model[2].bias[0] += -worst.min().item() + 1e-6
+    assert bool(ad.certify(model, x, labels, ball).certified.all())
+    enough = 60 * 2 * 60 * 4 + 1  # bytes of the input's columns in float32
+    engine = ad.Dual() if what == "model" else ad.ForwardDual(max_bytes=enough)
+    with pytest.warns(UserWarning, match="could not be looked at in float64"):
+        found = ad.certify(_Single(model) if what == "model" else model, x, labels, ball, engine)
+    assert not bool(found.certified.all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,13 +20,13 @@ from autodual.spec import margins
 
 
 class SecondLook:
-    """A model's twin in float64, made when it is needed; without one, nothing becomes clearer."""
+    """A model's twin in float64, made when it is needed; where that cannot be had, it says so, and nothing becomes clearer."""
 
     def __init__(self, model: nn.Module | Network, engine: BoundEngine) -> None:
         self.module = model.model if isinstance(model, Network) else model
         self.engine = engine
         self._twin: DualNetwork | None = None
-        self._hopeless = False
+        self._explained = False
 
     def at(self, proof: Proof, x: Tensor, labels: Tensor, ball: Perturbation, right: Tensor) -> Proof:
         """The proof with sharper margins for those `right` examples that are certified or not depending on what rounding did.
@@ -40,17 +41,21 @@ class SecondLook:
         unclear = (right & possible & ~proved).nonzero().squeeze(1)
         if len(unclear) == 0:
             return proof
-        network = self._network(x[unclear])
-        if network is None:
+        try:
+            found = self._look(x, labels[unclear], ball, unclear)
+        except (AutodualError, RuntimeError, TypeError, AttributeError, copy.Error) as error:
+            self._explain(error, len(unclear))
             return proof
-        found = self._look(network, x, labels[unclear], ball, unclear)
         return replace(
             proof,
             lower=lower.index_copy(0, unclear, _towards(-torch.inf, found.lower)),
             slack=slack.index_copy(0, unclear, _towards(torch.inf, found.slack)),
         )
 
-    def _look(self, network: DualNetwork, x: Tensor, labels: Tensor, ball: Perturbation, examples: Tensor) -> Proof:
+    def _look(self, x: Tensor, labels: Tensor, ball: Perturbation, examples: Tensor) -> Proof:
+        if self._twin is None:
+            self._twin = dual_network(copy.deepcopy(self.module).double(), x[examples].double())
+        network = self._twin
         spec = margins(labels, network.nodes[network.output].shape[0], torch.float64)
         proofs, done = list[Proof](), 0
         for region in _regions(ball, x.double(), examples):
@@ -59,13 +64,16 @@ class SecondLook:
         lower, slack = torch.cat([p.lower for p in proofs]), torch.cat([p.slack for p in proofs])
         return replace(proofs[0], lower=lower, slack=slack)
 
-    def _network(self, x: Tensor) -> DualNetwork | None:
-        if self._twin is None and not self._hopeless:
-            try:
-                self._twin = dual_network(copy.deepcopy(self.module).double(), x.double())
-            except (AutodualError, RuntimeError, TypeError, AttributeError, NotImplementedError, copy.Error):
-                self._hopeless = True
-        return self._twin
+    def _explain(self, error: Exception, examples: int) -> None:
+        """Once: these stay unknown, as they are in float32, whatever a model or the memory has against float64."""
+        if not self._explained:
+            reason = (str(error).splitlines() or [""])[0]
+            warnings.warn(
+                f"{examples} examples are certified or not depending on rounding in float32, and could not be looked at in float64 "
+                f"({type(error).__name__}: {reason}); they count as not certified",
+                stacklevel=4,
+            )
+        self._explained = True
 
 
 def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputSet]:

@@ -56,8 +56,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, ctx.geometry = inputs
-        ctx.save_for_backward(x, weight)
+        _keep(ctx, inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -77,8 +76,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, ctx.geometry = inputs
-        ctx.save_for_backward(x, weight)
+        _keep(ctx, inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -86,6 +84,12 @@ class _Spread(torch.autograd.Function):
         given, (wants_x, wants_weight, *_) = gradients[0], ctx.needs_input_grad
         on_x = convolve(given, weight, None, ctx.geometry) if wants_x else None
         return on_x, _on_weight(x, given, weight, ctx.geometry) if wants_weight else None, None, None
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    """For the way back, whichever way that is: what was convolved, the weights, and the geometry."""
+    x, weight, _, ctx.geometry = inputs
+    ctx.save_for_backward(x, weight)
 
 
 def _on_weight(given: Tensor, images: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

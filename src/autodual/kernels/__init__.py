@@ -15,6 +15,9 @@ LARGEST_K = 256
 FEW = 64
 """Up to so many values, their median is selected by comparing them."""
 
+ENOUGH = 1024
+"""Programs that fill a GPU."""
+
 Family = Literal["median", "stream", "chord", "narrow", "weigh", "starting"]
 """A module of kernels."""
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from autodual._types import Shape
+from autodual.kernels import ENOUGH
 
 POSITIONS = 128
 """Of an image, that a program treats."""
@@ -19,8 +20,6 @@ SEVERAL, MANY = 16, 64
 """Filters that it treats at a time, if one has up to 32 weights or more."""
 WORTH = 64
 """Filters from which writing counts more than reading."""
-ENOUGH = 1024
-"""Programs that fill a GPU."""
 
 _ANY = [
     "filters", "each", "height", "width", "out_height", "out_width",

@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from autodual.kernels import ENOUGH
+
 BLOCK = 256
-ENOUGH = 1024
-"""Programs that fill a GPU."""
 TILE = (4, 128)
 """Projections and units that a program treats at a time backward."""
 

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from autodual.kernels import ENOUGH
+
 BLOCK = 1024
-ENOUGH = 1024
-"""Programs that fill a GPU."""
 ALONE = 4096
 """Features that are no work to share: adding up the parts would take longer."""
 UNITS = 256
