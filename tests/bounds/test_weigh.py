@@ -45,6 +45,7 @@ def _kernel_in_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autodual.kernels, "weigh", kernel, raising=False)
     monkeypatch.setattr(autodual.kernels, "usable", lambda family, *tensors: family == "weigh")
     monkeypatch.setattr(weigh, "MANY", 1)
+    monkeypatch.setattr(weigh, "LARGE", 1)
 
 
 @pytest.mark.usefixtures("_kernel_in_plain_code")

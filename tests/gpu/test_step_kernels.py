@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -35,7 +36,8 @@ def test_rows_through_an_activation(rows: int, examples: int, shape: tuple[int, 
     c.requires_grad_()
     slope = torch.rand(examples, *shape, device="cuda", requires_grad=True)
     radius = torch.rand(1 if shared else examples, *shape, device="cuda", requires_grad=True)
-    assert weigh.weighable(c, radius, slope)
+    assert weigh.weighable(c, radius, slope, in_graph=True)
+    assert not weigh.weighable(c, radius, slope)
     found = weigh.weigh(c, slope, radius)
     exact = c.double() * slope.double(), (c.double().abs() * radius.double()).flatten(2).sum(2)
     assert torch.equal(found[0], c * slope)
@@ -57,11 +59,12 @@ def test_rows_through_an_activation(rows: int, examples: int, shape: tuple[int, 
 
 def test_rows_that_are_not_weighed_by_the_kernel() -> None:
     rows, radius = torch.ones(2, 3, 300, device="cuda"), torch.ones(3, 300, device="cuda")
-    assert weigh.weighable(rows, radius, radius)
-    assert not weigh.weighable(rows[:, :1], radius, radius)
-    assert not weigh.weighable(rows, radius, radius[:1])
-    assert not weigh.weighable(rows[..., :50], radius[:, :50], radius[:, :50])
-    assert not weigh.weighable(rows.double(), radius.double(), radius.double())
+    weighable = partial(weigh.weighable, in_graph=True)
+    assert weighable(rows, radius, radius)
+    assert not weighable(rows[:, :1], radius, radius)
+    assert not weighable(rows, radius, radius[:1])
+    assert not weighable(rows[..., :50], radius[:, :50], radius[:, :50])
+    assert not weighable(rows.double(), radius.double(), radius.double())
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own radius", "shared radius"])

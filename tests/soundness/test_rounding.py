@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import autodual as ad
+from autodual.bounds.prepare import dual_network
 from soundness.graphs import build, drawn_recipe
 
 BALLS = (ad.LinfBall(2**-4), ad.LinfBall(2**-2, clip=(-1, 1)), ad.L2Ball(2**-2), ad.L1Ball(2**-1), ad.LinfBall(2**-10))
@@ -81,6 +82,49 @@ def test_roundings_that_all_go_the_same_way(features: int) -> None:
         worst = x.double() - ball.eps
         assert copy.deepcopy(model).double()(worst)[0, 0] < 0
         assert not bool(ad.certify(model, x, torch.tensor([0]), ball).certified)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=repr)
+def test_units_that_only_rounding_makes_look_dead(engine: ad.BoundEngine) -> None:
+    """A hidden unit that can be a little above zero, by less than float32 can tell, and costs much when it is."""
+    torch.manual_seed(0)
+    features = 1024 if isinstance(engine, ad.ForwardDual) else 16384  # columns of all of them take their time
+    looked_dead, eps = 0, 2**-6
+    for slightly in torch.linspace(0, 2e-6, 20).tolist():
+        model = nn.Sequential(nn.Linear(features, 1), nn.ReLU(), nn.Linear(1, 2)).eval()
+        x = torch.full((1, features), torch.rand(()).item())
+        with torch.no_grad():
+            model[0].weight.fill_(torch.rand(()).item())
+            highest = (model[0].weight.double() * (x.double() + eps)).sum().item()
+            model[0].bias.fill_(-highest * (1 - slightly))
+            model[2].weight.copy_(torch.tensor([[-1e6], [0.0]]))
+            model[2].bias.copy_(torch.tensor([1e-4 * highest, 0.0]))
+            scores = copy.deepcopy(model).double()(x.double() + eps)[0]
+        if scores[0] >= scores[1]:
+            continue
+        found = ad.certify(model, x, torch.tensor([0]), ad.LinfBall(eps), engine)
+        assert not bool(found.certified)
+        looked_dead += ad.bounds(model, ad.LinfBall(eps).around(x), engine).layers["1"].upper.item() <= 0
+    assert looked_dead > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=repr)
+def test_intervals_differ_by_less_than_they_say(engine: ad.BoundEngine) -> None:
+    """Every layer's bounds in float32 and in float64; and no error is useless, being far more than what rounding does."""
+    for seed in range(2000, 2030):
+        recipe = drawn_recipe(seed)
+        x = 2 * torch.rand(4, *recipe.shape, generator=torch.Generator().manual_seed(seed)) - 1
+        single, ball = build(recipe).float(), BALLS[seed % len(BALLS)]
+        with torch.no_grad():
+            low = engine.provable(dual_network(single, x), ball.around(x))
+            double = dual_network(copy.deepcopy(single).double(), x.double())
+            high = engine.provable(double, ball.around(x.double()))
+        for index, exact in high.intervals.items():
+            found, outside = low.intervals[index], low.outside[index].double()
+            size = torch.maximum(exact.lower.abs(), exact.upper.abs()) + 1
+            assert bool((found.lower.double() - exact.lower <= outside).all())
+            assert bool((exact.upper - found.upper.double() <= outside).all())
+            assert outside.max() < 1e-2 * size.max()
 
 
 @pytest.mark.parametrize("eps", [2**-3, torch.tensor([2**-3, 2**-3, 2**-4, 2**-3])], ids=["one eps", "own eps"])

@@ -36,6 +36,8 @@ class Preactivations:
     sound: bool
     confidence: Confidence | None = None
     """For bounds that are not sound, but hold with a stated probability."""
+    outside: dict[int, Tensor] = field(default_factory=dict)
+    """How far rounding may have left values outside, where that has been found out."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,9 @@ class BoundEngine(ABC):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         """A bound from below on every row of the specification."""
 
-    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
-        """How far rounding may have moved the values of activations whose bounds were accumulated layer by layer; none by default."""
-        return {}
+    def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        """The bounds that a proof may rest on, which say how far rounding may have moved them, if the engine knows."""
+        return self.preactivations(network, region)
 
     @abstractmethod
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from autodual.bounds.backward import Observer, over_chunks, pull_back
+from autodual.bounds.errors import with_errors
 from autodual.bounds.memory import Budget
+from autodual.bounds.rounding import Rounding
 from autodual.bounds.rows import Rows, local_windows, plan_for
 from autodual.bounds.solver import Solver
 from autodual.dual import AffineDual, DualNetwork, Lines
@@ -16,12 +21,16 @@ from autodual.sets import InputSet
 class CrownSolver(Solver):
     """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
-        super().__init__(network, region, budget)
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__(network, region, budget, rounding)
         self.chosen: dict[int, Lines] = {}
 
     def relax(self, index: int, interval: Interval) -> None:
-        self.chosen[index] = self.activation(index).lines(interval)
+        lines = self.chosen[index] = self.activation(index).lines(interval)
+        if self.rounding is not None:
+            self.rounding.enter(index, interval, lines.lower_slope, lines.upper_slope)
 
     def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         total: list[Tensor] = []
@@ -51,10 +60,20 @@ class CrownSolver(Solver):
 
     def bound(self, index: int) -> Interval:
         plan = plan_for(self.network, index, local_windows(self.network, index, self.region))
-        like = self.region.centre
-        below = over_chunks(self.network, index, plan, self.budget, like, lambda r: self.lower(index, r))
-        above = over_chunks(self.network, index, plan, self.budget, like, lambda r: self.lower(index, r.flipped()))
+
+        def of_all(work: Callable[[Rows], Tensor]) -> Tensor:
+            return over_chunks(self.network, index, plan, self.budget, self.region.centre, work)
+
+        if self.rounding is None:
+            below, above = of_all(lambda r: self.lower(index, r)), of_all(lambda r: self.lower(index, r.flipped()))
+            return Interval(below, -above)
+        below, error = of_all(lambda r: self._with_errors(index, r)).chunk(2)
+        above, other = of_all(lambda r: self._with_errors(index, r.flipped())).chunk(2)
+        self._note(index, torch.maximum(error, other))
         return Interval(below, -above)
+
+    def _with_errors(self, index: int, rows: Rows) -> Tensor:
+        return with_errors(rows, self._errors(), lambda observe: self.lower(index, rows, observe))
 
 
 def _bias(network: DualNetwork, index: int, like: Tensor) -> Tensor | None:

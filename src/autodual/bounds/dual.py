@@ -27,7 +27,7 @@ from autodual.bounds.crown_solver import CrownSolver
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget, check_max_bytes
-from autodual.bounds.rounding import Rounding, prove_rows
+from autodual.bounds.rounding import Rounding
 from autodual.bounds.solver import Solver
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
@@ -56,13 +56,19 @@ class BackwardEngine(BoundEngine):
         check_max_bytes(self.max_bytes)
 
     @abstractmethod
-    def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> Solver:
+    def solver(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> Solver:
         """A fresh computation."""
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        parts = self._in_parts(network, region, None, lambda part, _: self._relaxed(network, part)[1])
-        joined = {i: _join([p.intervals[i] for p in parts]) for i in network.activations}
-        return Preactivations(joined, parts[0].sound, parts[0].confidence)
+        return _join_all(self._in_parts(network, region, None, lambda part, _: self._relaxed(network, part)[1]))
+
+    def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        def one(part: InputSet, _: Spec | None) -> Preactivations:
+            return self._relaxed(network, part, rounding=Rounding(network, part))[1]
+
+        return _join_all(self._in_parts(network, region, None, one))
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         def one(part: InputSet, _: Spec | None) -> tuple[Interval, Preactivations]:
@@ -87,21 +93,15 @@ class BackwardEngine(BoundEngine):
         parts = self._in_parts(network, region, spec, one)
         return replace(parts[0], lower=torch.cat([p.lower for p in parts]))
 
-    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
-        return {} if self.intermediate is None else self.intermediate.rounding(network, region)
-
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         def one(part: InputSet, rows: Spec | None) -> Proof:
             assert rows is not None
-            solver, found, beside = self._relaxed(network, part, exact=False)
-            rounding = Rounding(network, part, found.intervals)
-            errors = list(rounding.local)
-            for activation, error in self.rounding(network, part).items():
-                errors[activation] = errors[activation] + error
-            lower, slack = prove_rows(solver, network.output, rows, errors)
+            rounding = Rounding(network, part)
+            solver, found, beside = self._relaxed(network, part, exact=False, rounding=rounding)
+            lower, slack = solver.prove(network.output, rows)
             if beside is not None:
-                plain = constant_bands(DualSolver(network, part, solver.budget), found.intervals)
-                other, its_slack = prove_rows(plain, network.output, rows, rounding.accumulated())
+                plain = constant_bands(DualSolver(network, part, solver.budget, rounding), found.intervals)
+                other, its_slack = plain.prove(network.output, rows)
                 better = other - its_slack > lower - slack
                 lower, slack = torch.where(better, other, lower), torch.where(better, its_slack, slack)
             return Proof(lower, found.sound, slack, confidence=found.confidence)
@@ -111,28 +111,39 @@ class BackwardEngine(BoundEngine):
         return replace(parts[0], lower=lower, slack=slack)
 
     def _relaxed(
-        self, network: DualNetwork, region: InputSet, exact: bool = True
+        self, network: DualNetwork, region: InputSet, exact: bool = True, rounding: Rounding | None = None
     ) -> tuple[Solver, Preactivations, IntervalPass | None]:
         """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest."""
-        solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device))
-        given = None if self.intermediate is None else self.intermediate.preactivations(network, region)
-        beside = IntervalPass(network, region) if self.intersect else None
+        solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device), rounding)
+        given = self._given(network, region, rounding)
+        beside = IntervalPass(network, region, rounding) if self.intersect else None
         exact = exact or self.intersect  # the interval pass goes on from these bounds, also from those of stable units
         intervals: dict[int, Interval] = {}
         known: dict[int, Interval] = {}
         for index in network.activations:
             source = network.nodes[index].inputs[0]
             if source not in known:
-                interval = given.intervals[index] if given else solver.bound(source) if exact else solver.settle(index)
+                if given is None:
+                    known[source] = solver.bound(source) if exact else solver.settle(index)
+                else:
+                    known[source] = given.intervals[index]
+                    if rounding is not None:
+                        rounding.outside[source] = given.outside.get(index, torch.zeros_like(known[source].lower))
                 if beside is not None:
-                    interval = interval.intersect(beside.at(source))
-                    beside.narrow(source, interval)
-                known[source] = interval
+                    known[source] = beside.intersect(source, known[source])
             intervals[index] = known[source]
             solver.relax(index, known[source])
+        outside = {} if rounding is None else {i: rounding.outside[network.nodes[i].inputs[0]] for i in intervals}
         if given is None:
-            return solver, Preactivations(intervals, sound=True), beside
-        return solver, replace(given, intervals=intervals), beside
+            return solver, Preactivations(intervals, sound=True, outside=outside), beside
+        return solver, replace(given, intervals=intervals, outside=outside), beside
+
+    def _given(self, network: DualNetwork, region: InputSet, rounding: Rounding | None) -> Preactivations | None:
+        """What another engine is asked for."""
+        if self.intermediate is None:
+            return None
+        ask = self.intermediate.preactivations if rounding is None else self.intermediate.provable
+        return ask(network, region)
 
     def _in_parts(
         self, network: DualNetwork, region: InputSet, spec: Spec | None, work: Callable[[InputSet, Spec | None], Part]
@@ -149,17 +160,21 @@ class BackwardEngine(BoundEngine):
 class Dual(BackwardEngine):
     """The paper's exact bound: one common slope per unit, u / (u - l) for ReLU. [SPAD Thm 1, Cor. 1 and 2]"""
 
-    def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> DualSolver:
+    def solver(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> DualSolver:
         require_bands(network, "Dual")
-        return DualSolver(network, region, budget)
+        return DualSolver(network, region, budget, rounding)
 
 
 @dataclass(frozen=True, repr=False)
 class Crown(BackwardEngine):
     """Two lines per unit; for ReLU the lower slope is 0 or 1, whichever leaves less area. Usually tighter than `Dual`."""
 
-    def solver(self, network: DualNetwork, region: InputSet, budget: Budget) -> CrownSolver:
-        return CrownSolver(network, region, budget)
+    def solver(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> CrownSolver:
+        return CrownSolver(network, region, budget, rounding)
 
 
 def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, beside: IntervalPass | None) -> Tensor:
@@ -168,6 +183,13 @@ def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, b
         return lower
     plain = constant_bands(DualSolver(solver.network, solver.region, solver.budget), found.intervals)
     return torch.maximum(lower, plain.minimum(solver.network.output, spec))
+
+
+def _join_all(parts: list[Preactivations]) -> Preactivations:
+    """Of all examples, from those of some at a time."""
+    intervals = {i: _join([p.intervals[i] for p in parts]) for i in parts[0].intervals}
+    outside = {i: torch.cat([p.outside[i] for p in parts]) for i in parts[0].outside}
+    return replace(parts[0], intervals=intervals, outside=outside)
 
 
 def _join(intervals: list[Interval]) -> Interval:

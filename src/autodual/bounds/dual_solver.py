@@ -11,6 +11,7 @@ from autodual.bounds.centres import Centres
 from autodual.bounds.memory import Budget
 from autodual.bounds.prune import alive_channels, prune
 from autodual.bounds.radius import RadiusPass
+from autodual.bounds.rounding import Rounding
 from autodual.bounds.rows import DensePlan, Rows
 from autodual.bounds.solver import Solver
 from autodual.dual import AffineDual, Band, DualNetwork
@@ -24,21 +25,30 @@ WORTHWHILE = 0.7
 class DualSolver(Solver):
     """One common slope per unit."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
-        super().__init__(network, region, budget)
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__(network, region, budget, rounding)
         self.bands: dict[int, Band] = {}
         self.constant: set[int] = set()
         self.centres = Centres(network, region, self.bands)
         self._alive: dict[int, Tensor] = {}
         self._slim, self._kept = network, dict[int, Tensor]()
-        self._reaches = {} if region.dual_norm is None else {0: region.radius.expand_as(region.centre)}
+        self._reaches = dict[int, Tensor]()
+        if region.dual_norm is not None:
+            reach = region.radius.expand_as(region.centre)
+            self._reaches[0] = reach if rounding is None else rounding.with_room(0, reach)
 
     def relax(self, index: int, interval: Interval) -> None:
-        self.set_band(index, self.activation(index).band(interval))
+        self.set_band(index, interval, self.activation(index).band(interval))
 
-    def set_band(self, index: int, band: Band) -> None:
+    def set_band(self, index: int, interval: Interval, band: Band) -> None:
         self.bands[index] = band
-        alive = None if torch.is_grad_enabled() else alive_channels(band)
+        parts = [band.slope, band.radius]
+        if self.rounding is not None:
+            self.rounding.enter(index, interval, band.slope)
+            parts.append(self.rounding.errors[index])
+        alive = None if torch.is_grad_enabled() else alive_channels(*parts)
         if alive is not None:
             self._alive[index] = alive
             self._slim, self._kept = prune(self.network, self._alive)
@@ -54,8 +64,9 @@ class DualSolver(Solver):
 
     def bound(self, index: int) -> Interval:
         centre = self.centre(index)
-        below, above = self._radius().of_units(index)
-        return Interval(centre - below, centre + above)
+        reach = self._radius().of_units(index)
+        self._note(index, reach.error)
+        return Interval(centre - reach.below, centre + reach.above)
 
     def settle(self, index: int) -> Interval:
         """Exact bounds only for the units that need them.
@@ -73,37 +84,51 @@ class DualSolver(Solver):
         units = curved.flatten(1).any(0).nonzero().squeeze(1)
         if len(units) > WORTHWHILE * curved[0].numel():
             return self._remember(source, self.bound(source))
+        error = torch.zeros_like(reach)
         if len(units) > 0:
-            exact = radius.of_some_units(source, units).expand(
-                len(centre), -1
-            )  # one row if the examples share their radius
-            reach = reach.flatten(1).index_copy(1, units, exact).reshape(centre.shape)
+            exact = radius.of_some_units(source, units)
+            reach = _put(reach, units, exact.below)
+            if self.rounding is not None:
+                self._note(source, exact.error if exact.error is None else _put(error, units, exact.error))
+                error = _put(error, units, self.rounding.outside[source].flatten(1)[:, units])
+        if self.rounding is not None:
+            self.rounding.outside[source] = error
         return self._remember(source, Interval.around(centre, reach))
 
     def _remember(self, index: int, interval: Interval) -> Interval:
         self._reaches[index] = interval.radius
+        if self.rounding is not None:
+            self._reaches[index] = self.rounding.with_room(index, self._reaches[index] + self.rounding.outside[index])
         return interval
 
     def _reach(self, index: int) -> Tensor:
-        """A radius that is at least the exact one, from those known so far."""
+        """A radius that is at least the exact one, from those known so far; in a proof, with room for all that rounding may do."""
         for i in range(index + 1):
             if i not in self._reaches:
                 node = self.network.nodes[i]
                 operands = [self._reaches[j] for j in node.inputs]
                 if isinstance(node.layer, AffineDual):
-                    self._reaches[i] = node.layer.absolute(*operands)
+                    reach = node.layer.absolute(*operands)
                 else:
-                    self._reaches[i] = self.bands[i].slope.abs() * operands[0] + self.bands[i].radius
+                    reach = self.bands[i].slope.abs() * operands[0] + self.bands[i].radius
+                self._reaches[i] = reach if self.rounding is None else self.rounding.with_room(i, reach)
         return self._reaches[index]
 
     def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows, observe)
 
+    def _errors(self) -> dict[int, Tensor]:
+        if self.rounding is None:
+            return {}
+        errors = self.rounding.errors | {i: self.rounding.error_of_image(i) for i in self.constant}
+        return {i: self.narrow(i, error) for i, error in errors.items()}
+
     def _radius(self) -> RadiusPass:
         bands = {
             i: Band(self._laid_out(i, b.slope), b.centre, self._laid_out(i, b.radius)) for i, b in self.bands.items()
         }
-        return RadiusPass(self._slim, self.region, bands, self.budget, frozenset(self.constant))
+        errors = {i: channels_inside(error) for i, error in self._errors().items()}
+        return RadiusPass(self._slim, self.region, bands, self.budget, frozenset(self.constant), errors=errors)
 
 
 def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
@@ -113,3 +138,8 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
         solver.bands[index] = Band(torch.zeros_like(image.lower), image.centre, image.radius)
         solver.constant.add(index)
     return solver
+
+
+def _put(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
+    """[N, *shape] with other values [N or 1, len(units)] at some units."""
+    return values.flatten(1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)

@@ -23,7 +23,7 @@ from autodual.bounds.base import (
 )
 from autodual.bounds.dual_solver import DualSolver
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import Rounding, prove_rows
+from autodual.bounds.rounding import Rounding
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -145,13 +145,28 @@ class ForwardDual(BoundEngine):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         return Minimum(self._project(self._run(network, region), spec), sound=True)
 
+    def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        run = self._run(network, region)
+        rounding = Rounding(network, region, generators(network))
+        self._pull_back(run, rounding)
+        outside = {i: rounding.outside[network.nodes[i].inputs[0]] for i in network.activations}
+        return Preactivations(run.preactivations, sound=True, outside=outside)
+
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         run = self._run(network, region)
-        solver = DualSolver(network, region, run.budget)
-        solver.bands.update(run.bands)
-        rounding = Rounding(network, region, run.preactivations, generators(network))
-        _, slack = prove_rows(solver, network.output, spec, rounding.local)
-        return Proof(self._project(run, spec), True, slack)
+        solver = self._pull_back(run, Rounding(network, region, generators(network)))
+        return Proof(self._project(run, spec), True, solver.prove(network.output, spec)[1])
+
+    @staticmethod
+    def _pull_back(run: ForwardPass, rounding: Rounding) -> DualSolver:
+        """The bounds once more, backwards, which is where one can see how far rounding may have moved them."""
+        solver = DualSolver(run.network, run.region, run.budget, rounding)
+        for index, interval in run.preactivations.items():
+            source = run.network.nodes[index].inputs[0]
+            if source not in rounding.outside:
+                solver.bound(source)
+            solver.set_band(index, interval, run.bands[index])
+        return solver
 
     def _run(self, network: DualNetwork, region: InputSet) -> ForwardPass:
         require_bands(network, "ForwardDual")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
 
 from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import Rounding, prove_rows
+from autodual.bounds.rounding import Rounding
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -33,19 +33,31 @@ class IBP(BoundEngine):
         solver = DualSolver(network, region, Budget.of(None, region.centre.device))
         return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec), sound=True)
 
-    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        found = self._intervals(IntervalPass(network, region))
-        solver = constant_bands(DualSolver(network, region, Budget.of(None, region.centre.device)), found)
-        errors = Rounding(network, region, found).accumulated()
-        lower, slack = prove_rows(solver, network.output, spec, errors)
-        return Proof(lower, True, slack)
+    def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        rounding = Rounding(network, region)
+        intervals = self._noted(IntervalPass(network, region, rounding), rounding)
+        outside = {i: rounding.outside[network.nodes[i].inputs[0]] for i in intervals}
+        return Preactivations(intervals, sound=True, outside=outside)
 
-    def rounding(self, network: DualNetwork, region: InputSet) -> dict[int, Tensor]:
-        found = self._intervals(IntervalPass(network, region))
-        errors = Rounding(network, region, found).accumulated()
-        return {i: errors[i] for i in network.activations}
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
+        rounding = Rounding(network, region)
+        intervals = self._noted(IntervalPass(network, region, rounding), rounding)
+        solver = DualSolver(network, region, Budget.of(None, region.centre.device), rounding)
+        lower, slack = constant_bands(solver, intervals).prove(network.output, spec)
+        return Proof(lower, True, slack)
 
     @staticmethod
     def _intervals(intervals: IntervalPass) -> dict[int, Interval]:
         network = intervals.network
         return {i: intervals.at(network.nodes[i].inputs[0]) for i in network.activations}
+
+    @staticmethod
+    def _noted(intervals: IntervalPass, rounding: Rounding) -> dict[int, Interval]:
+        """The same, with errors on the way."""
+        assert intervals.errors is not None
+        found: dict[int, Interval] = {}
+        for index in rounding.network.activations:
+            source = rounding.network.nodes[index].inputs[0]
+            found[index], rounding.outside[source] = intervals.at(source), intervals.errors.at(source)
+            rounding.enter(index, found[index], torch.zeros_like(found[index].lower))
+        return found

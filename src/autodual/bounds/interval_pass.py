@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autodual.bounds.rounding import IntervalErrors, Rounding, outside_of_both
 from autodual.dual import AffineDual, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -10,9 +11,11 @@ from autodual.sets import InputSet
 class IntervalPass:
     """Intervals of all nodes, computed when asked for; a node's interval may be narrowed from outside."""
 
-    def __init__(self, network: DualNetwork, region: InputSet) -> None:
+    def __init__(self, network: DualNetwork, region: InputSet, rounding: Rounding | None = None) -> None:
+        """rounding: of the computation that these intervals are part of, for a proof."""
         self.network = network
         self.intervals: dict[int, Interval] = {0: region.box()}
+        self.errors = None if rounding is None else IntervalErrors(rounding)
 
     def at(self, index: int) -> Interval:
         for i in range(index + 1):
@@ -20,8 +23,16 @@ class IntervalPass:
                 self.intervals[i] = self._step(i)
         return self.intervals[index]
 
-    def narrow(self, index: int, interval: Interval) -> None:
-        self.intervals[index] = interval
+    def intersect(self, index: int, found: Interval) -> Interval:
+        """What this pass and another bound on a node allow, from which the pass goes on."""
+        own = self.at(index)
+        both = found.intersect(own)
+        if self.errors is not None:
+            outside = self.errors.rounding.outside
+            outside[index] = outside_of_both(both, [(found, outside[index]), (own, self.errors.at(index))])
+            self.errors.narrow(index, outside[index])
+        self.intervals[index] = both
+        return both
 
     def _step(self, index: int) -> Interval:
         node = self.network.nodes[index]

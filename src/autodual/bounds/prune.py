@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from autodual.dual import AffineDual, Band, DualLayer, DualNetwork
+from autodual.dual import AffineDual, DualLayer, DualNetwork
 from autodual.dual.shape import DualReshape
 
 WORTHWHILE = 0.85
@@ -27,9 +28,9 @@ class _Draft:
     kept: dict[int, Tensor]
 
 
-def alive_channels(band: Band) -> Tensor | None:
-    """Indices of the channels that are not dead everywhere; None if leaving out the others is not worthwhile."""
-    lit = (band.slope != 0) | (band.radius != 0)
+def alive_channels(*parts: Tensor) -> Tensor | None:
+    """Indices of the channels where some part is not zero; None if leaving out the others is not worthwhile."""
+    lit = reduce(torch.logical_or, (part != 0 for part in parts))
     alive = lit.flatten(2).any(2).any(0) if lit.dim() > 2 else lit.any(0)
     count = int(alive.sum())
     return alive.nonzero().squeeze(1) if 0 < count <= WORTHWHILE * len(alive) else None

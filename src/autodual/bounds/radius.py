@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autodual._tensor import flat_pair, has_channels_inside
 from autodual.bounds.backward import Observer, over_chunks, pull_back
+from autodual.bounds.errors import with_errors
 from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.patches import Patches, crop
 from autodual.bounds.rows import DensePlan, DenseRows, Plan, Rows, SomeUnitsPlan, features, local_windows, plan_for
@@ -20,6 +23,14 @@ from autodual.sets import InputSet
 
 FEW = 0.3
 """Unstable units are gathered if at most this part of all units is unstable in some example."""
+
+
+class Reach(NamedTuple):
+    """How far below and above its centre every unit of a node can be; and what errors before it add up to, if there are any."""
+
+    below: Tensor
+    above: Tensor
+    error: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,8 @@ class RadiusPass:
 
     static: bool = False
     """Whether shapes must not depend on values, nor the host wait for them."""
+    errors: dict[int, Tensor] = field(default_factory=dict)
+    """By activation, for a proof: see `Rounding`."""
 
     def of_rows(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
@@ -44,11 +57,7 @@ class RadiusPass:
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
             slope, radius = self.bands[activation].slope, self.bands[activation].radius
-            if (
-                activation not in self.constant
-                and isinstance(rows, DenseRows)
-                and weighable(coefficients, radius, slope)
-            ):
+            if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
                 return passed
@@ -71,10 +80,14 @@ class RadiusPass:
             if len(units) < FEW * math.prod(radius.shape[1:]):
                 some, size = (v.index_select(-1, units) for v in flat_pair(coefficients, radius))
                 return rows.inner(activation, some.abs(), size)
-        return rows.inner(activation, coefficients.abs(), radius)
+        return rows.norm(activation, coefficients, radius)
+
+    def _worthwhile(self, rows: Rows, coefficients: Tensor, radius: Tensor, *slope: Tensor) -> bool:
+        """Whether to have a kernel for it."""
+        return isinstance(rows, DenseRows) and weighable(coefficients, radius, *slope, in_graph=self.static)
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
-        if self.region.dual_norm == 1 and isinstance(rows, DenseRows) and weighable(coefficients, self.region.radius):
+        if self.region.dual_norm == 1 and self._worthwhile(rows, coefficients, self.region.radius):
             return sizes(coefficients, self.region.radius)
         if self.region.dual_norm is not None:
             return rows.support(0, coefficients, self.region)
@@ -90,38 +103,57 @@ class RadiusPass:
             return patches
         return plan
 
-    def of_some_units(self, index: int, units: Tensor) -> Tensor:
-        """[N, len(units)]: the same for some units of a node, given by their place in the flattened shape."""
-        plan = SomeUnitsPlan(self.network.nodes[index].shape, units)
-        return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda r: self.of_rows(index, r))
+    def of_some_units(self, index: int, units: Tensor) -> Reach:
+        """[N, len(units)]: of some units of a node, given by their place in the flattened shape."""
+        radius, error = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))
+        return Reach(radius, radius, error)
 
-    def of_units(self, index: int) -> tuple[Tensor, Tensor]:
-        """How far below and above its centre every unit of a node can be, by the cheapest way: patches, cells or rows."""
+    def of_units(self, index: int) -> Reach:
+        """Of every unit of a node, by the cheapest way: patches, cells or rows."""
         plan = self.plan(index)
         if isinstance(plan, Patches):
-            radius = self._of_patches(plan)
-            return radius, radius
-        like = self.region.centre
-        below = over_chunks(self.network, index, plan, self.budget, like, lambda r: self.of_rows(index, r))
-        if self.region.dual_norm is not None:
-            return below, below
-        return below, over_chunks(
-            self.network, index, plan, self.budget, like, lambda r: self.of_rows(index, r.flipped())
-        )
+            radius, error = self._of_patches(plan)
+            return Reach(radius, radius, error)
+        below, error = self._of_plan(index, plan)
+        above = below if self.region.dual_norm is not None else self._over(index, plan, _flipped(self.of_rows))
+        return Reach(below, above, error)
 
-    def _of_patches(self, patches: Patches) -> Tensor:
+    def _of_plan(self, index: int, plan: Plan) -> tuple[Tensor, Tensor | None]:
+        """Radius and error of the units that are planned for."""
+        if not self.errors:
+            return self._over(index, plan, self.of_rows), None
+        radius, error = self._over(index, plan, self._with_errors).chunk(2)
+        return radius, error
+
+    def _over(self, index: int, plan: Plan, work: Callable[[int, Rows], Tensor]) -> Tensor:
+        return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
+
+    def _with_errors(self, index: int, rows: Rows) -> Tensor:
+        return with_errors(rows, self.errors, lambda observe: self.of_rows(index, rows, observe))
+
+    def _of_patches(self, patches: Patches) -> tuple[Tensor, Tensor | None]:
         """Every unit as the output of a small network over many virtual examples, some at a time."""
         network = patches.network
         region, bands = patches.region(self.region), patches.bands(self.bands)
+        errors = {patches.places[i]: patches.cut(i, e) for i, e in self.errors.items() if i in patches.places}
         plan = DensePlan(network.nodes[network.output].shape)
         size = even_split(len(region), self.budget.patches(network, plan.count, region.centre))
 
         def some(part: slice) -> Tensor:
             cut = {i: Band(b.slope[part], b.centre, b.radius[part]) for i, b in bands.items()}
+            small = RadiusPass(network, region[part], cut, self.budget, errors={i: e[part] for i, e in errors.items()})
             (rows,) = plan.chunks(plan.count, region.centre)
-            return RadiusPass(network, region[part], cut, self.budget).of_rows(network.output, rows)
+            return small._with_errors(network.output, rows) if errors else small.of_rows(network.output, rows)
 
         parts = [slice(start, start + size) for start in range(0, len(region), size)]
-        if torch.is_grad_enabled() and len(parts) > 1:
-            return patches.assemble(torch.cat([checkpoint(some, part, use_reentrant=False) for part in parts], 1))
-        return patches.assemble(torch.cat([some(part) for part in parts], 1))
+        again = torch.is_grad_enabled() and len(parts) > 1
+        results = [checkpoint(some, part, use_reentrant=False) if again else some(part) for part in parts]
+        if not errors:
+            return patches.assemble(torch.cat(results, 1)), None
+        pairs = [result.chunk(2, dim=1) for result in results]
+        radius, error = (patches.assemble(torch.cat(kind, 1)) for kind in zip(*pairs, strict=True))
+        return radius, error
+
+
+def _flipped(work: Callable[[int, Rows], Tensor]) -> Callable[[int, Rows], Tensor]:
+    return lambda index, rows: work(index, rows.flipped())

@@ -5,25 +5,29 @@ half the machine epsilon, in any order and with or without fused multiplication.
 the coefficient that stands before it; so do those of pulling coefficients back through it, and of adding up over its features.
 Sizes are taken over the whole interval of each activation, since relaxations of wide intervals have large offsets even where
 the centre is small.
+
+The intervals themselves are computed, too. What enters an activation may lie outside its interval by as much as rounding has moved
+that; there, the function may leave its relaxation, and by how much is one more error of the activation. So errors are found
+together with intervals, layer by layer, from the same rows: with the coefficients that there are, which cancel, and not with
+absolute weights from layer to layer, which would add up to far more than any network computes.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from autodual.bounds.solver import Solver
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
-from autodual.spec import Spec
 
 FEW = 32
 """Roundings beside those of sums: of a band's slope and offsets, of differences, of the margin itself."""
 OWN = 1.1
-"""The slack is rounded as well, by far less than a tenth."""
+"""Errors are rounded as well, by far less than a tenth."""
 
 
 def of_sum(terms: int, dtype: torch.dtype) -> float:
@@ -33,40 +37,70 @@ def of_sum(terms: int, dtype: torch.dtype) -> float:
 
 
 class Rounding:
-    """Sizes of what is added up at every node, for the bounds `intervals` on what enters the activations."""
+    """The errors of one computation, in the order in which its activations are relaxed."""
 
-    def __init__(
-        self, network: DualNetwork, region: InputSet, intervals: dict[int, Interval], more_terms: int = 0
-    ) -> None:
+    def __init__(self, network: DualNetwork, region: InputSet, more_terms: int = 0) -> None:
         """more_terms: of sums that are longer than a backward pass has them."""
-        self.network, self.intervals, self.more_terms = network, intervals, more_terms
+        self.network, self.more_terms = network, more_terms
+        self.intervals: dict[int, Interval] = {}
+        """By activation: what its relaxation was made for."""
+        self.outside: dict[int, Tensor] = {}
+        """By node: how far its values may lie outside the interval that was computed for it."""
+        self.errors: dict[int, Tensor] = {}
+        """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
         self._dtype = region.centre.dtype
-        sizes = [_largest(region.box())]
-        for index, node in enumerate(network.nodes[1:], start=1):
-            if isinstance(node.layer, AffineDual):
-                bias, size = node.layer.bias(), node.layer.absolute(*(sizes[i] for i in node.inputs))
-                sizes.append(size if bias is None else size + bias.abs().to(size))
-            else:
-                assert isinstance(node.layer, ElementwiseDual)
-                sizes.append(_largest(node.layer.image(intervals[index])))
-        self.local = [self._grain(i) * size for i, size in enumerate(sizes)]
-        """Errors that a node adds to those of its operands."""
+        self._sizes = [_largest(region.box())]
+        self._since = [self.local(0)]
 
-    def accumulated(self) -> list[Tensor]:
-        """How far the intervals of all nodes may be off that were computed layer by layer."""
-        errors = self.local[:1]
-        for index, node in enumerate(self.network.nodes[1:], start=1):
-            operands = [errors[i] for i in node.inputs]
-            if isinstance(node.layer, AffineDual):
-                errors.append(node.layer.absolute(*operands) + self.local[index])
-            else:
-                assert isinstance(node.layer, ElementwiseDual)
-                before = self.intervals[index]
-                wider = node.layer.image(Interval(before.lower - operands[0], before.upper + operands[0]))
-                image = node.layer.image(before)
-                moved = torch.maximum(image.lower - wider.lower, wider.upper - image.upper)
-                errors.append(moved + self.local[index])
-        return errors
+    def local(self, index: int) -> Tensor:
+        """What a node adds to the errors of its operands."""
+        self._go_on(index)
+        return self._grain(index) * self._sizes[index]
+
+    def since(self, index: int) -> Tensor:
+        """What a node and the affine ones before it, back to the last activations, add to those activations' errors."""
+        self._go_on(index)
+        return self._since[index]
+
+    def enter(self, index: int, interval: Interval, *slopes: Tensor) -> None:
+        """Activation `index` has been relaxed for an interval, by lines of these slopes."""
+        self._go_on(index - 1)
+        layer = self._activation(index)
+        beyond = self.outside[self.network.nodes[index].inputs[0]]
+        self.intervals[index] = interval
+        self._sizes.append(_largest(layer.image(Interval(interval.lower - beyond, interval.upper + beyond))))
+        self._since.append(torch.zeros_like(self._sizes[index]))
+        self.errors[index] = self.error(index, *slopes)
+
+    def error(self, index: int, *slopes: Tensor) -> Tensor:
+        """Of an activation that has been entered, if its lines had these slopes."""
+        source = self.network.nodes[index].inputs[0]
+        steepest = reduce(torch.maximum, (slope.abs() for slope in slopes))
+        strayed = _strayed(self._activation(index), self.intervals[index], self.outside[source], slopes)
+        return OWN * (self.local(index) + steepest * self.since(source) + strayed)
+
+    def error_of_image(self, index: int) -> Tensor:
+        """The same where the values are bounded by an interval of their own."""
+        return self.error(index, torch.zeros_like(self._sizes[index]))
+
+    def with_room(self, index: int, reach: Tensor) -> Tensor:
+        """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
+        wider = reach if index not in self.errors else reach + self.errors[index]
+        return (1 + 2 * self._grain(index)) * wider + 2 * self.local(index)
+
+    def _go_on(self, index: int) -> None:
+        """Through affine nodes; activations are entered by whoever relaxes them."""
+        for i in range(len(self._sizes), index + 1):
+            node = self.network.nodes[i]
+            assert isinstance(node.layer, AffineDual)
+            bias, size = node.layer.bias(), node.layer.absolute(*(self._sizes[j] for j in node.inputs))
+            self._sizes.append(size if bias is None else size + bias.abs().to(size))
+            self._since.append(node.layer.absolute(*(self._since[j] for j in node.inputs)) + self.local(i))
+
+    def _activation(self, index: int) -> ElementwiseDual:
+        layer = self.network.nodes[index].layer
+        assert isinstance(layer, ElementwiseDual)
+        return layer
 
     def _grain(self, index: int) -> float:
         """What all sums at a node may be wrong by, for terms of total size 1."""
@@ -77,14 +111,50 @@ class Rounding:
         return of_sum(terms, self._dtype)
 
 
-def prove_rows(solver: Solver, index: int, spec: Spec, errors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Bounds from below on the rows and their rounding slack, both [N, K]; errors of all nodes, in their order."""
-    rows = solver.rows(index, spec)
-    terms: list[Tensor] = []
-    lower = solver.lower(
-        index, rows, lambda node, a: terms.append(rows.inner(node, a.abs(), solver.narrow(node, errors[node])))
-    )
-    return lower.T, OWN * sum(terms[1:], terms[0]).T
+class IntervalErrors:
+    """How far rounding may have moved the intervals of interval arithmetic, where errors do add up from layer to layer."""
+
+    def __init__(self, rounding: Rounding) -> None:
+        self.rounding = rounding
+        self.values: dict[int, Tensor] = {0: rounding.local(0)}
+
+    def at(self, index: int) -> Tensor:
+        for i in range(index + 1):
+            if i not in self.values:
+                layer = self.rounding.network.nodes[i].layer
+                if isinstance(layer, AffineDual):
+                    operands = [self.values[j] for j in self.rounding.network.nodes[i].inputs]
+                    self.values[i] = OWN * (layer.absolute(*operands) + self.rounding.local(i))
+                else:
+                    self.values[i] = self.rounding.error_of_image(i)
+        return self.values[index]
+
+    def narrow(self, index: int, error: Tensor) -> None:
+        """Where an interval was narrowed from outside."""
+        self.values[index] = error
+
+
+def outside_of_both(interval: Interval, found: list[tuple[Interval, Tensor]]) -> Tensor:
+    """How far values may lie outside an interval that lie in each of the found ones, up to its error."""
+    lowest = reduce(torch.maximum, (other.lower - error for other, error in found))
+    highest = reduce(torch.minimum, (other.upper + error for other, error in found))
+    return OWN * torch.maximum(interval.lower - lowest, highest - interval.upper).clamp(min=0)
+
+
+def _strayed(layer: ElementwiseDual, interval: Interval, by: Tensor, slopes: tuple[Tensor, ...]) -> Tensor:
+    """How far values may be from lines that bound them on an interval, up to `by` outside it.
+
+    There, the function is another line, or near one: so it goes away from the first at the difference of their slopes.
+    """
+    ends = Interval(interval.upper, interval.upper + by), Interval(interval.lower - by, interval.lower)
+    found = []
+    for end in ends:
+        if layer.has_band:
+            band = layer.band(end)
+            found += [(band.slope - slope).abs() * by + 2 * band.radius for slope in slopes]
+        else:
+            found += [layer.image(end).width + slope.abs() * by for slope in slopes]
+    return reduce(torch.maximum, found)
 
 
 def _largest(interval: Interval) -> Tensor:

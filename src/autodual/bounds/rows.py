@@ -19,6 +19,7 @@ from torch import Tensor
 
 from autodual._tensor import flat_pair, safe_sqrt
 from autodual._types import Shape
+from autodual.bounds.weigh import sizes, weighable
 from autodual.dual import AffineDual, DualNetwork, Window
 from autodual.sets import InputSet
 
@@ -35,6 +36,10 @@ class Rows(ABC):
     @abstractmethod
     def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
         """Sum over the features of `node` of a [R, N or 1, *shape] times b [N or 1, *shape], for every unit of the rows."""
+
+    def norm(self, node: int, a: Tensor, b: Tensor) -> Tensor:
+        """The same with the absolute values of a."""
+        return self.inner(node, a.abs(), b)
 
     @abstractmethod
     def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
@@ -58,9 +63,12 @@ class DenseRows(Rows):
             return a @ b.squeeze(0)
         return torch.bmm(a.transpose(0, 1), b.unsqueeze(2)).squeeze(2).T
 
+    def norm(self, node: int, a: Tensor, b: Tensor) -> Tensor:
+        return sizes(a, b) if weighable(a, b) else super().norm(node, a, b)
+
     def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
         if region.dual_norm == 1:
-            return self.inner(node, a.abs(), region.radius.expand(len(region.radius), *a.shape[2:]))
+            return self.norm(node, a, region.radius.expand(len(region.radius), *a.shape[2:]))
         scaled = a * region.radius
         if region.dual_norm == 2:
             return safe_sqrt(scaled.square().flatten(2).sum(-1))
@@ -100,7 +108,7 @@ class CellRows(Rows):
         if region.dual_norm == 1 and region.radius.numel() == 1:
             return self._cells(node, a.abs().sum(2)).sum(self._inside) * region.radius.squeeze()
         if region.dual_norm == 1:
-            return self.inner(node, a.abs(), region.radius)
+            return self.norm(node, a, region.radius)
         scaled = a * region.radius
         if region.dual_norm == 2:
             return safe_sqrt(self._cells(node, scaled.square().sum(2)).sum(self._inside))

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from autodual.bounds.backward import Observer
+from autodual.bounds.errors import with_errors
 from autodual.bounds.memory import Budget
+from autodual.bounds.rounding import OWN, Rounding
 from autodual.bounds.rows import DenseRows, Rows
 from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.interval import Interval
@@ -22,8 +24,11 @@ class Solver(ABC):
     are relaxed, and `minimum` any linear function of it.
     """
 
-    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
-        self.network, self.region, self.budget = network, region, budget
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> None:
+        """rounding: told what happens, for a proof."""
+        self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
 
     @abstractmethod
     def relax(self, index: int, interval: Interval) -> None:
@@ -32,6 +37,17 @@ class Solver(ABC):
     @abstractmethod
     def bound(self, index: int) -> Interval:
         """Bounds on the value of a node."""
+
+    def _note(self, index: int, error: Tensor | None) -> None:
+        """What the errors of activations add up to at a node that has just been bounded."""
+        if self.rounding is not None:
+            since = self.rounding.since(index)
+            self.rounding.outside[index] = OWN * (since if error is None else error + since)
+
+    def _errors(self) -> dict[int, Tensor]:
+        """Of the channels that coefficients are kept for."""
+        errors = {} if self.rounding is None else self.rounding.errors
+        return {i: self.narrow(i, error) for i, error in errors.items()}
 
     def settle(self, index: int) -> Interval:
         """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
@@ -44,6 +60,14 @@ class Solver(ABC):
     def minimum(self, index: int, spec: Spec) -> Tensor:
         """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
         return self.lower(index, self.rows(index, spec)).T
+
+    def prove(self, index: int, spec: Spec) -> tuple[Tensor, Tensor]:
+        """The same, and its rounding slack [N, K]."""
+        assert self.rounding is not None
+        rows = self.rows(index, spec)
+        found = with_errors(rows, self._errors(), lambda observe: self.lower(index, rows, observe))
+        lower, error = found.chunk(2, dim=1)
+        return lower.T, OWN * (error + rows.norm(index, rows.seed, self.rounding.since(index))).T
 
     def rows(self, index: int, spec: Spec) -> DenseRows:
         return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))

@@ -11,12 +11,18 @@ from autodual import kernels
 
 MANY = 256
 """Features from which a pass of its own for every row is worthwhile."""
+LARGE = 1 << 25
+"""Values from which the kernels are faster although the host takes longer to launch them."""
 
 
-def weighable(rows: Tensor, radius: Tensor, *slope: Tensor) -> bool:
-    """Whether kernels take rows [R, N, *shape], which must be each example's own, with these bands."""
+def weighable(rows: Tensor, radius: Tensor, *slope: Tensor, in_graph: bool = False) -> bool:
+    """Whether to have kernels for rows [R, N, *shape], which must be each example's own, with these bands.
+
+    in_graph: for a CUDA graph, or on the way to one, so that launches take no time.
+    """
     return (
-        radius[0].numel() >= MANY
+        (in_graph or rows.numel() >= LARGE)
+        and radius[0].numel() >= MANY
         and rows.shape[1] >= len(radius)
         and all(part.shape == rows.shape[1:] for part in slope)
         and radius.shape[1:] == rows.shape[2:]
