@@ -30,7 +30,8 @@ class CrownSolver(Solver):
     def relax(self, index: int, interval: Interval) -> None:
         lines = self.chosen[index] = self.activation(index).lines(interval)
         if self.rounding is not None:
-            self.rounding.enter(index, interval, lines.lower_slope, lines.upper_slope)
+            offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
+            self.rounding.enter(index, interval, (lines.lower_slope, lines.upper_slope), offset)
 
     def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
         total: list[Tensor] = []

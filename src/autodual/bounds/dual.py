@@ -66,7 +66,7 @@ class BackwardEngine(BoundEngine):
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
         def one(part: InputSet, _: Spec | None) -> Preactivations:
-            return self._relaxed(network, part, rounding=Rounding(network, part))[1]
+            return self._relaxed(network, part, rounding=self._rounding(network, part))[1]
 
         return _join_all(self._in_parts(network, region, None, one))
 
@@ -96,7 +96,7 @@ class BackwardEngine(BoundEngine):
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         def one(part: InputSet, rows: Spec | None) -> Proof:
             assert rows is not None
-            rounding = Rounding(network, part)
+            rounding = self._rounding(network, part)
             solver, found, beside = self._relaxed(network, part, exact=False, rounding=rounding)
             lower, slack = solver.prove(network.output, rows)
             if beside is not None:
@@ -138,6 +138,9 @@ class BackwardEngine(BoundEngine):
             return solver, Preactivations(intervals, sound=True, outside=outside), beside
         return solver, replace(given, intervals=intervals, outside=outside), beside
 
+    def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
+        return Rounding(network, region)
+
     def _given(self, network: DualNetwork, region: InputSet, rounding: Rounding | None) -> Preactivations | None:
         """What another engine is asked for."""
         if self.intermediate is None:
@@ -175,6 +178,9 @@ class Crown(BackwardEngine):
         self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
     ) -> CrownSolver:
         return CrownSolver(network, region, budget, rounding)
+
+    def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
+        return Rounding(network, region, pulls_centres=True)
 
 
 def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, beside: IntervalPass | None) -> Tensor:

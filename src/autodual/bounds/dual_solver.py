@@ -46,7 +46,7 @@ class DualSolver(Solver):
         self.bands[index] = band
         parts = [band.slope, band.radius]
         if self.rounding is not None:
-            self.rounding.enter(index, interval, band.slope)
+            self.rounding.enter(index, interval, (band.slope,), band.radius)
             parts.append(self.rounding.errors[index])
         alive = None if torch.is_grad_enabled() else alive_channels(*parts)
         if alive is not None:

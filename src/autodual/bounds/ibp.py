@@ -59,5 +59,6 @@ class IBP(BoundEngine):
         for index in rounding.network.activations:
             source = rounding.network.nodes[index].inputs[0]
             found[index], rounding.outside[source] = intervals.at(source), intervals.errors.at(source)
-            rounding.enter(index, found[index], torch.zeros_like(found[index].lower))
+            zero = torch.zeros_like(found[index].lower)
+            rounding.enter(index, found[index], (zero,), zero)
         return found

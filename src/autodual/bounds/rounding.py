@@ -2,9 +2,9 @@
 
 A sum of n products of floating-point numbers is wrong by at most n u / (1 - n u) times the sum of their absolute values, where u is
 half the machine epsilon, in any order and with or without fused multiplication. A node's error reaches the result multiplied by
-the coefficient that stands before it; so do those of pulling coefficients back through it, and of adding up over its features.
-Sizes are taken over the whole interval of each activation, since relaxations of wide intervals have large offsets even where
-the centre is small.
+the coefficient that stands before it; so do those of pulling coefficients back through it. Sizes are taken over the whole
+interval of each activation, since relaxations of wide intervals have large offsets even where the centre is small. What is added
+up over all features of a node is not its values but how far they can move, or, with two lines per unit, the lines' offsets.
 
 The intervals themselves are computed, too. What enters an activation may lie outside its interval by as much as rounding has moved
 that; there, the function may leave its relaxation, and by how much is one more error of the activation. So errors are found
@@ -39,9 +39,14 @@ def of_sum(terms: int, dtype: torch.dtype) -> float:
 class Rounding:
     """The errors of one computation, in the order in which its activations are relaxed."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, more_terms: int = 0) -> None:
-        """more_terms: of sums that are longer than a backward pass has them."""
-        self.network, self.more_terms = network, more_terms
+    def __init__(
+        self, network: DualNetwork, region: InputSet, more_terms: int = 0, pulls_centres: bool = False
+    ) -> None:
+        """more_terms: of sums over features that are longer than a backward pass has them.
+
+        pulls_centres: whether biases and the input's centre are added up over features, too, and not computed forward.
+        """
+        self.network, self.more_terms, self.pulls_centres = network, more_terms, pulls_centres
         self.intervals: dict[int, Interval] = {}
         """By activation: what its relaxation was made for."""
         self.outside: dict[int, Tensor] = {}
@@ -50,7 +55,8 @@ class Rounding:
         """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
         self._dtype = region.centre.dtype
         self._sizes = [_largest(region.box())]
-        self._since = [self.local(0)]
+        moves = self._sizes[0] if pulls_centres or region.dual_norm is None else region.radius.abs()
+        self._since = [self.local(0) + self._over_features(0, moves)]
 
     def local(self, index: int) -> Tensor:
         """What a node adds to the errors of its operands."""
@@ -62,26 +68,31 @@ class Rounding:
         self._go_on(index)
         return self._since[index]
 
-    def enter(self, index: int, interval: Interval, *slopes: Tensor) -> None:
-        """Activation `index` has been relaxed for an interval, by lines of these slopes."""
+    def ending(self, index: int) -> Tensor:
+        """The same, with what is added where a linear function of the node is computed."""
+        return self.since(index) + self._over_features(index, self._sizes[index])
+
+    def enter(self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor) -> None:
+        """Activation `index` has been relaxed for an interval, by lines of these slopes; `offset` is what is added up there."""
         self._go_on(index - 1)
         layer = self._activation(index)
         beyond = self.outside[self.network.nodes[index].inputs[0]]
         self.intervals[index] = interval
         self._sizes.append(_largest(layer.image(Interval(interval.lower - beyond, interval.upper + beyond))))
         self._since.append(torch.zeros_like(self._sizes[index]))
-        self.errors[index] = self.error(index, *slopes)
+        self.errors[index] = self._error(index, slopes, offset)
 
-    def error(self, index: int, *slopes: Tensor) -> Tensor:
-        """Of an activation that has been entered, if its lines had these slopes."""
+    def _error(self, index: int, slopes: tuple[Tensor, ...], offset: Tensor) -> Tensor:
+        """Of an activation that has been entered."""
         source = self.network.nodes[index].inputs[0]
         steepest = reduce(torch.maximum, (slope.abs() for slope in slopes))
         strayed = _strayed(self._activation(index), self.intervals[index], self.outside[source], slopes)
-        return OWN * (self.local(index) + steepest * self.since(source) + strayed)
+        summed = self._over_features(index, offset)
+        return OWN * (self.local(index) + steepest * self.since(source) + strayed + summed)
 
     def error_of_image(self, index: int) -> Tensor:
-        """The same where the values are bounded by an interval of their own."""
-        return self.error(index, torch.zeros_like(self._sizes[index]))
+        """Of an activation whose values are bounded by an interval of their own."""
+        return self._error(index, (torch.zeros_like(self._sizes[index]),), self._sizes[index])
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
@@ -95,7 +106,10 @@ class Rounding:
             assert isinstance(node.layer, AffineDual)
             bias, size = node.layer.bias(), node.layer.absolute(*(self._sizes[j] for j in node.inputs))
             self._sizes.append(size if bias is None else size + bias.abs().to(size))
-            self._since.append(node.layer.absolute(*(self._since[j] for j in node.inputs)) + self.local(i))
+            since = node.layer.absolute(*(self._since[j] for j in node.inputs)) + self.local(i)
+            if bias is not None and self.pulls_centres:
+                since = since + self._over_features(i, bias.abs().to(size))
+            self._since.append(since)
 
     def _activation(self, index: int) -> ElementwiseDual:
         layer = self.network.nodes[index].layer
@@ -103,12 +117,15 @@ class Rounding:
         return layer
 
     def _grain(self, index: int) -> float:
-        """What all sums at a node may be wrong by, for terms of total size 1."""
-        node = self.network.nodes[index]
-        terms = math.prod(node.shape) + FEW + self.more_terms
+        """What a node's own sums, forward and back, may be wrong by, for terms of total size 1."""
+        node, terms = self.network.nodes[index], FEW
         if isinstance(node.layer, AffineDual):
             terms += node.layer.terms(self.network.operand_shapes(index), node.shape)
         return of_sum(terms, self._dtype)
+
+    def _over_features(self, index: int, values: Tensor) -> Tensor:
+        """The same of a sum of coefficients times values over all features of a node."""
+        return of_sum(math.prod(self.network.nodes[index].shape) + self.more_terms, self._dtype) * values
 
 
 class IntervalErrors:

@@ -67,7 +67,7 @@ class Solver(ABC):
         rows = self.rows(index, spec)
         found = with_errors(rows, self._errors(), lambda observe: self.lower(index, rows, observe))
         lower, error = found.chunk(2, dim=1)
-        return lower.T, OWN * (error + rows.norm(index, rows.seed, self.rounding.since(index))).T
+        return lower.T, OWN * (error + rows.norm(index, rows.seed, self.rounding.ending(index))).T
 
     def rows(self, index: int, spec: Spec) -> DenseRows:
         return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))

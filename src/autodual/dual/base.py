@@ -74,7 +74,13 @@ class AffineDual(ABC):
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> int:
         """The most terms of a sum W x, plus those of a sum W' nu, for operands and a result of such shapes."""
-        return sum(map(math.prod, shapes)) + math.prod(shape)
+        if self.one_to_one(shapes):
+            return 2
+        window = self.window(shapes)
+        if window is None:
+            return sum(map(math.prod, shapes)) + math.prod(shape)
+        channels = len(shapes) + 1 if self.channelwise else sum(s[0] for s in shapes) + shape[0]
+        return channels * math.prod(high - low + 1 for low, high in zip(window.low, window.high, strict=True))
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         """What each spatial position of the result reads of every operand; None when it may read everything."""
