@@ -120,11 +120,11 @@ def test_intervals_differ_by_less_than_they_say(engine: ad.BoundEngine) -> None:
             double = dual_network(copy.deepcopy(single).double(), x.double())
             high = engine.provable(double, ball.around(x.double()))
         for index, exact in high.intervals.items():
-            found, outside = low.intervals[index], low.outside[index].double()
+            found, outside = low.intervals[index], low.outside[index]
             size = torch.maximum(exact.lower.abs(), exact.upper.abs()) + 1
-            assert bool((found.lower.double() - exact.lower <= outside).all())
-            assert bool((exact.upper - found.upper.double() <= outside).all())
-            assert outside.max() < 1e-2 * size.max()
+            assert bool((found.lower.double() - exact.lower <= outside.below.double()).all())
+            assert bool((exact.upper - found.upper.double() <= outside.above.double()).all())
+            assert outside.farther.max() < 1e-2 * size.max()
 
 
 @pytest.mark.parametrize("eps", [2**-3, torch.tensor([2**-3, 2**-3, 2**-4, 2**-3])], ids=["one eps", "own eps"])

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from autodual._errors import UnsupportedOperationError
+from autodual.bounds.rounding import Outside
 from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -36,7 +37,7 @@ class Preactivations:
     sound: bool
     confidence: Confidence | None = None
     """For bounds that are not sound, but hold with a stated probability."""
-    outside: dict[int, Tensor] = field(default_factory=dict)
+    outside: dict[int, Outside] = field(default_factory=dict)
     """How far rounding may have left values outside, where that has been found out."""
 
 

@@ -70,7 +70,7 @@ class CrownSolver(Solver):
             return Interval(below, -above)
         below, error = of_all(lambda r: self._with_errors(index, r)).chunk(2)
         above, other = of_all(lambda r: self._with_errors(index, r.flipped())).chunk(2)
-        self._note(index, torch.maximum(error, other))
+        self.rounding.note(index, torch.maximum(error, other))
         return Interval(below, -above)
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:

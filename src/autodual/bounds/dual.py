@@ -27,7 +27,7 @@ from autodual.bounds.crown_solver import CrownSolver
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget, check_max_bytes
-from autodual.bounds.rounding import Rounding
+from autodual.bounds.rounding import Outside, Rounding
 from autodual.bounds.solver import Solver
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
@@ -128,7 +128,8 @@ class BackwardEngine(BoundEngine):
                 else:
                     known[source] = given.intervals[index]
                     if rounding is not None:
-                        rounding.outside[source] = given.outside.get(index, torch.zeros_like(known[source].lower))
+                        none = Outside.both(torch.zeros_like(known[source].lower))
+                        rounding.outside[source] = given.outside.get(index, none)
                 if beside is not None:
                     known[source] = beside.intersect(source, known[source])
             intervals[index] = known[source]
@@ -194,7 +195,10 @@ def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, b
 def _join_all(parts: list[Preactivations]) -> Preactivations:
     """Of all examples, from those of some at a time."""
     intervals = {i: _join([p.intervals[i] for p in parts]) for i in parts[0].intervals}
-    outside = {i: torch.cat([p.outside[i] for p in parts]) for i in parts[0].outside}
+    outside = {
+        i: Outside(torch.cat([p.outside[i].below for p in parts]), torch.cat([p.outside[i].above for p in parts]))
+        for i in parts[0].outside
+    }
     return replace(parts[0], intervals=intervals, outside=outside)
 
 

@@ -11,7 +11,7 @@ from autodual.bounds.centres import Centres
 from autodual.bounds.memory import Budget
 from autodual.bounds.prune import alive_channels, prune
 from autodual.bounds.radius import RadiusPass
-from autodual.bounds.rounding import Rounding
+from autodual.bounds.rounding import Outside, Rounding
 from autodual.bounds.rows import DensePlan, Rows
 from autodual.bounds.solver import Solver
 from autodual.dual import AffineDual, Band, DualNetwork
@@ -65,7 +65,8 @@ class DualSolver(Solver):
     def bound(self, index: int) -> Interval:
         centre = self.centre(index)
         reach = self._radius().of_units(index)
-        self._note(index, reach.error)
+        if self.rounding is not None:
+            self.rounding.note(index, reach.error)
         return Interval(centre - reach.below, centre + reach.above)
 
     def settle(self, index: int) -> Interval:
@@ -84,21 +85,29 @@ class DualSolver(Solver):
         units = curved.flatten(1).any(0).nonzero().squeeze(1)
         if len(units) > WORTHWHILE * curved[0].numel():
             return self._remember(source, self.bound(source))
-        error = torch.zeros_like(reach)
+        error = None
         if len(units) > 0:
             exact = radius.of_some_units(source, units)
-            reach = _put(reach, units, exact.below)
-            if self.rounding is not None:
-                self._note(source, exact.error if exact.error is None else _put(error, units, exact.error))
-                error = _put(error, units, self.rounding.outside[source].flatten(1)[:, units])
-        if self.rounding is not None:
-            self.rounding.outside[source] = error
+            reach, error = _put(reach, units, exact.below), exact.error
+        self._note_some(source, units, error)
         return self._remember(source, Interval.around(centre, reach))
+
+    def _note_some(self, index: int, units: Tensor, error: Tensor | None) -> None:
+        """Errors of some units; the others' bounds have room for theirs."""
+        if self.rounding is None:
+            return
+        none = torch.zeros_like(self.centre(index))
+        self.rounding.note(index, None if error is None else _put(none, units, error))
+        found = self.rounding.outside[index]
+        sides = (_put(none, units, side.flatten(1)[:, units]) for side in (found.below, found.above))
+        self.rounding.outside[index] = Outside(*sides)
 
     def _remember(self, index: int, interval: Interval) -> Interval:
         self._reaches[index] = interval.radius
         if self.rounding is not None:
-            self._reaches[index] = self.rounding.with_room(index, self._reaches[index] + self.rounding.outside[index])
+            self._reaches[index] = self.rounding.with_room(
+                index, self._reaches[index] + self.rounding.outside[index].farther
+            )
         return interval
 
     def _reach(self, index: int) -> Tensor:
@@ -122,6 +131,9 @@ class DualSolver(Solver):
             return {}
         errors = self.rounding.errors | {i: self.rounding.error_of_image(i) for i in self.constant}
         return {i: self.narrow(i, error) for i, error in errors.items()}
+
+    def _drift(self, index: int) -> Tensor:
+        return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index)
 
     def _radius(self) -> RadiusPass:
         bands = {

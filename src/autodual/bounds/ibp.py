@@ -10,7 +10,7 @@ from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, So
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import Rounding
+from autodual.bounds.rounding import Outside, Rounding
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -58,7 +58,7 @@ class IBP(BoundEngine):
         found: dict[int, Interval] = {}
         for index in rounding.network.activations:
             source = rounding.network.nodes[index].inputs[0]
-            found[index], rounding.outside[source] = intervals.at(source), intervals.errors.at(source)
+            found[index], rounding.outside[source] = intervals.at(source), Outside.both(intervals.errors.at(source))
             zero = torch.zeros_like(found[index].lower)
             rounding.enter(index, found[index], (zero,), zero)
         return found

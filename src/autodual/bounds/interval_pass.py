@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autodual.bounds.rounding import IntervalErrors, Rounding, outside_of_both
+from autodual.bounds.rounding import IntervalErrors, Outside, Rounding, outside_of_both
 from autodual.dual import AffineDual, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -29,8 +29,10 @@ class IntervalPass:
         both = found.intersect(own)
         if self.errors is not None:
             outside = self.errors.rounding.outside
-            outside[index] = outside_of_both(both, [(found, outside[index]), (own, self.errors.at(index))])
-            self.errors.narrow(index, outside[index])
+            outside[index] = outside_of_both(
+                both, [(found, outside[index]), (own, Outside.both(self.errors.at(index)))]
+            )
+            self.errors.narrow(index, outside[index].farther)
         self.intervals[index] = both
         return both
 

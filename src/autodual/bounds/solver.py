@@ -38,12 +38,6 @@ class Solver(ABC):
     def bound(self, index: int) -> Interval:
         """Bounds on the value of a node."""
 
-    def _note(self, index: int, error: Tensor | None) -> None:
-        """What the errors of activations add up to at a node that has just been bounded."""
-        if self.rounding is not None:
-            since = self.rounding.since(index)
-            self.rounding.outside[index] = OWN * (since if error is None else error + since)
-
     def _errors(self) -> dict[int, Tensor]:
         """Of the channels that coefficients are kept for."""
         errors = {} if self.rounding is None else self.rounding.errors
@@ -67,7 +61,12 @@ class Solver(ABC):
         rows = self.rows(index, spec)
         found = with_errors(rows, self._errors(), lambda observe: self.lower(index, rows, observe))
         lower, error = found.chunk(2, dim=1)
-        return lower.T, OWN * (error + rows.norm(index, rows.seed, self.rounding.ending(index))).T
+        total = OWN * (error + rows.norm(index, rows.seed, self.rounding.ending(index)))
+        return lower.T, (total - rows.inner(index, rows.seed, self._drift(index))).T
+
+    def _drift(self, index: int) -> Tensor:
+        assert self.rounding is not None
+        return self.rounding.drift(index)
 
     def rows(self, index: int, spec: Spec) -> DenseRows:
         return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))

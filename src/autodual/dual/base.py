@@ -72,15 +72,16 @@ class AffineDual(ABC):
         pull_back = torch.func.vjp(self.linear, *zeros)[1]
         return tuple(pull_back(coefficients))
 
-    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> int:
-        """The most terms of a sum W x, plus those of a sum W' nu, for operands and a result of such shapes."""
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        """The most terms of a sum W x + b, and of a sum W' nu, for operands and a result of such shapes."""
         if self.one_to_one(shapes):
-            return 2
+            return 2, 1
         window = self.window(shapes)
         if window is None:
-            return sum(map(math.prod, shapes)) + math.prod(shape)
-        channels = len(shapes) + 1 if self.channelwise else sum(s[0] for s in shapes) + shape[0]
-        return channels * math.prod(high - low + 1 for low, high in zip(window.low, window.high, strict=True))
+            return sum(map(math.prod, shapes)) + 1, math.prod(shape)
+        size = math.prod(high - low + 1 for low, high in zip(window.low, window.high, strict=True))
+        read, reading = (len(shapes), 1) if self.channelwise else (sum(s[0] for s in shapes), shape[0])
+        return read * size + 1, reading * size
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         """What each spatial position of the result reads of every operand; None when it may read everything."""

@@ -130,8 +130,8 @@ class DualConv(AffineDual):
         inside = [slice(p, p + n) for p, n in zip(self.padding, size, strict=True)]
         return whole[(slice(None), slice(None), *inside)]
 
-    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> int:
-        return self.weight[0].numel() + self.weight[:, 0].numel() + 1
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        return self.weight[0].numel() + 1, self.weight[:, 0].numel()
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         low = tuple(-p for p in self.padding)

@@ -39,8 +39,8 @@ class DualConcat(AffineDual):
         pieces = coefficients.split(sizes, self.dim + 1)
         return tuple(piece for piece, part in zip(pieces, self.parts, strict=True) if part is None)
 
-    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> int:
-        return 2
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        return 1, 1
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         return Window.same(len(shapes[0]) - 1) if self.dim == 0 else None

@@ -37,8 +37,8 @@ class DualLinear(AffineDual):
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         return (coefficients @ self.weight,)
 
-    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> int:
-        return sum(self.weight.shape) + 1
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        return self.weight.shape[1] + 1, self.weight.shape[0]
 
     def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualLinear | None:
         if not self.flat:
