@@ -78,6 +78,7 @@ class Rounding:
         self._moves = [self._sizes[0] if pulls_centres or region.dual_norm is None else box.radius]
         self._since = [self.local(0) + self._over_features(0, self._moves[0])]
         self._drift = [torch.zeros_like(self._sizes[0])]
+        self._leaning: dict[int, Tensor] = {}
 
     def local(self, index: int) -> Tensor:
         """What a node adds to the errors of its operands: forward in proportion to values, back to how far they can move."""
@@ -118,12 +119,10 @@ class Rounding:
         self._moves.append(self._sizes[index] if self.pulls_centres else moves)
         self._since.append(torch.zeros_like(self._sizes[index]))
         up, down = _strayed(layer, interval, outside, slopes)
-        if self.pulls_centres:
-            self._drift.append(torch.zeros_like(up))
-            self.errors[index] = self._error(index, slopes, offset, torch.maximum(up, down))
-        else:
-            self._drift.append(slopes[0] * self.drift(source) + (up - down) / 2)
-            self.errors[index] = self._error(index, slopes, offset, (up + down) / 2)
+        self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
+        strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
+        self._drift.append(slopes[0] * self.drift(source) + self._leaning[index])
+        self.errors[index] = self._error(index, slopes, offset, strayed)
 
     def _error(self, index: int, slopes: tuple[Tensor, ...], offset: Tensor, strayed: Tensor) -> Tensor:
         """Of an activation that has been entered."""
@@ -139,7 +138,7 @@ class Rounding:
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
-        wider = reach if index not in self.errors else reach + self.errors[index]
+        wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
         return (1 + 2 * self._grains(index)[0]) * wider + 2 * self.local(index)
 
     def _go_on(self, index: int) -> None:
