@@ -132,14 +132,19 @@ class Combination(ABC):
         )
 
 
-def together(answers: Answers, labels: Tensor, ball: Perturbation) -> tuple[Answers, Tensor, Tensor]:
+def together(
+    answers: Answers, labels: Tensor, ball: Perturbation, exactly: Callable[[Tensor], Tensor]
+) -> tuple[Answers, Tensor, Tensor]:
     """`_evaluate` where a certificate is about all models together: a right answer with a certificate is sound.
 
     And a certificate at x' holds at x, too, if the ball is symmetric; so where x is answered rightly, no wrong label is certified.
+    `exactly` says where, of some examples [N], that answer would be the same without any rounding, which is what a proof is about.
     """
     right = answers.label == labels
     sound = right & answers.certified
-    return answers, sound, right if is_symmetric(ball) else sound
+    if not is_symmetric(ball):
+        return answers, sound, sound
+    return answers, sound, sound | exactly(right & ~sound)
 
 
 def _worse(best: CascadeAttack, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:
