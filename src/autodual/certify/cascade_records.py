@@ -124,19 +124,27 @@ class CascadeCertificate:
             "engine": self.engine,
             "examples": len(self.labels),
             "stages": self.by_stage(),
-            "error": self.error,
-            "stage_certified_error": self.stage_certified_error,
-            "sound_certified_error": self.sound_certified_error,
+            **self._errors(),
             "no_wrong_certificate": _mean(self.no_wrong_certificate),
         }
-        if attack is None:
-            return numbers
+        return numbers if attack is None else numbers | self.beside(attack)
+
+    def beside(self, attack: CascadeAttack) -> dict[str, Any]:
+        """What an attack on these examples found, and what was claimed and proved about the same ones."""
         if not torch.equal(attack.labels, self.labels):
             raise ArgumentError("attack: was made on other examples than this certificate")
-        numbers["attacked_error"] = attack.error
-        numbers["attacked_certified_error"] = _mean(attack.certified_wrong)
-        numbers["broken_claims"] = int((self.claimed & attack.found).sum())
-        return numbers
+        return {
+            "attacked_examples": len(attack.labels),
+            "attacked_error": attack.error,
+            "attacked_certified_error": _mean(attack.certified_wrong),
+            "broken_claims": int((self.claimed & attack.found).sum()),
+            "broken_proofs": int((self.sound & attack.found).sum()),
+            "on_attacked": self._errors(),
+        }
+
+    def _errors(self) -> dict[str, float]:
+        names = ("error", "stage_certified_error", "sound_certified_error")
+        return {name: getattr(self, name) for name in names}
 
     def to_json(self, attack: CascadeAttack | None = None) -> str:
         """The summary, and every example."""

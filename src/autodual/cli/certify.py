@@ -9,6 +9,7 @@ import typer
 
 from autodual._files import write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.cli.cascade import tell_cascade
 from autodual.cli.certificates import check_way, default_file
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
@@ -75,10 +76,7 @@ def certify(
     }  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
-        print(
-            f"{opened.combination!r}: error {together['error']:.2%}, stage-certified error {together['stage_certified_error']:.2%}, "
-            f"soundly certified error {together['sound_certified_error']:.2%} ({len(opened.data)} images)"
-        )
+        tell_cascade(repr(opened.combination), together)
     first = "" if together is None else "first stage alone, "
     print(
         f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "

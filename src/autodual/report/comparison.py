@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table
 from autodual.report.epsilon import ACCURACY, Curve, epsilon_axis
@@ -12,7 +13,7 @@ from autodual.report.headline import contradictions
 from autodual.report.history import History
 from autodual.report.lines import Points, Series, line_chart
 from autodual.report.sandwich import Sandwich, sandwich_chart
-from autodual.report.stages import cascade_name
+from autodual.report.stages import cascade_contradictions, cascade_name
 from autodual.report.training import EPOCHS, robust_by_epoch
 from autodual.report.values import DASH, count, duration, mapping, number, percent, short, text, whole
 
@@ -21,7 +22,8 @@ TONES = 6
 FEW_POINTS = 10
 """A line of at most this many points shows each of them."""
 CASCADES = (
-    "A cascade has two rows: all its stages together, and its first stage alone. Of a single network, attacked error is its PGD "
+    "A cascade has two rows: all its stages together, and its first stage alone; and a third one for the examples that were attacked, "
+    "if these are not all. Of a single network, attacked error is its PGD "
     "error, and soundly certified error its certified robust error. Stage-certified error is what the stages of a cascade claim; it "
     "is no bound, and an attack may exceed it."
 )
@@ -59,16 +61,20 @@ def _sandwiches(index: int, run: Run) -> list[Sandwich]:
     name = f"{letter(index)} \N{MIDDLE DOT} {run.name}"
     if not run.is_cascade():
         return [Sandwich.of(name, run.evaluation)]
-    together = Sandwich.of_cascade(f"{name}, {cascade_name(run.cascade)}", run.cascade)
-    return [together, Sandwich.of(f"{name}, first stage alone", run.evaluation)]
+    whole_name = f"{name}, {cascade_name(run.cascade)}"
+    together = [Sandwich.of_cascade(whole_name, run.cascade)]
+    attacked = Sandwich.of_attacked(whole_name, run.cascade)
+    if attacked is not None:
+        together.append(replace(attacked, name=f"{whole_name}, first {count(attacked.examples)} examples"))
+    return [*together, Sandwich.of(f"{name}, first stage alone", run.evaluation)]
 
 
 def _rates(runs: Sequence[Run], rates: Sequence[Sandwich]) -> Table:
     rows = [[one.name, *map(percent, (one.error, one.attacked, one.robust))] for one in rates]
     if not any(run.is_cascade() for run in runs):
         return Table(("Run", "Error", "PGD error", "Certified robust error"), rows, frozenset({"Run"}))
-    header = ("Run", "Error", "Attacked error", "Soundly certified error", "Stage-certified error")
-    rows = [[*row, percent(one.claimed)] for row, one in zip(rows, rates, strict=True)]
+    header = ("Run", "Error", "Attacked error", "Soundly certified error", "Stage-certified error", "Examples")
+    rows = [[*row, percent(one.claimed), count(one.examples)] for row, one in zip(rows, rates, strict=True)]
     return Table(header, rows, frozenset({"Run"}), caption=CASCADES)
 
 
@@ -102,7 +108,11 @@ def _differences(runs: Sequence[Run]) -> list[str]:
         if len({str(run.evaluation[key]) for run in runs if key in run.evaluation}) > 1:
             found.append(name)
     care = [f"These runs were evaluated with different {' and '.join(found)}: compare their robust errors with care."]
-    doubts = [(letter(index), doubt) for index, run in enumerate(runs) for doubt in contradictions(run.evaluation)]
+    doubts = [
+        (letter(index), doubt)
+        for index, run in enumerate(runs)
+        for doubt in (*contradictions(run.evaluation), *cascade_contradictions(run.cascade))
+    ]
     return [*(care if found else []), *(f"Run {name}: {doubt}" for name, doubt in doubts)]
 
 

@@ -144,15 +144,9 @@ def finish_cascade(
     certified = certify_all(combination, parts.test, watch.tell, group)
     some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
     attacked = attack_all(combination, some, watch.tell, group=group)
-    record: dict[str, Any] = certified.summary()
+    record = certified.summary() | certified.take(len(some)).beside(attacked)
     for row in record["stages"]:
         row["trained_on"] = _trained_on(config, run, row["stage"], parts)
-    record["attacked_examples"] = len(some)
-    record |= {
-        k: v
-        for k, v in certified.take(len(some)).summary(attacked).items()
-        if k in ("attacked_error", "attacked_certified_error", "broken_claims")
-    }
     if config.cascade_kind == "routed":
         record["thresholds_fitted_on"] = "training data" if parts.held_out is None else "held-out data"
     group.by_first(partial(write_json, done, record))
