@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -28,6 +29,8 @@ class Combination(ABC):
     """Models, a ball and an engine. Subclasses say who answers, what is proved about it, and how it could be made to fail."""
 
     kind: ClassVar[str]
+    attack_follows_bounds: ClassVar[bool] = False
+    """Whether `attack` needs gradients of bounds, which take memory in the square of the hidden units."""
 
     def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
         self.models = check_models(models)
@@ -77,11 +80,13 @@ class Combination(ABC):
         restarts: int = 1,
         generator: torch.Generator | None = None,
         guide: BoundEngine | None = None,
+        tell: Callable[[float], None] = lambda part: None,
     ) -> CascadeAttack:
         """Search each example's ball for an input that is answered wrongly, if possible with a certificate.
 
         Every point is answered again by `predict` before it counts. guide: the engine whose bounds lead the search where certificates
         matter (a cheaper one may do); the combination's own when None. Gradients of bounds take memory: give it batches.
+        tell: hears after every step which part of the work is done at least, and may end it by an error of its own.
         """
         effort = Effort(steps, restarts, generator)
         guide = self.engine if guide is None else guide
@@ -92,11 +97,13 @@ class Combination(ABC):
             stages = open_stages(self.models, x)
             check_label_range(labels, stages[0].classes)
             best = CascadeAttack(x, labels, self._answer(stages, x))
-            for goal in self._goals(stages, x, labels, guide):
+            goals = list(self._goals(stages, x, labels, guide))
+            for number, goal in enumerate(goals):
                 done = best.certified_wrong if goal.certified else best.found
                 some = (goal.relevant & ~done).nonzero().squeeze(1)
                 if len(some) > 0:
-                    points = search(goal, x, some, self.ball, effort)
+                    tell_part = partial(_tell_part, tell, number, len(goals))
+                    points = search(goal, x, some, self.ball, effort, tell_part)
                     best = _worse(best, some, points, self.predict(points))
         return best
 
@@ -145,6 +152,10 @@ def together(
     if not is_symmetric(ball):
         return answers, sound, sound
     return answers, sound, sound | exactly(right & ~sound)
+
+
+def _tell_part(tell: Callable[[float], None], before: int, of: int, part: float) -> None:
+    tell((before + part) / of)
 
 
 def _worse(best: CascadeAttack, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:

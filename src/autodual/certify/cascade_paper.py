@@ -37,6 +37,7 @@ class Cascade(Combination):
     """
 
     kind: ClassVar[str] = "paper"
+    attack_follows_bounds: ClassVar[bool] = True
 
     def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
         super().__init__(models, ball, engine)
