@@ -41,7 +41,14 @@ class Combination(ABC):
 
     def around(self, ball: Perturbation) -> Self:
         """The same models, answering under another perturbation."""
-        return type(self)(self.models, ball, self.engine)
+        return self._again(ball, self.engine)
+
+    def with_engine(self, engine: BoundEngine) -> Self:
+        """The same models, bounded in another way."""
+        return self._again(self.ball, engine)
+
+    def _again(self, ball: Perturbation, engine: BoundEngine) -> Self:
+        return type(self)(self.models, ball, engine)
 
     @abstractmethod
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
@@ -70,7 +77,7 @@ class Combination(ABC):
             check_label_range(labels, stages[0].classes)
             answers, sound, silent = self._evaluate(stages, x, labels)
         known = (describe(self.ball), repr(self.engine))
-        return CascadeCertificate(self.kind, self._answering(), labels, answers, sound, silent, *known)
+        return CascadeCertificate(self.kind, self.answering(), labels, answers, sound, silent, *known)
 
     def attack(
         self,
@@ -129,7 +136,7 @@ class Combination(ABC):
         """The same, as a person reads it."""
         return ""
 
-    def _answering(self) -> int:
+    def answering(self) -> int:
         """How many stages answer one by one."""
         return len(self.models)
 

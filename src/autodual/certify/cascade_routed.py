@@ -53,9 +53,9 @@ class RoutedCascade(Combination):
         super().__init__(models, ball, engine)
         self.thresholds = _check_thresholds(thresholds, len(self.models))
 
-    def around(self, ball: Perturbation) -> Self:
+    def _again(self, ball: Perturbation, engine: BoundEngine) -> Self:
         """With the thresholds as they are: sound under any perturbation, if not the best for another one."""
-        return type(self)(self.models, self.thresholds, ball, self.engine)
+        return type(self)(self.models, self.thresholds, ball, engine)
 
     @classmethod
     def fit(

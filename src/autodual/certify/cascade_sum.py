@@ -102,5 +102,5 @@ class SumEnsemble(Combination):
 
         yield Goal(torch.ones_like(labels, dtype=torch.bool), False, violations)
 
-    def _answering(self) -> int:
+    def answering(self) -> int:
         return 1
