@@ -67,6 +67,8 @@ def test_evaluation_is_the_papers_rule(ball: ad.Perturbation, count: int) -> Non
             "answers": len(mine),
             "certified": sum(expected[1][n] for n in mine),
             "correct": sum(right[n] for n in mine),
+            "certified_correct": sum(expected[1][n] and right[n] for n in mine),
+            "certified_wrong": sum(expected[1][n] and not right[n] for n in mine),
         }
     for n in range(25):
         one = x[n : n + 1]

@@ -233,6 +233,42 @@ def test_the_attack_on_a_cascade_counts_the_examples_that_were_attacked(run: Pat
     assert "neither broken nor proved: up to 19.00" not in section
 
 
+def test_what_a_cascade_certifies_wrongly_is_drawn_apart(run: Path) -> None:
+    stages = json.loads((run / "cascade.json").read_text())["stages"]
+    page, html = page_of(run)
+    assert html.count("rightly or not") == 2 * len(stages)  # as it was recorded once: tooltip and legend
+    assert "wrongly:" not in html
+    stages[0] |= {"certified_correct": 266, "certified_wrong": 4}
+    stages[1] |= {"certified_correct": 31, "certified_wrong": 0}
+    stages[2] |= {"certified_correct": 7, "certified_wrong": 2}
+    change(run, "cascade.json", stages=stages)
+    page, html = page_of(run)
+    section = page.sections["run-1-cascade"]
+    for words in ("stage 0 certifies 266 rightly", "stage 0 certifies 4 wrongly", "stage 2 certifies 2 wrongly"):
+        assert section.count(words) == 2
+    assert "stage 1 certifies 0 wrongly" not in section
+    assert "rightly or not" not in section
+    assert "certified by no stage: 50" in section
+    chart = html.partition("Examples certified by each stage")[2].partition("</svg>")[0]
+    assert chart.count("f-ink segment") == 2
+
+
+def test_a_sum_says_of_how_many_models_it_is(run: Path) -> None:
+    one = {
+        "stage": 0,
+        "answers": 360,
+        "certified": 300,
+        "correct": 320,
+        "certified_correct": 290,
+        "certified_wrong": 10,
+    }
+    change(run, "cascade.json", kind="sum", models=3, stages=[one])
+    section = page_of(run)[0].sections["run-1-cascade"]
+    assert "Sum of logits of 3 models" in section
+    assert "sum of logits of 3 models certifies 290 rightly" in section
+    assert "stage 0" not in section
+
+
 def test_an_old_record_of_a_part_that_was_attacked_is_not_drawn_over_all(run: Path) -> None:
     change(run, "cascade.json", attacked_examples=100, attacked_error=0.2)
     section = page_of(run)[0].sections["run-1-cascade"]

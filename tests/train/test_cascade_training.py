@@ -38,6 +38,9 @@ def test_the_record_says_who_answers_what(trained: tuple[TrainConfig, Path]) -> 
     record = json.loads((folder / "cascade.json").read_text())
     assert record["kind"] == config.cascade_kind
     assert sum(stage["answers"] for stage in record["stages"]) == 24
+    assert record["models"] == 2
+    for stage in record["stages"]:
+        assert stage["certified_correct"] + stage["certified_wrong"] == stage["certified"]
     assert record["attacked_error"] >= record["on_attacked"]["error"] - 1e-9
     if config.cascade_kind != "paper":
         assert record["broken_claims"] == 0

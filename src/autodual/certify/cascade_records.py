@@ -106,14 +106,20 @@ class CascadeCertificate:
         return 1.0 - _mean(self.sound)
 
     def by_stage(self) -> list[dict[str, int]]:
-        """Who answers what: how many answers each stage gives, and how many of them are certified, and correct."""
-        right = self.answers.label == self.labels
+        """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the
+        former."""
+        right, certified = self.answers.label == self.labels, self.answers.certified
         rows = []
         for stage in range(self.stages):
             own = self.answers.stage == stage
-            counts = (own, own & self.answers.certified, own & right)
-            answers, certified, correct = (int(c.sum()) for c in counts)
-            rows.append({"stage": stage, "answers": answers, "certified": certified, "correct": correct})
+            counts = {
+                "answers": own,
+                "certified": own & certified,
+                "correct": own & right,
+                "certified_correct": own & certified & right,
+                "certified_wrong": own & certified & ~right,
+            }
+            rows.append({"stage": stage, **{name: int(flags.sum()) for name, flags in counts.items()}})
         return rows
 
     def summary(self, attack: CascadeAttack | None = None) -> dict[str, Any]:

@@ -90,7 +90,9 @@ def cascade_contradictions(record: Record) -> list[str]:
 
 
 def cascade_name(record: Record) -> str:
-    kind = text(record, "kind") or "cascade of unknown kind"
+    kind, models = text(record, "kind") or "cascade of unknown kind", whole(record, "models")
+    if kind == "sum" and models is not None:
+        return f"sum of logits of {count(models)} models"
     return NAMES.get(kind, kind)
 
 
@@ -99,27 +101,44 @@ def _stages(record: Record, examples: int | None) -> list[Block]:
     if not found:
         return [Note("cascade.json lists no stages.")]
     numbers = [whole(stage, "stage") for stage in found]
-    names = [str(index if number is None else number) for index, number in enumerate(numbers)]
-    segments = _segments(names, [max(whole(stage, "certified") or 0, 0) for stage in found], examples)
+    names = [f"stage {index if number is None else number}" for index, number in enumerate(numbers)]
+    if text(record, "kind") == "sum":
+        names = [cascade_name(record)] * len(found)  # which answers as one
+    segments = _segments(names, found, examples)
     chart = bar_chart(
         "Examples certified by each stage", [Bar("", segments)], segments[-1].end, "examples, by who certifies them"
     )
-    header = ("Stage", "Trained on", "Answers", "Certified", "Correct")
-    keys = ("trained_on", "answers", "certified", "correct")
-    rows = [[name, *(count(whole(stage, key)) for key in keys)] for name, stage in zip(names, found, strict=True)]
-    caption = "Trained on: training examples that no earlier stage certified. Answers, certified, correct: of the evaluated ones."
+    header = ("Stage", "Trained on", "Answers", "Certified", "Certified wrongly", "Correct")
+    keys = ("trained_on", "answers", "certified", "certified_wrong", "correct")
+    rows = [
+        [name.removeprefix("stage "), *(count(whole(stage, key)) for key in keys)]
+        for name, stage in zip(names, found, strict=True)
+    ]
+    caption = "Trained on: training examples that no earlier stage certified. All others: of the evaluated ones."
     legend = [(segment.tone, segment.words) for segment in segments]
     return [Wide(chart, legend), Table(header, rows, frozenset({"Stage"}), caption=caption)]
 
 
-def _segments(names: list[str], certified: list[int], examples: int | None) -> list[Segment]:
-    """One after the other, and at the end what no stage certifies."""
+def _segments(names: list[str], found: list[Record], examples: int | None) -> list[Segment]:
+    """What each stage certifies rightly, then what wrongly, and at the end what no stage certifies."""
+    parts: list[tuple[int, str, str, str]] = []
+    for index, (name, stage) in enumerate(zip(names, found, strict=True)):
+        right, tone = whole(stage, "certified_correct"), f"stage-{index % 3 + 1}"
+        if right is None:  # an old record
+            certified = whole(stage, "certified") or 0
+            parts.append((certified, tone, f"{name} certifies {certified}, rightly or not", f"{name}: {certified}"))
+        else:
+            parts.append((right, tone, f"{name} certifies {right} rightly", f"{name}: {right}"))
+    for name, stage in zip(names, found, strict=True):
+        wrong = whole(stage, "certified_wrong") or 0
+        if wrong > 0:
+            parts.append(
+                (wrong, "ink", f"{name} certifies {wrong} wrongly: another label than the right one", f"wrong: {wrong}")
+            )
     segments, start = [], 0
-    for index, (name, certifies) in enumerate(zip(names, certified, strict=True)):
-        end = start + certifies
-        tone, words = f"stage-{index % 3 + 1}", f"stage {name} certifies {certifies}"
-        segments.append(Segment(start, end, tone, words, f"stage {name}: {certifies}"))
-        start = end
+    for size, tone, words, label in parts:
+        segments.append(Segment(start, start + max(size, 0), tone, words, label))
+        start += max(size, 0)
     total = max(examples or start, start, 1)
     rest = total - start
     return [*segments, Segment(start, total, "unknown", f"certified by no stage: {rest}", f"none: {rest}")]

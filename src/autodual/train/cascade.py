@@ -169,6 +169,7 @@ def finish_cascade(
     some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
     attacked = attack_all(combination, some, watch.tell, group=group)
     record = certified.summary() | certified.take(len(some)).beside(attacked)
+    record["models"] = len(combination.models)
     for row in record["stages"]:
         row["trained_on"] = _trained_on(config, run, row["stage"], parts)
     if config.cascade_kind == "routed":
