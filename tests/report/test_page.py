@@ -457,6 +457,19 @@ def test_the_comparison_has_a_row_for_those_that_were_attacked(runs: list[Path])
         assert f"<span>A · digits-0, the paper&#39;s cascade{name}</span></td>{row}</tr>" in html
 
 
+def test_different_norms_have_no_axis_in_common(runs: list[Path]) -> None:
+    html = page_of(*runs)[1].partition('id="run-1')[0]
+    assert html.count("<h3>Certified accuracy</h3>") == html.count("<h3>Accuracy under attack</h3>") == 1
+    change(runs[1], "evaluation.json", norm="l2")
+    html = page_of(*runs)[1].partition('id="run-1')[0]
+    for title in ("Certified accuracy", "Accuracy under attack"):
+        for norm, tone, other in (("linf", "run-1", "run-2"), ("l2", "run-2", "run-1")):
+            figure = html.partition(f"<h3>{title}, epsilon ({norm})</h3>")[2].partition("</figure>")[0]
+            assert f"epsilon ({norm})" in figure
+            assert f"s-{tone}" in figure
+            assert other not in figure
+
+
 def test_short_curves_in_the_comparison_show_their_points(runs: list[Path]) -> None:
     for run, epochs in zip(runs, (1, 8), strict=True):
         lines = [{"kind": "epoch", "stage": 0, "epoch": epoch, "robust_error": 0.5} for epoch in range(epochs)]

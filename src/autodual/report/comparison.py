@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table
@@ -43,12 +43,13 @@ def compare(runs: Sequence[Run]) -> Section:
     histories = [History.of(run.metrics) for run in runs]
     curves = [Curve.of(run) for run in runs]
     first, staged = _of_cascades(runs, "its first stage alone"), _of_cascades(runs, "its stages one after the other")
-    eps, error, loss = epsilon_axis(runs[0]), ERROR_AXIS, Axis("loss")
+    error, loss = ERROR_AXIS, Axis("loss")
+    certified, attacked = [curve.certified for curve in curves], [curve.attacked for curve in curves]
     figures = [
-        _overlay("Certified accuracy", eps, ACCURACY, runs, lambda index: curves[index].certified, first),
-        _overlay("Accuracy under attack", eps, ACCURACY, runs, lambda index: curves[index].attacked, first),
-        _overlay("Robust error by epoch", EPOCHS, error, runs, lambda i: robust_by_epoch(histories[i]), staged),
-        _overlay("Loss", EPOCHS, loss, runs, lambda index: histories[index].training("loss"), staged),
+        *_by_norm("Certified accuracy", runs, certified, first),
+        *_by_norm("Accuracy under attack", runs, attacked, first),
+        _overlay("Robust error by epoch", EPOCHS, error, runs, [robust_by_epoch(one) for one in histories], staged),
+        _overlay("Loss", EPOCHS, loss, runs, [one.training("loss") for one in histories], staged),
     ]
     shown = [figure for figure in figures if figure is not None]
     if shown:
@@ -116,12 +117,24 @@ def _differences(runs: Sequence[Run]) -> list[str]:
     return [*(care if found else []), *(f"Run {name}: {doubt}" for name, doubt in doubts)]
 
 
+def _by_norm(title: str, runs: Sequence[Run], points: Sequence[Points], caption: str) -> list[Figure | None]:
+    """One figure for each norm: sizes of different norms have no axis in common."""
+    axes = [epsilon_axis(run) for run in runs]
+    labels = list(dict.fromkeys(axis.title for axis, found in zip(axes, points, strict=True) if found))
+    figures = []
+    for label in labels:
+        own = [found if axis.title == label else [] for axis, found in zip(axes, points, strict=True)]
+        full = title if len(labels) == 1 else f"{title}, {label}"
+        figures.append(_overlay(full, Axis(label), ACCURACY, runs, own, caption))
+    return figures
+
+
 def _overlay(
-    title: str, across: Axis, up: Axis, runs: Sequence[Run], points: Callable[[int], Points], caption: str
+    title: str, across: Axis, up: Axis, runs: Sequence[Run], points: Sequence[Points], caption: str
 ) -> Figure | None:
     series = []
-    for index, run in enumerate(runs):
-        found, name = points(index), letter(index)
+    for index, (run, found) in enumerate(zip(runs, points, strict=True)):
+        name = letter(index)
         tone, dash = f"run-{index % TONES + 1}", DASHES[index % len(DASHES)]
         few = len(found) <= FEW_POINTS
         series.append(Series(name, found, tone, dots=few, dash=dash, full=f"{name} {run.name}"))
