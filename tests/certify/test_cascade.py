@@ -67,6 +67,8 @@ def test_evaluation_is_the_papers_rule(ball: ad.Perturbation, count: int) -> Non
             "answers": len(mine),
             "certified": sum(expected[1][n] for n in mine),
             "correct": sum(right[n] for n in mine),
+            "certified_correct": sum(expected[1][n] and right[n] for n in mine),
+            "certified_wrong": sum(expected[1][n] and not right[n] for n in mine),
         }
     for n in range(25):
         one = x[n : n + 1]
@@ -186,6 +188,26 @@ def test_attacks_are_repeatable_and_leave_no_trace() -> None:
     assert torch.equal(first.examples, second.examples)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for m in models for p in m.parameters())
+
+
+@pytest.mark.parametrize("kind", [Cascade, SumEnsemble])
+def test_the_attack_tells_after_every_step_how_far_it_is_and_can_be_ended_there(kind: type) -> None:
+    models, x, labels = [mlp(4, 8, 3, seed=s) for s in range(2)], batch(9, 4), torch.arange(9) % 3
+    told: list[float] = []
+    kind(models, ad.LinfBall(0.05)).attack(x, labels, steps=3, restarts=2, tell=told.append)
+    assert len(told) >= 8
+    assert len(told) % 8 == 0
+    assert told == sorted(told)
+    assert 0 < told[0] < told[-1] == 1
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(part: float) -> None:
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        kind(models, ad.LinfBall(0.05)).attack(x, labels, tell=stop)
 
 
 # --- records ----------------------------------------------------------------------------------------------------------------

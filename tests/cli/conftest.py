@@ -59,3 +59,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         assert exit_code(patch, "train", *SMALL, "--out", str(folder)) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def cascade_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as a cascade of two stages; nobody writes into it."""
+    folder = tmp_path_factory.mktemp("runs") / "cascade"
+    with pytest.MonkeyPatch.context() as patch:
+        assert exit_code(patch, "train", *SMALL, "--cascade", "2", "--out", str(folder)) == 0
+    return folder

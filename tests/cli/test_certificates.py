@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from autodual.bounds import Crown
+from autodual.certify.cascade import load_combination
 from autodual.cli.signals import Signals
+from autodual.digits import digits_network, load_digits
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -164,3 +167,41 @@ def test_a_cascade_is_certified_at_the_size_that_is_asked(call: Call, small: lis
         assert f"stage-certified error {record['cascade']['stage_certified_error']:.2%}" in said
         errors.append(record["cascade"]["stage_certified_error"])
     assert errors[0] < errors[1] == 1
+
+
+def test_a_cascade_has_a_line_for_every_image(call: Call, cascade_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    options = ["certify", str(cascade_run), "--device", "cpu", "--engine", "crown", "--limit", "10", "--out", str(out)]
+    code, said, complaint = call(*options)
+    assert code == 0, complaint
+    file = tmp_path / "found.cascade.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    combination = load_combination(cascade_run / "cascade", lambda stage: digits_network()).with_engine(Crown())
+    images, labels = (t[:10] for t in load_digits("test"))
+    found = combination.certify(images, labels)
+    assert [line["index"] for line in lines] == list(range(10))
+    for name, values in (
+        ("label", labels), ("answer", found.answers.label), ("stage", found.answers.stage), ("certified", found.answers.certified),
+        ("sound", found.sound), ("no_wrong_certificate", found.no_wrong_certificate),
+    ):  # fmt: skip
+        assert [line[name] for line in lines] == values.tolist()
+    assert f"{file}: {combination!r}: error {found.error:.2%}" in said
+    assert "Crown()" in said
+    assert json.loads((tmp_path / "found.summary.json").read_text())["cascade"] == found.summary()
+    assert json.loads((tmp_path / "found.cascade.problem.json").read_text())["engine"] == "Crown()"
+    before = file.read_text()
+    file.write_text("".join(before.splitlines(keepends=True)[:4]))
+    code, _, complaint = call(*options)
+    assert code == 2
+    assert "go on with --resume" in complaint
+    assert call(*options, "--resume")[:2] == (0, said)
+    assert file.read_text() == before
+
+
+def test_a_cascade_is_refused_by_an_engine_that_it_cannot_use(call: Call, cascade_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    options = ["--engine", "high-probability", "--device", "cpu", "--out", str(out)]
+    code, _, complaint = call("certify", str(cascade_run), *options)
+    assert code == 2
+    assert "use dual, crown or ibp" in complaint
+    assert not out.exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autodual.cli.cascade import tell_cascade
 from autodual.train.data import ImageData
 from autodual.train.data.known import KNOWN
 
@@ -42,6 +43,26 @@ def test_attack_on_a_cascade(call: Call, small: list[str], tmp_path: Path) -> No
     assert "stage-certified error" in said
     assert "soundly certified error" in said
     assert "first stage alone" in call("certify", out, "--device", "cpu", "--limit", "4")[1]
+
+
+def test_what_stands_beside_an_attack_on_a_cascade_is_of_the_same_images(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = {"error": 0.1, "stage_certified_error": 0.2, "sound_certified_error": 0.5733}
+    attack = {"attacked_examples": 100, "attacked_error": 0.58, "broken_claims": 3, "broken_proofs": 0}
+    beside = {"error": 0.11, "stage_certified_error": 0.21, "sound_certified_error": 0.59}
+    tell_cascade("It", {"examples": 360, **rates, **attack, "on_attacked": beside})
+    assert capsys.readouterr().out.splitlines() == [
+        "It: error 10.00%, stage-certified error 20.00%, soundly certified error 57.33% (360 images)",
+        "Attacked: error 11.00%, stage-certified error 21.00%, attacked error 58.00% (3 claims broken), "
+        "soundly certified error 59.00% (the first 100 of them)",
+    ]
+    tell_cascade("It", {"examples": 360, **rates, **attack})  # written before there were any
+    assert capsys.readouterr().out.endswith(
+        "Attacked: attacked error 58.00% (3 claims broken) (the first 100 of them)\n"
+    )
+    tell_cascade("It", {"examples": 100, **rates, **attack, "on_attacked": rates, "broken_proofs": 1})
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1
+    assert "1 images are soundly certified and yet broken" in said.err
 
 
 def test_certify_weights_by_name(call: Call, weights: Path, tmp_path: Path) -> None:

@@ -217,10 +217,73 @@ def test_a_network_that_may_be_single_is_not_called_a_first_stage(run: Path) -> 
 
 
 def test_the_attack_on_a_cascade_counts_the_examples_that_were_attacked(run: Path) -> None:
+    """And what stands beside it is about the same ones: 20 of 100 would contradict a bound of 19 % on 360."""
+    beside = {"error": 0.07, "stage_certified_error": 0.18, "sound_certified_error": 0.21}
+    change(
+        run, "cascade.json", kind="routed", attacked_examples=100, attacked_error=0.2, sound_certified_error=0.19, on_attacked=beside
+    )  # fmt: skip
+    section = page_of(run)[0].sections["run-1-cascade"]
+    assert "do not trust" not in section
+    every, _, attacked = section.partition("the first 100 examples only")
+    assert "Attacked error" not in every
+    assert "68 of 360" in every
+    for number in ("7 of 100", "18 of 100", "20 of 100", "21 of 100"):
+        assert number in attacked
+    assert "neither broken nor proved: up to 21.00" in attacked
+    assert "neither broken nor proved: up to 19.00" not in section
+
+
+def test_what_a_cascade_certifies_wrongly_is_drawn_apart(run: Path) -> None:
+    stages = json.loads((run / "cascade.json").read_text())["stages"]
+    page, html = page_of(run)
+    assert html.count("rightly or not") == 2 * len(stages)  # as it was recorded once: tooltip and legend
+    assert "wrongly:" not in html
+    stages[0] |= {"certified_correct": 266, "certified_wrong": 4}
+    stages[1] |= {"certified_correct": 31, "certified_wrong": 0}
+    stages[2] |= {"certified_correct": 7, "certified_wrong": 2}
+    change(run, "cascade.json", stages=stages)
+    page, html = page_of(run)
+    section = page.sections["run-1-cascade"]
+    for words in ("stage 0 certifies 266 rightly", "stage 0 certifies 4 wrongly", "stage 2 certifies 2 wrongly"):
+        assert section.count(words) == 2
+    assert "stage 1 certifies 0 wrongly" not in section
+    assert "rightly or not" not in section
+    assert "certified by no stage: 50" in section
+    chart = html.partition("Examples certified by each stage")[2].partition("</svg>")[0]
+    assert chart.count("f-ink segment") == 2
+
+
+def test_a_sum_says_of_how_many_models_it_is(run: Path) -> None:
+    one = {
+        "stage": 0,
+        "answers": 360,
+        "certified": 300,
+        "correct": 320,
+        "certified_correct": 290,
+        "certified_wrong": 10,
+    }
+    change(run, "cascade.json", kind="sum", models=3, stages=[one])
+    section = page_of(run)[0].sections["run-1-cascade"]
+    assert "Sum of logits of 3 models" in section
+    assert "sum of logits of 3 models certifies 290 rightly" in section
+    assert "stage 0" not in section
+
+
+def test_an_old_record_of_a_part_that_was_attacked_is_not_drawn_over_all(run: Path) -> None:
     change(run, "cascade.json", attacked_examples=100, attacked_error=0.2)
     section = page_of(run)[0].sections["run-1-cascade"]
     assert "20 of 100" in section
-    assert "the first 100 examples only" in section
+    assert "the other figures of these were not recorded" in section
+    assert "broken by the attack" not in section
+
+
+@pytest.mark.parametrize("proof", [{"broken_proofs": 2}, {"sound_certified_error": 0.1}])
+def test_a_cascade_that_is_broken_where_it_is_proved_says_so(runs: list[Path], proof: dict) -> None:
+    change(runs[0], "cascade.json", **proof)
+    page = page_of(*runs)[0]
+    for section in ("run-1-cascade", "comparison"):
+        assert "do not trust" in page.sections[section]
+    assert "do not trust" not in page.sections["run-2-cascade"]
 
 
 @pytest.mark.parametrize(
@@ -373,13 +436,38 @@ def test_a_cascade_and_its_first_stage_have_a_row_each(runs: list[Path]) -> None
         ("B · colour-1, first stage alone", [first[key] for key in network], "–"),
     ):
         cells = "".join(f"<td>{100 * rate:.2f}\N{NO-BREAK SPACE}%</td>" for rate in rates)
-        assert f'<tr><td class="word"><span>{name}</span></td>{cells}<td>{claimed}</td></tr>' in html
+        assert f'<tr><td class="word"><span>{name}</span></td>{cells}<td>{claimed}</td><td>{EXAMPLES}</td></tr>' in html
     comparison = page.sections["comparison"]
     assert comparison.count("Of each cascade (B): its first stage alone.") == 2
     (runs[1] / "cascade.json").unlink()
     comparison = page_of(*runs)[0].sections["comparison"]
     assert "PGD error" in comparison
     assert "cascade" not in comparison.lower()
+
+
+def test_the_comparison_has_a_row_for_those_that_were_attacked(runs: list[Path]) -> None:
+    beside = {"error": 0.07, "stage_certified_error": 0.18, "sound_certified_error": 0.31}
+    change(runs[0], "cascade.json", attacked_examples=100, attacked_error=0.2, on_attacked=beside)
+    html = page_of(*runs)[1]
+    for name, cells in (
+        ("", ("6.39 %", "–", "30.83 %", "16.11 %", "360")),
+        (", first 100 examples", ("7.00 %", "20.00 %", "31.00 %", "18.00 %", "100")),
+    ):
+        row = "".join(f"<td>{cell}</td>".replace(" ", "\N{NO-BREAK SPACE}") for cell in cells)
+        assert f"<span>A · digits-0, the paper&#39;s cascade{name}</span></td>{row}</tr>" in html
+
+
+def test_different_norms_have_no_axis_in_common(runs: list[Path]) -> None:
+    html = page_of(*runs)[1].partition('id="run-1')[0]
+    assert html.count("<h3>Certified accuracy</h3>") == html.count("<h3>Accuracy under attack</h3>") == 1
+    change(runs[1], "evaluation.json", norm="l2")
+    html = page_of(*runs)[1].partition('id="run-1')[0]
+    for title in ("Certified accuracy", "Accuracy under attack"):
+        for norm, tone, other in (("linf", "run-1", "run-2"), ("l2", "run-2", "run-1")):
+            figure = html.partition(f"<h3>{title}, epsilon ({norm})</h3>")[2].partition("</figure>")[0]
+            assert f"epsilon ({norm})" in figure
+            assert f"s-{tone}" in figure
+            assert other not in figure
 
 
 def test_short_curves_in_the_comparison_show_their_points(runs: list[Path]) -> None:

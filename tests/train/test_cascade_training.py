@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,37 @@ def test_the_record_says_who_answers_what(trained: tuple[TrainConfig, Path]) -> 
     record = json.loads((folder / "cascade.json").read_text())
     assert record["kind"] == config.cascade_kind
     assert sum(stage["answers"] for stage in record["stages"]) == 24
-    assert record["attacked_error"] >= record["error"] - 1e-9
+    assert record["models"] == 2
+    for stage in record["stages"]:
+        assert stage["certified_correct"] + stage["certified_wrong"] == stage["certified"]
+    assert record["attacked_error"] >= record["on_attacked"]["error"] - 1e-9
     if config.cascade_kind != "paper":
         assert record["broken_claims"] == 0
         assert record["stage_certified_error"] == record["sound_certified_error"] >= record["attacked_error"] - 1e-9
+
+
+def test_figures_that_stand_together_are_of_the_same_images(
+    trained: tuple[TrainConfig, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first few only, where not all are attacked."""
+    config, folder = trained
+    monkeypatch.setattr(cascade, "ATTACKED", 10)
+    copied = tmp_path / "run"
+    shutil.copytree(folder, copied)
+    (copied / "cascade.json").unlink()
+    record = train(config, copied, resume=True)["cascade"]
+    images, labels = (t[:10] for t in load_digits("test"))
+    combination = load_combination(folder / "cascade", lambda stage: digits_network())
+    found = combination.certify(images, labels)
+    assert record["examples"] == 24
+    assert record["attacked_examples"] == 10
+    assert record["on_attacked"] == {
+        "error": found.error,
+        "stage_certified_error": found.stage_certified_error,
+        "sound_certified_error": found.sound_certified_error,
+    }
+    assert record["attacked_error"] <= record["on_attacked"]["sound_certified_error"]
+    assert record["broken_proofs"] == 0
 
 
 def test_the_saved_combination_gives_the_recorded_figures(trained: tuple[TrainConfig, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -28,6 +29,8 @@ class Combination(ABC):
     """Models, a ball and an engine. Subclasses say who answers, what is proved about it, and how it could be made to fail."""
 
     kind: ClassVar[str]
+    attack_follows_bounds: ClassVar[bool] = False
+    """Whether `attack` needs gradients of bounds, which take memory in the square of the hidden units."""
 
     def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
         self.models = check_models(models)
@@ -38,7 +41,14 @@ class Combination(ABC):
 
     def around(self, ball: Perturbation) -> Self:
         """The same models, answering under another perturbation."""
-        return type(self)(self.models, ball, self.engine)
+        return self._again(ball, self.engine)
+
+    def with_engine(self, engine: BoundEngine) -> Self:
+        """The same models, bounded in another way."""
+        return self._again(self.ball, engine)
+
+    def _again(self, ball: Perturbation, engine: BoundEngine) -> Self:
+        return type(self)(self.models, ball, engine)
 
     @abstractmethod
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
@@ -67,7 +77,7 @@ class Combination(ABC):
             check_label_range(labels, stages[0].classes)
             answers, sound, silent = self._evaluate(stages, x, labels)
         known = (describe(self.ball), repr(self.engine))
-        return CascadeCertificate(self.kind, self._answering(), labels, answers, sound, silent, *known)
+        return CascadeCertificate(self.kind, self.answering(), labels, answers, sound, silent, *known)
 
     def attack(
         self,
@@ -77,11 +87,13 @@ class Combination(ABC):
         restarts: int = 1,
         generator: torch.Generator | None = None,
         guide: BoundEngine | None = None,
+        tell: Callable[[float], None] = lambda part: None,
     ) -> CascadeAttack:
         """Search each example's ball for an input that is answered wrongly, if possible with a certificate.
 
         Every point is answered again by `predict` before it counts. guide: the engine whose bounds lead the search where certificates
         matter (a cheaper one may do); the combination's own when None. Gradients of bounds take memory: give it batches.
+        tell: hears after every step which part of the work is done at least, and may end it by an error of its own.
         """
         effort = Effort(steps, restarts, generator)
         guide = self.engine if guide is None else guide
@@ -92,11 +104,13 @@ class Combination(ABC):
             stages = open_stages(self.models, x)
             check_label_range(labels, stages[0].classes)
             best = CascadeAttack(x, labels, self._answer(stages, x))
-            for goal in self._goals(stages, x, labels, guide):
+            goals = list(self._goals(stages, x, labels, guide))
+            for number, goal in enumerate(goals):
                 done = best.certified_wrong if goal.certified else best.found
                 some = (goal.relevant & ~done).nonzero().squeeze(1)
                 if len(some) > 0:
-                    points = search(goal, x, some, self.ball, effort)
+                    tell_part = partial(_tell_part, tell, number, len(goals))
+                    points = search(goal, x, some, self.ball, effort, tell_part)
                     best = _worse(best, some, points, self.predict(points))
         return best
 
@@ -122,7 +136,7 @@ class Combination(ABC):
         """The same, as a person reads it."""
         return ""
 
-    def _answering(self) -> int:
+    def answering(self) -> int:
         """How many stages answer one by one."""
         return len(self.models)
 
@@ -132,14 +146,23 @@ class Combination(ABC):
         )
 
 
-def together(answers: Answers, labels: Tensor, ball: Perturbation) -> tuple[Answers, Tensor, Tensor]:
+def together(
+    answers: Answers, labels: Tensor, ball: Perturbation, exactly: Callable[[Tensor], Tensor]
+) -> tuple[Answers, Tensor, Tensor]:
     """`_evaluate` where a certificate is about all models together: a right answer with a certificate is sound.
 
     And a certificate at x' holds at x, too, if the ball is symmetric; so where x is answered rightly, no wrong label is certified.
+    `exactly` says where, of some examples [N], that answer would be the same without any rounding, which is what a proof is about.
     """
     right = answers.label == labels
     sound = right & answers.certified
-    return answers, sound, right if is_symmetric(ball) else sound
+    if not is_symmetric(ball):
+        return answers, sound, sound
+    return answers, sound, sound | exactly(right & ~sound)
+
+
+def _tell_part(tell: Callable[[float], None], before: int, of: int, part: float) -> None:
+    tell((before + part) / of)
 
 
 def _worse(best: CascadeAttack, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:

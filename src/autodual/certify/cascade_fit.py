@@ -26,15 +26,46 @@ class Reach:
     silent_from: Tensor
     """t >= this: it nowhere answers another label. max over a != y of min over b != a of upper(z_a - z_b)."""
 
+    @classmethod
+    def of(cls, lower: Tensor, labels: Tensor) -> Reach:
+        """From lower bounds on the differences of all pairs of scores, [N, C, C]; what is unknown helps nobody."""
+        classes = lower.shape[1]
+        own = torch.nn.functional.one_hot(labels, classes).bool()
+        from_label = lower.gather(1, labels.reshape(-1, 1, 1).expand(-1, 1, classes)).squeeze(1)
+        answers_below = from_label.masked_fill(own, torch.inf).amin(1)
+        smallest_upper = -lower.amax(1)  # of z_a - z_b over b != a: upper(z_a - z_b) = -lower(z_b - z_a)
+        return cls(answers_below, smallest_upper.masked_fill(own, -torch.inf).amax(1))
+
+    def with_threshold(self, threshold: float) -> tuple[Tensor, Tensor]:
+        """[N] bool each: it nowhere answers another label; it answers y everywhere."""
+        return self.silent_from <= threshold, self.answers_below > threshold
+
 
 def reach(stage: Stage, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Reach:
-    """From bounds on the differences of all pairs of scores, rounding allowed for; what is unknown helps nobody."""
-    lower = stage.differences(x, ball, engine)
-    own = torch.nn.functional.one_hot(labels, stage.classes).bool()
-    from_label = lower.gather(1, labels.reshape(-1, 1, 1).expand(-1, 1, stage.classes)).squeeze(1)
-    answers_below = from_label.masked_fill(own, torch.inf).amin(1)
-    smallest_upper = -lower.amax(1)  # of z_a - z_b over b != a: upper(z_a - z_b) = -lower(z_b - z_a)
-    return Reach(answers_below, smallest_upper.masked_fill(own, -torch.inf).amax(1))
+    """Rounding allowed for twice: once for the bounds, and once for the scores that are compared with a threshold at inference."""
+    found = stage.differences(x, ball, engine)
+    return Reach.of(found.bound - 2 * found.slack, labels)
+
+
+def does(
+    stage: Stage, threshold: float, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine
+) -> tuple[Tensor, Tensor]:
+    """What `Reach` says with a threshold, also where only bounds in float64 can tell. The scores at inference stay in float32, and
+    keep their slack; so what is found in float64 exceeds no bound of float32."""
+    found = stage.differences(x, ball, engine)
+    silent, answers = Reach.of(found.bound - 2 * found.slack, labels).with_threshold(threshold)
+    if x.dtype != torch.float32:
+        return silent, answers
+    may_be_silent, may_answer = Reach.of(found.bound, labels).with_threshold(threshold)
+    unclear = (may_be_silent & ((may_be_silent != silent) | (may_answer != answers))).nonzero().squeeze(1)
+    if len(unclear) == 0:
+        return silent, answers
+    exact = stage.differences_in_double(x[unclear], ball, engine)
+    if exact is None:
+        return silent, answers
+    sharper = Reach.of(exact.bound - exact.slack - found.slack[unclear].double(), labels[unclear])
+    silent[unclear], answers[unclear] = sharper.with_threshold(threshold)
+    return silent, answers
 
 
 @dataclass(frozen=True)

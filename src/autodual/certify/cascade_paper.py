@@ -37,6 +37,7 @@ class Cascade(Combination):
     """
 
     kind: ClassVar[str] = "paper"
+    attack_follows_bounds: ClassVar[bool] = True
 
     def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
         super().__init__(models, ball, engine)
@@ -49,6 +50,9 @@ class Cascade(Combination):
         predicted = [stage.scores(x).argmax(1) for stage in stages]
         agree = (torch.stack(predicted) == labels).all(0)
         answers, last = self._run(stages, x, predicted, agree)
+        agree = last & agree | stages[-1].labels_exactly(x, labels, self.ball, agree & ~last)
+        for stage in stages[:-1]:
+            agree = stage.labels_exactly(x, labels, self.ball, agree)
         return answers, agree & last, agree
 
     def _run(

@@ -106,14 +106,20 @@ class CascadeCertificate:
         return 1.0 - _mean(self.sound)
 
     def by_stage(self) -> list[dict[str, int]]:
-        """Who answers what: how many answers each stage gives, and how many of them are certified, and correct."""
-        right = self.answers.label == self.labels
+        """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the
+        former."""
+        right, certified = self.answers.label == self.labels, self.answers.certified
         rows = []
         for stage in range(self.stages):
             own = self.answers.stage == stage
-            counts = (own, own & self.answers.certified, own & right)
-            answers, certified, correct = (int(c.sum()) for c in counts)
-            rows.append({"stage": stage, "answers": answers, "certified": certified, "correct": correct})
+            counts = {
+                "answers": own,
+                "certified": own & certified,
+                "correct": own & right,
+                "certified_correct": own & certified & right,
+                "certified_wrong": own & certified & ~right,
+            }
+            rows.append({"stage": stage, **{name: int(flags.sum()) for name, flags in counts.items()}})
         return rows
 
     def summary(self, attack: CascadeAttack | None = None) -> dict[str, Any]:
@@ -124,19 +130,27 @@ class CascadeCertificate:
             "engine": self.engine,
             "examples": len(self.labels),
             "stages": self.by_stage(),
-            "error": self.error,
-            "stage_certified_error": self.stage_certified_error,
-            "sound_certified_error": self.sound_certified_error,
+            **self._errors(),
             "no_wrong_certificate": _mean(self.no_wrong_certificate),
         }
-        if attack is None:
-            return numbers
+        return numbers if attack is None else numbers | self.beside(attack)
+
+    def beside(self, attack: CascadeAttack) -> dict[str, Any]:
+        """What an attack on these examples found, and what was claimed and proved about the same ones."""
         if not torch.equal(attack.labels, self.labels):
             raise ArgumentError("attack: was made on other examples than this certificate")
-        numbers["attacked_error"] = attack.error
-        numbers["attacked_certified_error"] = _mean(attack.certified_wrong)
-        numbers["broken_claims"] = int((self.claimed & attack.found).sum())
-        return numbers
+        return {
+            "attacked_examples": len(attack.labels),
+            "attacked_error": attack.error,
+            "attacked_certified_error": _mean(attack.certified_wrong),
+            "broken_claims": int((self.claimed & attack.found).sum()),
+            "broken_proofs": int((self.sound & attack.found).sum()),
+            "on_attacked": self._errors(),
+        }
+
+    def _errors(self) -> dict[str, float]:
+        names = ("error", "stage_certified_error", "sound_certified_error")
+        return {name: getattr(self, name) for name in names}
 
     def to_json(self, attack: CascadeAttack | None = None) -> str:
         """The summary, and every example."""

@@ -15,7 +15,7 @@ from autodual._tensor import full_precision
 from autodual.bounds.base import BoundEngine
 from autodual.certify import cascade_folder as folders
 from autodual.certify.cascade_base import Combination, together
-from autodual.certify.cascade_fit import choose_thresholds, reach, validation
+from autodual.certify.cascade_fit import choose_thresholds, does, validation
 from autodual.certify.cascade_margin import margin_of, others
 from autodual.certify.cascade_records import Answers
 from autodual.certify.cascade_search import Goal
@@ -53,9 +53,9 @@ class RoutedCascade(Combination):
         super().__init__(models, ball, engine)
         self.thresholds = _check_thresholds(thresholds, len(self.models))
 
-    def around(self, ball: Perturbation) -> Self:
+    def _again(self, ball: Perturbation, engine: BoundEngine) -> Self:
         """With the thresholds as they are: sound under any perturbation, if not the best for another one."""
-        return type(self)(self.models, self.thresholds, ball, self.engine)
+        return type(self)(self.models, self.thresholds, ball, engine)
 
     @classmethod
     def fit(
@@ -86,7 +86,12 @@ class RoutedCascade(Combination):
         return Answers(label, self._prove(stages, x, label), stage)
 
     def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
-        return together(self._answer(stages, x), labels, self.ball)
+        def exactly(some: Tensor) -> Tensor:
+            early = answers.stage < len(stages) - 1  # proved for scores as they are rounded
+            return some & early | stages[-1].labels_exactly(x, labels, self.ball, some & ~early)
+
+        answers = self._answer(stages, x)
+        return together(answers, labels, self.ball, exactly)
 
     def _route(self, scores: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Label and answering stage, [N] each, from the scores of all stages."""
@@ -107,8 +112,7 @@ class RoutedCascade(Combination):
                 continue  # never answers: nothing to prove
             if len(open_) == 0:
                 return proved
-            found = reach(stage, x[open_], labels[open_], self.ball, self.engine)
-            silent, answers = found.silent_from <= threshold, found.answers_below > threshold
+            silent, answers = does(stage, threshold, x[open_], labels[open_], self.ball, self.engine)
             proved[open_[silent & answers]] = True
             open_ = open_[silent & ~answers]
         if len(open_) > 0:

@@ -43,8 +43,13 @@ class Effort:
             )
 
 
-def search(goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: Effort) -> Tensor:
-    """[M, *shape]: for each of the M examples `some`, the point found whose largest violation is smallest."""
+def search(
+    goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: Effort, tell: Callable[[float], None]
+) -> Tensor:
+    """[M, *shape]: for each of the M examples `some`, the point found whose largest violation is smallest.
+
+    tell: hears after every step which part of all steps is done, and may end the search by an error of its own.
+    """
     clean = x[some]
     region = ball.around(clean)
     best, least = clean, clean.new_full((len(clean),), torch.inf)
@@ -62,6 +67,7 @@ def search(goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: Effo
             best, least = torch.where(_spread(better, points), points, best), torch.where(better, worst, least)
             size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / max(1, effort.steps)
             points = into_range(ball, region.step(points, -gradient.nan_to_num(), size))
+            tell((restart + (step + 1) / (effort.steps + 1)) / effort.restarts)
     return torch.where(_spread(inside(ball, clean, best), best), best, clean)
 
 

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError, UnsoundError
-from autodual.bounds.base import BoundEngine
+from autodual.bounds.base import BoundEngine, Proof
+from autodual.bounds.ibp import IBP
 from autodual.bounds.memory import COPIES, Budget
 from autodual.bounds.prepare import dual_network
+from autodual.certify.cascade_margin import Lower
+from autodual.certify.second_look import SecondLook
 from autodual.certify.validate import check_classifier
 from autodual.dual import DualNetwork
 from autodual.sets import Perturbation
@@ -26,6 +29,7 @@ class Stage:
 
     number: int
     network: DualNetwork
+    model: nn.Module
 
     @property
     def classes(self) -> int:
@@ -36,28 +40,66 @@ class Stage:
 
     def certifies(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Tensor:
         """[N] bool: proved that the stage gives every input of the ball this label; the test that `certify` makes."""
-        return (self.margins(x, labels, ball, engine) > 0).all(1)
-
-    def margins(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Tensor:
-        """[N, C]: lower bounds on z_label - z_j less their slack; +inf at the label, -inf where nothing is known."""
         with at_stage(self.number):
-            lower = proved(self.network, x, ball, engine, margins(labels, self.classes, x.dtype), slacks=1)
-        return lower.masked_fill(torch.nn.functional.one_hot(labels, self.classes).bool(), torch.inf)
+            proof = prove(self.network, x, ball, engine, margins(labels, self.classes, x.dtype))
+            proof = SecondLook(self.model, engine).at(proof, x, labels, ball, torch.ones_like(labels, dtype=torch.bool))
+        return Lower.of(proof, x).beyond(labels).certified
 
-    def differences(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Tensor:
-        """[N, C, C]: at [a, b], a lower bound on z_a - z_b less twice its slack; -inf where nothing is known, and on the diagonal.
+    def labels_exactly(self, x: Tensor, labels: Tensor, ball: Perturbation, some: Tensor) -> Tensor:
+        """[N] bool: those of `some` [N] to which the stage would give this label without any rounding, too. Certificates are about
+        that label: who certifies another one nearby would give that one to x."""
+        index = some.nonzero().squeeze(1)
+        if len(index) == 0:
+            return some
+        return some.index_copy(0, index, self.certifies(x[index], labels[index], ball.with_eps(0.0), IBP()))
 
-        Twice: once for the bound itself, and once for the scores that are compared with a threshold at inference.
-        """
+    def margins(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
+        """[N, C]: lower bounds on z_label - z_j; +inf at the label."""
+        with at_stage(self.number):
+            proof = prove(self.network, x, ball, engine, margins(labels, self.classes, x.dtype))
+        return Lower.of(proof, x).beyond(labels)
+
+    def margins_in_double(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
+        """The same once more, where float32 could not tell; None where that cannot be had."""
+        every, spec = torch.arange(len(x), device=x.device), margins(labels, self.classes, torch.float64)
+        proof = SecondLook(self.model, engine).look(x, spec, ball, every)
+        return None if proof is None else Lower.of(proof, x).beyond(labels)
+
+    def differences(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
+        """[N, C, C]: at [a, b], a lower bound on z_a - z_b; -inf on the diagonal."""
+        spec = self._pairs(x)
+        with at_stage(self.number):
+            parts = [
+                Lower.of(prove(self.network, part, ball, engine, spec), part)
+                for part in x.split(self._examples_at_once(x))
+            ]
+        return self._square(parts)
+
+    def differences_in_double(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
+        """The same once more, where float32 could not tell; None where that cannot be had."""
+        spec, second, parts = self._pairs(x.double()), SecondLook(self.model, engine), list[Lower]()
+        for part in torch.arange(len(x), device=x.device).split(self._examples_at_once(x.double())):
+            proof = second.look(x, spec, ball, part)
+            if proof is None:
+                return None
+            parts.append(Lower.of(proof, x[part]))
+        return self._square(parts)
+
+    def _pairs(self, x: Tensor) -> Spec:
         identity = torch.eye(self.classes, dtype=x.dtype, device=x.device)
-        spec = Spec((identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(-1, 1, self.classes))
+        return Spec((identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(-1, 1, self.classes))
+
+    def _examples_at_once(self, x: Tensor) -> int:
+        """An engine splits examples, not rows."""
         widest = max(math.prod(node.shape) for node in self.network.nodes)
         example = self.classes**2 * widest * x.element_size() * COPIES
-        size = max(1, Budget.of(None, x.device).max_bytes // example)  # an engine splits examples, not rows
-        with at_stage(self.number):
-            parts = [proved(self.network, part, ball, engine, spec, slacks=2) for part in x.split(size)]
-        lower = torch.cat(parts).reshape(len(x), self.classes, self.classes)
-        return lower.masked_fill(identity.bool(), -torch.inf)
+        return max(1, Budget.of(None, x.device).max_bytes // example)
+
+    def _square(self, parts: list[Lower]) -> Lower:
+        bound, slack = torch.cat([p.bound for p in parts]), torch.cat([p.slack for p in parts])
+        square = (-1, self.classes, self.classes)
+        diagonal = torch.eye(self.classes, dtype=torch.bool, device=bound.device)
+        return Lower(bound.reshape(square).masked_fill(diagonal, -torch.inf), slack.reshape(square))
 
 
 def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
@@ -67,7 +109,7 @@ def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
         with at_stage(number):
             network = dual_network(model, x)
             check_classifier(network.nodes[network.output].shape)
-        stages.append(Stage(number, network))
+        stages.append(Stage(number, network, model))
     counts = [stage.classes for stage in stages]
     if len(set(counts)) > 1:
         raise ArgumentError(f"models: all stages must have the same classes, but they have {counts} of them")
@@ -76,10 +118,8 @@ def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
     return stages
 
 
-def proved(
-    network: DualNetwork, x: Tensor, ball: Perturbation, engine: BoundEngine, spec: Spec, slacks: float
-) -> Tensor:
-    """[N, K]: lower bounds on the rows of `spec` less so many times their slack; -inf where a bound is NaN or infinite."""
+def prove(network: DualNetwork, x: Tensor, ball: Perturbation, engine: BoundEngine, spec: Spec) -> Proof:
+    """Bounds on the rows of `spec` that hold for certain, whatever they are worth."""
     proof = engine.prove(network, ball.around(x), spec)
     if proof.confidence is not None:
         raise ArgumentError(
@@ -88,8 +128,7 @@ def proved(
         )
     if not proof.sound:
         raise UnsoundError(f"{engine!r} only estimates bounds: they certify nothing. Use Dual(), Crown() or IBP()")
-    lower = proof.lower.detach() - slacks * proof.slack.detach()
-    return torch.where(lower.isfinite(), lower, -torch.inf).expand(len(x), -1)
+    return proof
 
 
 @contextlib.contextmanager

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from autodual.bounds.base import BoundEngine
 from autodual.bounds.prepare import dual_network
-from autodual.bounds.rounding import of_sum
 from autodual.certify.cascade_base import Combination, together
-from autodual.certify.cascade_margin import margin_of
+from autodual.certify.cascade_margin import Lower, margin_of
 from autodual.certify.cascade_records import Answers
 from autodual.certify.cascade_search import Goal
 from autodual.certify.cascade_stage import Stage
@@ -59,25 +58,41 @@ class SumEnsemble(Combination):
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
         whole = self._whole(stages, x)
         label = whole.scores(x).argmax(1)
-        joint = whole.margins(x, label, self.ball, self.engine)
-        certified = (joint > 0).all(1)
-        rest = (~certified).nonzero().squeeze(1)
-        if len(rest) > 0 and len(stages) > 1:
-            apart = self._apart(stages, x[rest], label[rest])
-            certified = certified.index_copy(0, rest, (torch.maximum(joint[rest], apart) > 0).all(1))
+        certified = self._certifies(whole, stages, x, label)
         return Answers(label, certified, torch.zeros_like(label))
 
     def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
-        return together(self._answer(stages, x), labels, self.ball)
+        def exactly(some: Tensor) -> Tensor:
+            return self._whole(stages, x).labels_exactly(x, labels, self.ball, some)
+
+        return together(self._answer(stages, x), labels, self.ball, exactly)
 
     def _whole(self, stages: list[Stage], x: Tensor) -> Stage:
-        return stages[0] if len(stages) == 1 else Stage(len(stages), dual_network(self.model, x))
+        return stages[0] if len(stages) == 1 else Stage(len(stages), dual_network(self.model, x), self.model)
 
-    def _apart(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Tensor:
-        """[N, C]: the sum of the models' own bounds, less what adding them up may round away."""
-        margins = torch.stack([stage.margins(x, labels, self.ball, self.engine) for stage in stages])
-        size = torch.where(margins.isfinite(), margins.abs(), 0.0).sum(0)
-        return margins.sum(0) - size * of_sum(2 * len(stages) + 2, margins.dtype)
+    def _certifies(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> Tensor:
+        """[N] bool: by the bound of the whole, else by the better of both, else by both in float64 where float32 could not tell."""
+        if len(stages) == 1:
+            return whole.certifies(x, label, self.ball, self.engine)
+        joint = whole.margins(x, label, self.ball, self.engine)
+        certified = joint.certified
+        rest = (~certified).nonzero().squeeze(1)
+        if len(rest) == 0:
+            return certified
+        ours = (x[rest], label[rest], self.ball, self.engine)
+        joint, apart = joint.at(rest), Lower.total([stage.margins(*ours) for stage in stages])
+        proved = joint.better(apart).certified
+        certified = certified.index_copy(0, rest, proved)
+        possible = torch.maximum(joint.bound + joint.slack, apart.bound + apart.slack) > 0
+        unclear = rest[possible.all(1) & ~proved]
+        if len(unclear) == 0 or x.dtype != torch.float32:
+            return certified
+        return certified.index_copy(0, unclear, self._certifies_in_double(whole, stages, x[unclear], label[unclear]))
+
+    def _certifies_in_double(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> Tensor:
+        found = [stage.margins_in_double(x, label, self.ball, self.engine) for stage in (whole, *stages)]
+        joint, *apart = [Lower.nothing(x, stages[0].classes).beyond(label) if one is None else one for one in found]
+        return joint.better(Lower.total(apart)).certified
 
     def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
         whole = self._whole(stages, x)
@@ -87,5 +102,5 @@ class SumEnsemble(Combination):
 
         yield Goal(torch.ones_like(labels, dtype=torch.bool), False, violations)
 
-    def _answering(self) -> int:
+    def answering(self) -> int:
         return 1

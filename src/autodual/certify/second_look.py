@@ -16,7 +16,7 @@ from autodual.bounds.prepare import dual_network
 from autodual.dual import DualNetwork
 from autodual.graph import Network
 from autodual.sets import InputSet, Perturbation
-from autodual.spec import margins
+from autodual.spec import Spec, margins
 
 UNLIKELY = 64
 """Rounding is never seen to move margins by so small a part of what it might: nothing is gained where even that is too little."""
@@ -44,10 +44,8 @@ class SecondLook:
         unclear = (right & possible & ~proved).nonzero().squeeze(1)
         if len(unclear) == 0:
             return proof
-        try:
-            found = self._look(x, labels[unclear], ball, unclear)
-        except (AutodualError, RuntimeError, TypeError, AttributeError, copy.Error) as error:
-            self._explain(error, len(unclear))
+        found = self.look(x, margins(labels[unclear], own.shape[1], torch.float64), ball, unclear)
+        if found is None:
             return proof
         return replace(
             proof,
@@ -55,14 +53,20 @@ class SecondLook:
             slack=slack.index_copy(0, unclear, _towards(torch.inf, found.slack)),
         )
 
-    def _look(self, x: Tensor, labels: Tensor, ball: Perturbation, examples: Tensor) -> Proof:
+    def look(self, x: Tensor, spec: Spec, ball: Perturbation, examples: Tensor) -> Proof | None:
+        """The rows of `spec` for some examples, all in float64; None where that cannot be had."""
+        try:
+            return self._look(x, spec, ball, examples)
+        except (AutodualError, RuntimeError, TypeError, AttributeError, copy.Error) as error:
+            self._explain(error, len(examples))
+            return None
+
+    def _look(self, x: Tensor, spec: Spec, ball: Perturbation, examples: Tensor) -> Proof:
         if self._twin is None:
             self._twin = dual_network(copy.deepcopy(self.module).double(), x[examples].double())
-        network = self._twin
-        spec = margins(labels, network.nodes[network.output].shape[0], torch.float64)
         proofs, done = list[Proof](), 0
         for region in _regions(ball, x.double(), examples):
-            proofs.append(self.engine.prove(network, region, spec[slice(done, done + len(region))]))
+            proofs.append(self.engine.prove(self._twin, region, spec[slice(done, done + len(region))]))
             done += len(region)
         lower, slack = torch.cat([p.lower for p in proofs]), torch.cat([p.slack for p in proofs])
         return replace(proofs[0], lower=lower, slack=slack)
@@ -74,7 +78,7 @@ class SecondLook:
             warnings.warn(
                 f"{examples} examples are certified or not depending on rounding in float32, and could not be looked at in float64 "
                 f"({type(error).__name__}: {reason}); they count as not certified",
-                stacklevel=4,
+                stacklevel=5,
             )
         self._explained = True
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autodual.certify import Combination
+from autodual.cli.cascade import tell_cascade
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
@@ -48,11 +49,7 @@ def attack(
     first = "" if found is None else "first stage alone, "
     print(f"{first}{opened.ball!r}: PGD error {wrong.double().mean().item():.2%} ({len(opened.data)} images)")
     if found is not None:
-        print(
-            f"{opened.combination!r}: stage-certified error {found['stage_certified_error']:.2%}, attacked error "
-            f"{found['attacked_error']:.2%} ({found['broken_claims']} claims broken), soundly certified error "
-            f"{found['sound_certified_error']:.2%}"
-        )
+        tell_cascade(repr(opened.combination), found)
 
 
 def _on_cascade(combination: Combination, data: ImageData, tell: Tell, group: Group) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,24 @@ def default_file(place: Path, opened: Target, engine: str, limit: int | None) ->
     return (place if place.is_dir() else Path()) / f"{'-'.join(words)}.jsonl"
 
 
-def check_way(file: Path, resume: bool, overwrite: bool) -> None:
-    """Refuse a file that holds certificates already, unless the user has said what shall become of them."""
+def check_cascade_engine(place: Path, engine: str) -> None:
+    """Before anything is certified: the first stage alone could be, but not all of them together."""
+    if engine == "high-probability":
+        raise ArgumentError(
+            f"{place}: is a cascade, which --engine high-probability cannot certify: every stage needs bounds of its own, and the "
+            f"chances that one of them fails add up; use dual, crown or ibp"
+        )
+
+
+def check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
+    """Refuse files that hold certificates already, unless the user has said what shall become of them."""
     if resume and overwrite:
         raise ArgumentError("--resume and --overwrite exclude each other: go on with the file, or start anew")
+    for file in files:
+        _check_file(file, resume, overwrite)
+
+
+def _check_file(file: Path, resume: bool, overwrite: bool) -> None:
     if file.is_dir():
         raise ArgumentError(f"{file}: is a folder; --out names a file")
     if resume or not file.exists() or file.stat().st_size == 0:

@@ -9,12 +9,13 @@ import typer
 
 from autodual._files import write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
-from autodual.cli.certificates import check_way, default_file
+from autodual.cli.cascade import tell_cascade
+from autodual.cli.certificates import check_cascade_engine, check_way, default_file
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
-from autodual.train.cascade import certify_all
+from autodual.train.cascade_lines import cascade_file, certify_to_file
 from autodual.train.group import joined
 from autodual.train.judge import judge_to_file
 from autodual.train.lines import record_about
@@ -39,7 +40,8 @@ def certify(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="one line of JSON per image; certificates-ENGINE[-WHAT-DIFFERS-FROM-THE-RUN].jsonl when not given"
+            help="one line of JSON per image; certificates-ENGINE[-WHAT-DIFFERS-FROM-THE-RUN].jsonl when not given. "
+            "Of a cascade, these are of its first stage, and OUT.cascade.jsonl beside it has all stages together"
         ),
     ] = None,
     resume: Annotated[
@@ -55,16 +57,20 @@ def certify(
     opened = open_target(target, limit, changes or {})
     file = out or default_file(target, opened, engine, limit)
     chosen = ENGINES[engine]
+    if opened.combination is not None:
+        check_cascade_engine(target, engine)
+    cascade = None if opened.combination is None else opened.combination.with_engine(chosen)
+    files = [file] if cascade is None else [file, cascade_file(file)]
     with Signals() as signals:
         display = Display(signals.stop)
         try:
             with display.bars, joined(opened.data.images.device) as group:
-                group.by_first(lambda: check_way(file, resume, overwrite))
+                group.by_first(lambda: check_way(files, resume, overwrite))
                 tell = display.watch().within(group).tell
                 found = judge_to_file(file, opened.model, opened.data, opened.ball, chosen, tell, group, anew=overwrite)
                 together = None
-                if opened.combination is not None:
-                    together = certify_all(opened.combination, opened.data, tell, group).summary()
+                if cascade is not None:
+                    together = certify_to_file(files[1], cascade, opened.data, tell, group, anew=overwrite).summary()
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
@@ -75,10 +81,7 @@ def certify(
     }  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
-        print(
-            f"{opened.combination!r}: error {together['error']:.2%}, stage-certified error {together['stage_certified_error']:.2%}, "
-            f"soundly certified error {together['sound_certified_error']:.2%} ({len(opened.data)} images)"
-        )
+        tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
     print(
         f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autodual._errors import ArgumentError
+from autodual.cli.cascade import tell_cascade
 from autodual.cli.options import merged, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
@@ -53,8 +54,5 @@ def train(
     )
     if "cascade" in record:
         found = record["cascade"]
-        print(
-            f"(first stage alone). The {found['kind']} cascade: error {found['error']:.2%}, stage-certified error "
-            f"{found['stage_certified_error']:.2%}, attacked error {found['attacked_error']:.2%} (of {found['attacked_examples']}), "
-            f"soundly certified error {found['sound_certified_error']:.2%}"
-        )
+        print("(first stage alone).", end=" ")
+        tell_cascade(f"The {found['kind']} cascade", found)

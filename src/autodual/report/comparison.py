@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table
 from autodual.report.epsilon import ACCURACY, Curve, epsilon_axis
@@ -12,7 +13,7 @@ from autodual.report.headline import contradictions
 from autodual.report.history import History
 from autodual.report.lines import Points, Series, line_chart
 from autodual.report.sandwich import Sandwich, sandwich_chart
-from autodual.report.stages import cascade_name
+from autodual.report.stages import cascade_contradictions, cascade_name
 from autodual.report.training import EPOCHS, robust_by_epoch
 from autodual.report.values import DASH, count, duration, mapping, number, percent, short, text, whole
 
@@ -21,7 +22,8 @@ TONES = 6
 FEW_POINTS = 10
 """A line of at most this many points shows each of them."""
 CASCADES = (
-    "A cascade has two rows: all its stages together, and its first stage alone. Of a single network, attacked error is its PGD "
+    "A cascade has two rows: all its stages together, and its first stage alone; and a third one for the examples that were attacked, "
+    "if these are not all. Of a single network, attacked error is its PGD "
     "error, and soundly certified error its certified robust error. Stage-certified error is what the stages of a cascade claim; it "
     "is no bound, and an attack may exceed it."
 )
@@ -41,12 +43,13 @@ def compare(runs: Sequence[Run]) -> Section:
     histories = [History.of(run.metrics) for run in runs]
     curves = [Curve.of(run) for run in runs]
     first, staged = _of_cascades(runs, "its first stage alone"), _of_cascades(runs, "its stages one after the other")
-    eps, error, loss = epsilon_axis(runs[0]), ERROR_AXIS, Axis("loss")
+    error, loss = ERROR_AXIS, Axis("loss")
+    certified, attacked = [curve.certified for curve in curves], [curve.attacked for curve in curves]
     figures = [
-        _overlay("Certified accuracy", eps, ACCURACY, runs, lambda index: curves[index].certified, first),
-        _overlay("Accuracy under attack", eps, ACCURACY, runs, lambda index: curves[index].attacked, first),
-        _overlay("Robust error by epoch", EPOCHS, error, runs, lambda i: robust_by_epoch(histories[i]), staged),
-        _overlay("Loss", EPOCHS, loss, runs, lambda index: histories[index].training("loss"), staged),
+        *_by_norm("Certified accuracy", runs, certified, first),
+        *_by_norm("Accuracy under attack", runs, attacked, first),
+        _overlay("Robust error by epoch", EPOCHS, error, runs, [robust_by_epoch(one) for one in histories], staged),
+        _overlay("Loss", EPOCHS, loss, runs, [one.training("loss") for one in histories], staged),
     ]
     shown = [figure for figure in figures if figure is not None]
     if shown:
@@ -59,16 +62,20 @@ def _sandwiches(index: int, run: Run) -> list[Sandwich]:
     name = f"{letter(index)} \N{MIDDLE DOT} {run.name}"
     if not run.is_cascade():
         return [Sandwich.of(name, run.evaluation)]
-    together = Sandwich.of_cascade(f"{name}, {cascade_name(run.cascade)}", run.cascade)
-    return [together, Sandwich.of(f"{name}, first stage alone", run.evaluation)]
+    whole_name = f"{name}, {cascade_name(run.cascade)}"
+    together = [Sandwich.of_cascade(whole_name, run.cascade)]
+    attacked = Sandwich.of_attacked(whole_name, run.cascade)
+    if attacked is not None:
+        together.append(replace(attacked, name=f"{whole_name}, first {count(attacked.examples)} examples"))
+    return [*together, Sandwich.of(f"{name}, first stage alone", run.evaluation)]
 
 
 def _rates(runs: Sequence[Run], rates: Sequence[Sandwich]) -> Table:
     rows = [[one.name, *map(percent, (one.error, one.attacked, one.robust))] for one in rates]
     if not any(run.is_cascade() for run in runs):
         return Table(("Run", "Error", "PGD error", "Certified robust error"), rows, frozenset({"Run"}))
-    header = ("Run", "Error", "Attacked error", "Soundly certified error", "Stage-certified error")
-    rows = [[*row, percent(one.claimed)] for row, one in zip(rows, rates, strict=True)]
+    header = ("Run", "Error", "Attacked error", "Soundly certified error", "Stage-certified error", "Examples")
+    rows = [[*row, percent(one.claimed), count(one.examples)] for row, one in zip(rows, rates, strict=True)]
     return Table(header, rows, frozenset({"Run"}), caption=CASCADES)
 
 
@@ -102,16 +109,32 @@ def _differences(runs: Sequence[Run]) -> list[str]:
         if len({str(run.evaluation[key]) for run in runs if key in run.evaluation}) > 1:
             found.append(name)
     care = [f"These runs were evaluated with different {' and '.join(found)}: compare their robust errors with care."]
-    doubts = [(letter(index), doubt) for index, run in enumerate(runs) for doubt in contradictions(run.evaluation)]
+    doubts = [
+        (letter(index), doubt)
+        for index, run in enumerate(runs)
+        for doubt in (*contradictions(run.evaluation), *cascade_contradictions(run.cascade))
+    ]
     return [*(care if found else []), *(f"Run {name}: {doubt}" for name, doubt in doubts)]
 
 
+def _by_norm(title: str, runs: Sequence[Run], points: Sequence[Points], caption: str) -> list[Figure | None]:
+    """One figure for each norm: sizes of different norms have no axis in common."""
+    axes = [epsilon_axis(run) for run in runs]
+    labels = list(dict.fromkeys(axis.title for axis, found in zip(axes, points, strict=True) if found))
+    figures = []
+    for label in labels:
+        own = [found if axis.title == label else [] for axis, found in zip(axes, points, strict=True)]
+        full = title if len(labels) == 1 else f"{title}, {label}"
+        figures.append(_overlay(full, Axis(label), ACCURACY, runs, own, caption))
+    return figures
+
+
 def _overlay(
-    title: str, across: Axis, up: Axis, runs: Sequence[Run], points: Callable[[int], Points], caption: str
+    title: str, across: Axis, up: Axis, runs: Sequence[Run], points: Sequence[Points], caption: str
 ) -> Figure | None:
     series = []
-    for index, run in enumerate(runs):
-        found, name = points(index), letter(index)
+    for index, (run, found) in enumerate(zip(runs, points, strict=True)):
+        name = letter(index)
         tone, dash = f"run-{index % TONES + 1}", DASHES[index % len(DASHES)]
         few = len(found) <= FEW_POINTS
         series.append(Series(name, found, tone, dots=few, dash=dash, full=f"{name} {run.name}"))

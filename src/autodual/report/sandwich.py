@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autodual.report.bars import Bar, Segment, Tick, bar_chart
 from autodual.report.blocks import Wide
 from autodual.report.svg import nice_step
-from autodual.report.values import SPACE, Record, percent, rate
+from autodual.report.values import SPACE, Record, mapping, percent, rate, whole
 
 LEGEND = (
     ("ink", "wrong without any attack"),
@@ -30,17 +30,36 @@ class Sandwich:
     robust: float | None
     claimed: float | None = None
     """Stage-certified error of a cascade: what its stages claim, which is no bound."""
+    examples: int | None = None
+    """That all of these are about."""
 
     @classmethod
     def of(cls, name: str, record: Record) -> Sandwich:
         """Of a single network, as in evaluation.json."""
-        return cls(name, rate(record, "error"), rate(record, "pgd_error"), rate(record, "robust_error"))
+        error, attacked, robust = (rate(record, key) for key in ("error", "pgd_error", "robust_error"))
+        return cls(name, error, attacked, robust, examples=whole(record, "examples"))
 
     @classmethod
     def of_cascade(cls, name: str, record: Record) -> Sandwich:
-        """Of a whole cascade, as in cascade.json."""
-        keys = ("error", "attacked_error", "sound_certified_error", "stage_certified_error")
-        return cls(name, *(rate(record, key) for key in keys))
+        """Of a whole cascade on all examples, as in cascade.json; with the attack if that was on all of them, too."""
+        every = whole(record, "attacked_examples") in (None, whole(record, "examples"))
+        return cls._of_cascade(name, record, rate(record, "attacked_error") if every else None)
+
+    @classmethod
+    def of_attacked(cls, name: str, record: Record) -> Sandwich | None:
+        """The same on the examples that were attacked, where those are not all; an old record has nothing beside the attack."""
+        attacked = whole(record, "attacked_examples")
+        if attacked in (None, whole(record, "examples")):
+            return None
+        rates = {**(mapping(record, "on_attacked") or {}), "examples": attacked}
+        return cls._of_cascade(name, rates, rate(record, "attacked_error"))
+
+    @classmethod
+    def _of_cascade(cls, name: str, record: Record, attacked: float | None) -> Sandwich:
+        error, robust, claimed = (
+            rate(record, key) for key in ("error", "sound_certified_error", "stage_certified_error")
+        )
+        return cls(name, error, attacked, robust, claimed, whole(record, "examples"))
 
     def known(self) -> list[float]:
         rates = (self.error, self.attacked, self.robust, self.claimed)

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from autodual._files import write_json
+from autodual.bounds.base import generators
+from autodual.bounds.memory import COPIES
+from autodual.bounds.prepare import dual_network
 from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.certify.cascade_records import CascadeAttack, CascadeCertificate
 from autodual.certify.cascade_sum import SummedScores
@@ -24,11 +27,13 @@ from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
 from autodual.train.run import Run, read_json
 from autodual.train.setup import make_ball
-from autodual.train.share import Tell, on_all
+from autodual.train.share import Tell, batch_size, in_turns, on_all
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
 
 ATTACKED = 100
 """Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
+ATTACK_BYTES = 1 << 30
+"""What gradients of bounds may take on a CPU, about; ten times as much on a GPU."""
 
 
 def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> list[nn.Module]:
@@ -127,8 +132,27 @@ def certify_all(combination: Combination, data: ImageData, tell: Tell, group: Gr
 def attack_all(
     combination: Combination, data: ImageData, tell: Tell, steps: int = 20, group: Group = ALONE
 ) -> CascadeAttack:
-    one = partial(combination.attack, steps=steps)
-    return CascadeAttack.join(on_all(one, data, "attacking the cascade", tell, group))
+    """In batches that fit into memory. A process alone can be stopped after any step of any of them, several after a batch."""
+    what = "attacking the cascade"
+
+    def one(part: slice) -> CascadeAttack:
+        def tell_step(done: float) -> None:
+            if group.alone:  # the others take another number of steps
+                tell(what, part.start + int(done * (part.stop - part.start)), len(data))
+
+        return combination.attack(data.scaled(part), data.labels[part], steps=steps, tell=tell_step)
+
+    turns = in_turns(one, data, what, tell, group, step=attack_batch(combination, data))
+    return CascadeAttack.join([found for turn in turns for found in turn])
+
+
+def attack_batch(combination: Combination, data: ImageData) -> int:
+    """Examples at once: by the networks alone, not by what happens to be free, so that all processes make the same batches."""
+    if not combination.attack_follows_bounds:
+        return batch_size(data)
+    units = max(generators(dual_network(model, data.scaled(slice(0, 1)))) for model in combination.models)
+    room = ATTACK_BYTES * (10 if data.images.is_cuda else 1)
+    return max(1, min(batch_size(data), room // (4 * COPIES * units**2)))
 
 
 def finish_cascade(
@@ -144,15 +168,10 @@ def finish_cascade(
     certified = certify_all(combination, parts.test, watch.tell, group)
     some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
     attacked = attack_all(combination, some, watch.tell, group=group)
-    record: dict[str, Any] = certified.summary()
+    record = certified.summary() | certified.take(len(some)).beside(attacked)
+    record["models"] = len(combination.models)
     for row in record["stages"]:
         row["trained_on"] = _trained_on(config, run, row["stage"], parts)
-    record["attacked_examples"] = len(some)
-    record |= {
-        k: v
-        for k, v in certified.take(len(some)).summary(attacked).items()
-        if k in ("attacked_error", "attacked_certified_error", "broken_claims")
-    }
     if config.cascade_kind == "routed":
         record["thresholds_fitted_on"] = "training data" if parts.held_out is None else "held-out data"
     group.by_first(partial(write_json, done, record))

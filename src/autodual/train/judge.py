@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,15 +82,8 @@ def judge_to_file(
     def one(part: slice) -> list[Line]:
         return _lines(part, model, data, ball, engine)
 
-    file, problem = LineFile(path), _problem(model, data, ball, engine)
-    try:
-        lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew))
-        for turn in in_turns(one, data, "certifying", tell, group, start=len(lines)):
-            new = [line for found in turn for line in found]
-            lines += new
-            group.by_first(partial(file.append, new))
-    finally:
-        file.close()
+    problem = problem_of([model], data, ball, Dual() if engine is None else engine)
+    lines = lines_to_file(path, problem, one, data, "certifying", tell, group, anew)
     return Judged(
         torch.tensor([line["label"] for line in lines]),
         torch.tensor([line["predicted"] for line in lines]),
@@ -98,14 +92,38 @@ def judge_to_file(
     )
 
 
-def _problem(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None) -> Line:
+def lines_to_file(
+    path: Path,
+    problem: Line,
+    one: Callable[[slice], list[Line]],
+    data: ImageData,
+    what: str,
+    tell: Tell,
+    group: Group,
+    anew: bool,
+) -> list[Line]:
+    """All lines of a file about `problem`: those that it holds, and the others, which `one` finds batch by batch."""
+    file = LineFile(path)
+    try:
+        lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew))
+        for turn in in_turns(one, data, what, tell, group, start=len(lines)):
+            new = [line for found in turn for line in found]
+            lines += new
+            group.by_first(partial(file.append, new))
+    finally:
+        file.close()
+    return lines
+
+
+def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine) -> Line:
     """What the lines are about."""
     weights = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        weights.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    for model in models:
+        for name, value in model.state_dict().items():
+            weights.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return {
         "perturbation": repr(ball),
-        "engine": repr(Dual() if engine is None else engine),
+        "engine": repr(engine),
         "examples": len(data),
         "data": data.digest(),
         "weights": weights.hexdigest(),

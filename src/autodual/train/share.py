@@ -32,13 +32,20 @@ def batch_size(data: ImageData) -> int:
 
 
 def in_turns(
-    work: Callable[[slice], T], data: ImageData, what: str, tell: Tell, group: Group, start: int = 0
+    work: Callable[[slice], T],
+    data: ImageData,
+    what: str,
+    tell: Tell,
+    group: Group,
+    start: int = 0,
+    step: int | None = None,
 ) -> Iterator[list[T]]:
-    """work(part) for all batches from `start` on. Each turn yields as many results as there are processes, or what is left.
+    """work(part) for all batches from `start` on, of `step` examples if that is given. Each turn yields as many results as there are
+    processes, or what is left.
 
     Batches do not depend on the number of processes, so neither do the results, to the last bit. Tensors arrive on the CPU.
     """
-    step = batch_size(data)
+    step = batch_size(data) if step is None else step
     parts = [slice(first, min(len(data), first + step)) for first in range(start, len(data), step)]
     for first in range(0, len(parts), group.size):
         turn = parts[first : first + group.size]

@@ -1,0 +1,41 @@
+"""The figures of a cascade in a line or two: those that stand together are about the same images."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+CONTRADICTION = (
+    "{} images are soundly certified and yet broken by the attack, which cannot be: do not trust these certificates"
+)
+
+
+def tell_cascade(name: str, found: dict[str, Any]) -> None:
+    """found: as in cascade.json, with or without an attack; one on the first images only has a line of its own."""
+    examples, attacked = found["examples"], found.get("attacked_examples")
+    if attacked != examples:
+        print(f"{name}: {_errors(found)} ({examples} images)")
+    if attacked is not None:
+        which = name if attacked == examples else "Attacked"
+        images = f"{attacked} images" if attacked == examples else f"the first {attacked} of them"
+        print(f"{which}: {_errors(_on_attacked(found), found)} ({images})")
+    if found.get("broken_proofs", 0) > 0:
+        print(CONTRADICTION.format(found["broken_proofs"]), file=sys.stderr)
+
+
+def _on_attacked(found: dict[str, Any]) -> dict[str, Any]:
+    """A record of an earlier version has figures of all images only: those of others do not stand beside an attack."""
+    return found.get("on_attacked", found if found["attacked_examples"] == found["examples"] else {})
+
+
+def _errors(rates: dict[str, Any], attack: dict[str, Any] | None = None) -> str:
+    parts = [_error("error", rates), _error("stage-certified error", rates)]
+    if attack is not None:
+        parts.append(f"attacked error {attack['attacked_error']:.2%} ({attack['broken_claims']} claims broken)")
+    parts.append(_error("soundly certified error", rates))
+    return ", ".join(part for part in parts if part)
+
+
+def _error(name: str, rates: dict[str, Any]) -> str:
+    key = name.replace("soundly", "sound").replace("-", "_").replace(" ", "_")
+    return f"{name} {rates[key]:.2%}" if key in rates else ""
