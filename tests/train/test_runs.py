@@ -193,6 +193,37 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
         train(CONFIG, tmp_path)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_is_refused_stays_as_it_is(whole: Path, tmp_path: Path, resume: bool) -> None:
+    """Also what runs inside of it are writing at this moment."""
+    shutil.copytree(whole, tmp_path / "live")
+    for place in (tmp_path / ".writing-1" / "thesis.pdf", tmp_path / "live" / ".writing-2" / "config.yaml"):
+        place.parent.mkdir()
+        place.write_text("half of it")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ad.ArgumentError, match="is not empty and holds no run"):
+        train(CONFIG, tmp_path, resume=resume)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_a_killed_process_left_half_written_is_removed(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    shutil.copytree(whole, copy / "live")
+    places = [copy / ".writing-1", copy / "checkpoints" / ".writing-2", copy / "live" / ".writing-3"]
+    for place in places:
+        place.mkdir()
+    train(CONFIG, copy, resume=True)
+    assert [place.exists() for place in places] == [False, False, True]
+
+
+def test_a_run_killed_while_it_wrote_its_config_can_begin(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".writing-1").mkdir()
+    (tmp_path / ".writing-1" / "config.yaml").write_text("half of it")
+    Run(tmp_path).begin(CONFIG, resume=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "config.yaml"]
+
+
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     with Run(tmp_path).locked(), pytest.raises(ad.ArgumentError, match="another process is working"):
         train(CONFIG, tmp_path)

@@ -80,6 +80,7 @@ def _run(
         summary_writer()  # refuses before anything is begun
     device = own_device(make_device(config.device))
     with joined(device) as group, ExitStack() as stack:
+        group.by_first(lambda: run.check(config, resume))  # before a lock is left in a folder that is not ours
         group.by_first(lambda: stack.enter_context(run.locked()))
         group.by_first(lambda: run.begin(config, resume))
         parts = _parts(config, train_data, test_data, device, build)

@@ -68,14 +68,20 @@ class Run:
             yield
 
     def begin(self, config: TrainConfig, resume: bool) -> None:
-        """Claim the folder for this config: fresh, or to go on with the same."""
-        for left in list(self.folder.rglob(".writing-*")):
-            shutil.rmtree(left, ignore_errors=True)  # by a process that was killed
+        """Claim the folder, which is locked, for this config: fresh, or to go on with the same."""
+        self.check(config, resume)
+        for place in (self.folder, self.checkpoints, self.folder / "stages", self.folder / "cascade"):
+            for left in place.glob(".writing-*"):
+                shutil.rmtree(left, ignore_errors=True)  # by a process of this run that was killed
         if not self._begun():
-            if any(p.name not in (".lock", "config.yaml", "environment.json") for p in self.folder.iterdir()):
-                raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another folder")
             (self.folder / "environment.json").unlink(missing_ok=True)
             write_text(self.config_file, dump_yaml(config.to_mapping()))
+
+    def check(self, config: TrainConfig, resume: bool) -> None:
+        """Refuse a folder that is not for this config. Changes nothing."""
+        if not self._begun():
+            if self.folder.is_dir() and not all(map(_left_at_the_start, self.folder.iterdir())):
+                raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another folder")
             return
         if not resume:
             raise ArgumentError(
@@ -144,6 +150,13 @@ class Run:
                 os.truncate(self.metrics_file, min(size, self.metrics_size()))
             except OSError as error:
                 raise ArgumentError(f"{self.metrics_file}: cannot be shortened: {error.strerror or error}") from None
+
+
+def _left_at_the_start(path: Path) -> bool:
+    """Whether this is all that a run leaves which could not even start, perhaps half written."""
+    if path.name.startswith(".writing-"):
+        return path.is_dir() and all(map(_left_at_the_start, path.iterdir()))
+    return path.name in (".lock", "config.yaml", "environment.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:
