@@ -10,6 +10,7 @@ import typer
 from autodual._files import write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
 from autodual.cli.certificates import check_way, default_file
+from autodual.cli.known import check_by_evaluation
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
@@ -60,11 +61,14 @@ def certify(
         try:
             with display.bars, joined(opened.data.images.device) as group:
                 group.by_first(lambda: check_way(file, resume, overwrite))
-                tell = display.watch().within(group).tell
-                found = judge_to_file(file, opened.model, opened.data, opened.ball, chosen, tell, group, anew=overwrite)
+                watch = display.watch().within(group)
+                found = judge_to_file(
+                    file, opened.model, opened.data, opened.ball, chosen, watch.tell, group, overwrite, watch.say
+                )
+                group.by_first(lambda: check_by_evaluation(target, opened, chosen, found.certified))
                 together = None
                 if opened.combination is not None:
-                    together = certify_all(opened.combination, opened.data, tell, group).summary()
+                    together = certify_all(opened.combination, opened.data, watch.tell, group).summary()
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:

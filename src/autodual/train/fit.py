@@ -133,7 +133,10 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     if found is not None:
         return found
     subset, ball = 1000 if parts.test.images.is_cuda else 200, make_ball(config)
-    return evaluate(run.folder, model, parts.test, ball, config.norm, subset=subset, tell=watch.tell, group=watch.group)
+    test, group = parts.test, watch.group
+    return evaluate(
+        run.folder, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say
+    )
 
 
 def _parts(
