@@ -61,8 +61,7 @@ def save(
     with replacing(target) as temporary:
         temporary.mkdir()
         (temporary / "model.safetensors").write_bytes(encode_tensors(_state(model)))
-        random = {"random": torch.get_rng_state()}
-        (temporary / "optimiser.safetensors").write_bytes(encode_tensors(state | random))
+        (temporary / "optimiser.safetensors").write_bytes(encode_tensors(state))
         record = {
             "position": position.__dict__,
             "optimiser": numbers,
@@ -107,7 +106,7 @@ def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> t
     load_model(path / "model.safetensors", model)
     record = json.loads((path / "state.json").read_text(encoding="utf-8"))
     tensors = load_tensors(path / "optimiser.safetensors")
-    torch.set_rng_state(tensors.pop("random"))
+    tensors.pop("random", None)  # of older checkpoints
     _unflatten(optimiser, tensors, record["optimiser"])
     return Position(**record["position"]), record["extra"]
 
