@@ -66,6 +66,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "other label": ({"label": 12}, "has the label 12, but its example has"),
     "type": ({"certified": "yes"}, "has 'yes' as certified"),
     "not a number": ({"certified": False, "margin": float("nan")}, "has nan as margin"),
+    "renamed": (
+        {"label": None, "lable": 3},
+        "does not hold index, label, predicted, certified, margin, and nothing else",
+    ),
     "one more": ({"sure": True}, "does not hold index, label, predicted, certified, margin, and nothing else"),
 }
 

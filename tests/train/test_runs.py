@@ -107,7 +107,7 @@ def test_an_interrupted_evaluation_is_finished(whole: Path, tmp_path: Path) -> N
     assert _same_result(whole, copy)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "scribble"])
+@pytest.mark.parametrize("damage", ["truncate", "remove", "scribble", "empty", "list", "no extra", "wrong type"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path: Path, damage: str) -> None:
     with pytest.raises(StoppedError):
         train(CONFIG, tmp_path / "run", watch=_stop_after(3))
@@ -119,6 +119,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path
         "truncate": lambda: weights.write_bytes(weights.read_bytes()[:100]),
         "remove": weights.unlink,
         "scribble": lambda: (last / "state.json").write_text("{"),
+        "empty": lambda: (last / "state.json").write_text("{}"),
+        "list": lambda: (last / "state.json").write_text("[]"),
+        "no extra": lambda: _edit(last / "state.json", extra=None),
+        "wrong type": lambda: _edit(last / "state.json", position={"stage": 0, "epoch": "1", "batch": 1, "step": 6}),
     }
     harm[damage]()
     said: list[str] = []
@@ -176,10 +180,26 @@ def test_fit_changes_nothing_about_the_module(tmp_path: Path) -> None:
         ad.fit(digits_network(), data, data, CONFIG.with_changes(normalise=True), tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["evaluation.json", "environment.json"])
-def test_a_damaged_record_is_named(whole: Path, tmp_path: Path, name: str) -> None:
+def _edit(path: Path, **changes: object) -> None:
+    """None: without that name."""
+    record = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("evaluation.json", "{"),
+        ("evaluation.json", "{}"),
+        ("evaluation.json", '{"error": "none"}'),
+        ("environment.json", "{"),
+        ("environment.json", '{"resumed": 5}'),
+        ("environment.json", '{"data": {}, "resumed": 5}'),
+    ],
+)
+def test_a_damaged_record_is_named(whole: Path, tmp_path: Path, name: str, content: str) -> None:
     shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / name).write_text("{")
+    (tmp_path / "run" / name).write_text(content)
     with pytest.raises(ad.ArgumentError, match=rf"{name}: is damaged; remove it"):
         train(CONFIG, tmp_path / "run", resume=True)
     (tmp_path / "run" / name).unlink()
@@ -311,3 +331,15 @@ def test_of_equal_checkpoints_the_later_one_counts(tmp_path: Path) -> None:
     train(config.with_changes(epochs=best + 1), alone)
     one, other = (load_tensors(f / "model.safetensors") for f in (tmp_path / "run", alone))
     assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"kind": "validation", "stage": 0}'])
+def test_metrics_that_do_not_say_which_checkpoint_is_best(tmp_path: Path, line: str) -> None:
+    config = CONFIG.with_changes(engine="none", validation=0.2, evaluate_every=1)
+    with pytest.raises(StoppedError):
+        train(config, tmp_path / "run", watch=_stop_after(6))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first, rest = metrics.read_text().split("\n", 1)
+    metrics.write_text(line.ljust(len(first)) + "\n" + rest)
+    with pytest.raises(ad.ArgumentError, match=r"metrics\.jsonl: line 1 is damaged"):
+        train(config, tmp_path / "run", resume=True)

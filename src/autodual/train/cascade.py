@@ -9,6 +9,7 @@ data.
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +25,19 @@ from autodual.train.claims import refuse_broken
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
-from autodual.train.run import Run, read_json
+from autodual.train.run import Run, damaged, read_json
 from autodual.train.setup import make_ball
 from autodual.train.share import Tell, on_all
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
 
 ATTACKED = 100
 """Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
+
+SHOWN = {
+    "kind": str, "error": float, "stage_certified_error": float, "attacked_error": float, "attacked_examples": int,
+    "sound_certified_error": float,
+}  # fmt: skip
+"""What a record that was made before must hold, since it is shown."""
 
 
 def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> list[nn.Module]:
@@ -98,8 +105,16 @@ def _still_open(
         left = open_[~certified.to(open_.device)]
         record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
         watch.group.by_first(partial(write_json, path, record))
-    found = watch.group.by_first(partial(read_json, path))["open"]
+    found = watch.group.by_first(partial(_read_open, path, len(data)))
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
+
+
+def _read_open(path: Path, examples: int) -> list[int]:
+    """Positions among so many examples, in order."""
+    found: list[int] = read_json(path, open=list)["open"]
+    if not all(type(i) is int for i in found) or found != sorted({*found} & {*range(examples)}):
+        raise damaged(path)
+    return found
 
 
 def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData, group: Group = ALONE) -> Combination:
@@ -149,7 +164,7 @@ def finish_cascade(
     """Save the combination, certify and attack it on test data; writes cascade.json."""
     done, group = run.folder / "cascade.json", watch.group
     if group.by_first(done.exists):
-        return group.by_first(partial(read_json, done))
+        return group.by_first(partial(read_json, done, **SHOWN))
     fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
     combination = combine(config, stages, fitting, group)
     group.by_first(partial(combination.save, run.folder / "cascade"))
@@ -175,4 +190,4 @@ def finish_cascade(
 def _trained_on(config: TrainConfig, run: Run, stage: int, parts: Parts) -> int:
     if config.cascade_kind == "sum" or stage == 0:
         return len(parts.train)
-    return len(read_json(run.folder / "stages" / f"open-{stage}.json")["open"])
+    return len(_read_open(run.folder / "stages" / f"open-{stage}.json", len(parts.train)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -62,12 +63,13 @@ def save(
         temporary.mkdir()
         (temporary / "model.safetensors").write_bytes(encode_tensors(_state(model)))
         (temporary / "optimiser.safetensors").write_bytes(encode_tensors(state))
-        record = {
+        record: dict[str, Any] = {
             "position": position.__dict__,
             "optimiser": numbers,
             "extra": extra,
             "digests": {f.name: digest(f) for f in temporary.iterdir()},
         }
+        record["digest"] = _digest(record)
         (temporary / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     for old in listed(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
@@ -93,13 +95,19 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 def _fault(path: Path) -> str | None:
     try:
         record = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
+            return "state.json is damaged"
         for name, expected in record["digests"].items():
             if digest(path / name) != expected:
                 return f"{name} is damaged"
-        Position(**record["position"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return f"unreadable: {error}"
     return None
+
+
+def _digest(record: dict[str, Any]) -> str:
+    """Of a record's content, however JSON lays it out."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, dict[str, Any]]:

@@ -26,6 +26,10 @@ OWN = "given to ad.fit"
 """What stands for the module and the data of a run that no name leads to."""
 
 
+EVALUATION = {"error": float, "pgd_error": float, "robust_error": float, "eps": float, "norm": str, "examples": int}
+"""What an evaluation that was made before must hold, since it is shown."""
+
+
 def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
     """A whole run by name: data, model, training, exact evaluation. Returns the evaluation; everything is in the folder."""
     if OWN in (config.dataset, config.model):
@@ -127,7 +131,7 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     done = run.folder / "evaluation.json"
 
     def before() -> dict[str, Any] | None:
-        return read_json(done) if done.exists() else None
+        return read_json(done, **EVALUATION) if done.exists() else None
 
     found = watch.group.by_first(before)
     if found is not None:

@@ -119,15 +119,18 @@ class Run:
             "data": data,
         }
         file = self.folder / "environment.json"
-        before = read_json(file) if file.exists() else None
+        before = read_json(file, data=dict) if file.exists() else None
         if before is None:
             write_json(file, now)
             return
-        if before.get("data", data) != data:
+        resumed = before.get("resumed", [])
+        if not isinstance(resumed, list):
+            raise damaged(file)
+        if before["data"] != data:
             raise ArgumentError(
                 f"{self.folder}: its data have changed since it was begun ({before['data']}, now {data}); choose another folder"
             )
-        write_json(file, before | {"resumed": [*before.get("resumed", []), now]})
+        write_json(file, before | {"resumed": [*resumed, now]})
 
     def record(self, **values: Any) -> None:
         """One more line of metrics, whole or not there."""
@@ -159,17 +162,26 @@ def _left_at_the_start(path: Path) -> bool:
     return path.name in (".lock", "config.yaml", "environment.json")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A record that a run has written."""
+def read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """A record that a run has written, which holds values of these types under these names, and perhaps more."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError:
         found = None
-    if not isinstance(found, dict):
-        raise ArgumentError(f"{path}: is damaged; remove it, and it will be made anew")
+    if not isinstance(found, dict) or not all(_is_a(kind, found.get(name)) for name, kind in kinds.items()):
+        raise damaged(path)
     return found
+
+
+def damaged(path: Path) -> ArgumentError:
+    """What to say of a file that can be made anew."""
+    return ArgumentError(f"{path}: is damaged; remove it, and it will be made anew")
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
 
 
 def read_yaml(path: Path) -> Any:
