@@ -140,6 +140,16 @@ def test_a_folder_of_another_config_is_refused_and_left_alone(whole: Path) -> No
     assert (whole / "config.yaml").read_bytes() == before
 
 
+def test_a_config_that_has_lost_its_tail_is_not_completed_with_defaults(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text[: text.index("seed:")])
+    with pytest.raises(ad.ArgumentError, match=r"config\.yaml: .* lacks seed, device, tensorboard; put back"):
+        Run(copy).config()
+    with pytest.raises(ad.ArgumentError, match="lacks seed"):
+        train(CONFIG, copy, resume=True)
+
+
 def test_a_run_that_could_not_start_does_not_claim_its_folder(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(ad.ArgumentError):

@@ -53,7 +53,16 @@ class Run:
         return self.folder / "stages" / f"{stage}.safetensors"
 
     def config(self) -> TrainConfig:
-        return TrainConfig.from_mapping(read_yaml(self.config_file), str(self.config_file))
+        """As it was written: with every field, so that none that has got lost is replaced by a default."""
+        values = read_yaml(self.config_file)
+        config = TrainConfig.from_mapping(values, str(self.config_file))
+        missing = [name for name in config.to_mapping() if name not in values]
+        if missing:
+            raise ArgumentError(
+                f"{self.config_file}: a run's config has every field, but this one lacks {', '.join(missing)}; put back what the "
+                f"run was begun with"
+            )
+        return config
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
