@@ -86,6 +86,8 @@ def _run(
     with joined(device) as group, ExitStack() as stack:
         group.by_first(lambda: run.check(config, resume))  # before a lock is left in a folder that is not ours
         group.by_first(lambda: stack.enter_context(run.locked()))
+        if resume and not group.by_first(run.begun):
+            watch.within(group).say(f"{run.folder}: holds no run to go on with, so one is begun")
         group.by_first(lambda: run.begin(config, resume))
         parts = _parts(config, train_data, test_data, device, build)
         group.by_first(lambda: _note(run, parts, train_data, device, group))

@@ -82,13 +82,13 @@ class Run:
         for place in (self.folder, self.checkpoints, self.folder / "stages", self.folder / "cascade"):
             for left in place.glob(".writing-*"):
                 shutil.rmtree(left, ignore_errors=True)  # by a process of this run that was killed
-        if not self._begun():
+        if not self.begun():
             (self.folder / "environment.json").unlink(missing_ok=True)
             write_text(self.config_file, dump_yaml(config.to_mapping()))
 
     def check(self, config: TrainConfig, resume: bool) -> None:
         """Refuse a folder that is not for this config. Changes nothing."""
-        if not self._begun():
+        if not self.begun():
             if self.folder.is_dir() and not all(map(_left_at_the_start, self.folder.iterdir())):
                 raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another folder")
             return
@@ -108,7 +108,7 @@ class Run:
                 f"{self.folder}: is a run of another config: {name} was {getattr(before, name)!r}, now {getattr(config, name)!r}"
             )
 
-    def _begun(self) -> bool:
+    def begun(self) -> bool:
         """Whether there is something to go on with; a run that could not even start has left its config alone."""
         kept = (self.checkpoints, self.folder / "stages", self.model_file)
         return self.config_file.exists() and any(place.exists() for place in kept)
