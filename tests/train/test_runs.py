@@ -131,6 +131,36 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path
     assert _same_result(whole, tmp_path / "run")
 
 
+def test_when_all_checkpoints_are_damaged_the_stage_begins_again(whole: Path, tmp_path: Path) -> None:
+    """No epoch is recorded twice, and what is saved from then on can be gone on with."""
+    run = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        train(CONFIG, run, watch=_stop_after(12))
+    for path in listed(run / "checkpoints"):
+        (path / "state.json").write_text("{}")
+    said: list[str] = []
+    again = _stop_after(7)
+    with pytest.raises(StoppedError):
+        train(CONFIG, run, resume=True, watch=Watch(again.step, say=said.append, stop=again.stop))
+    assert any("this stage begins again" in line for line in said)
+    assert [path.name[-2:] for path in listed(run / "checkpoints")] == ["00", "07"]
+    steps: list[int] = []
+    train(CONFIG, run, resume=True, watch=Watch(step=lambda progress: steps.append(1)))
+    assert len(steps) == 15 - 7
+    assert _metrics(run) == _metrics(whole)
+    assert _same_result(whole, run)
+
+
+def test_metrics_of_the_stages_before_are_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for stage, epoch in ((0, 0), (0, 1), (1, 0), (2, 0)):
+        run.record(kind="epoch", stage=stage, epoch=epoch)
+    with run.metrics_file.open("a") as stream:
+        stream.write('{"kind": "epo')
+    run.forget_stage(1)
+    assert [(m["stage"], m["epoch"]) for m in _metrics(tmp_path)] == [(0, 0), (0, 1)]
+
+
 def test_a_folder_of_another_config_is_refused_and_left_alone(whole: Path) -> None:
     before = (whole / "config.yaml").read_bytes()
     with pytest.raises(ad.ArgumentError, match=r"another config: eps was 0\.05, now 0\.07"):

@@ -56,7 +56,7 @@ def load_model(path: Path, model: nn.Module) -> None:
 def save(
     folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: dict[str, Any]
 ) -> Path:
-    """A new checkpoint in `folder`; older ones beyond the kept number go."""
+    """A new checkpoint in `folder`; older ones beyond the kept number go, and those that claim to be newer, but were passed over."""
     target = folder / f"stage-{position.stage:02d}-step-{position.step:09d}"
     state, numbers = _flat(optimiser)
     with replacing(target) as temporary:
@@ -71,8 +71,10 @@ def save(
         }
         record["digest"] = _digest(record)
         (temporary / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    for old in listed(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    there = listed(folder)
+    last = there.index(target) + 1
+    for useless in there[: max(0, last - KEPT)] + there[last:]:
+        shutil.rmtree(useless, ignore_errors=True)
     return target
 
 

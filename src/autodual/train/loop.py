@@ -202,6 +202,7 @@ class Loop:
             self.group.by_first(lambda: self.run.cut_metrics(extra["metrics"]))
             sums = torch.tensor([float.fromhex(v) for v in extra["sums"]], device=device)
             return position, sums if self.group.first else torch.zeros_like(sums)
+        self.group.by_first(lambda: self.run.forget_stage(self.stage))
         return Position(self.stage), torch.zeros(3, device=device)
 
 

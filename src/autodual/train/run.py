@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autodual._errors import ArgumentError
-from autodual._files import claim, write_json, write_text
+from autodual._files import claim, write_bytes, write_json, write_text
 from autodual.train.config import TrainConfig
 
 
@@ -162,6 +162,22 @@ class Run:
                 os.truncate(self.metrics_file, min(size, self.metrics_size()))
             except OSError as error:
                 raise ArgumentError(f"{self.metrics_file}: cannot be shortened: {error.strerror or error}") from None
+
+    def forget_stage(self, stage: int) -> None:
+        """Metrics of a stage that begins again, of later ones, and of a line that is not whole."""
+        if self.metrics_file.exists():
+            lines = self.metrics_file.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith(b"\n") and _stage_of(line) < stage]
+            if len(kept) < len(lines):
+                write_bytes(self.metrics_file, b"".join(kept))
+
+
+def _stage_of(line: bytes) -> int:
+    """Of a line of metrics; one that cannot be read is left to those who look at it."""
+    try:
+        return int(json.loads(line)["stage"])
+    except (ValueError, KeyError, TypeError):
+        return -1
 
 
 def _left_at_the_start(path: Path) -> bool:
