@@ -205,3 +205,28 @@ def test_a_cascade_is_refused_by_an_engine_that_it_cannot_use(call: Call, cascad
     assert code == 2
     assert "use dual, crown or ibp" in complaint
     assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["train", "attack", "certify"])
+def test_certificates_that_an_attack_breaks_are_an_error(call: Call, run: Path, command: str) -> None:
+    large = ["--eps", "0.3", "--device", "cpu"]
+    assert call("certify", str(run), *large)[0] == 0
+    file = {"train": run / "certificates.jsonl"}.get(command, run / "certificates-dual-eps-0.3.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line | {"predicted": line["label"], "certified": True, "margin": 1.0} for line in lines]
+    arguments = {
+        "train": ["train", "--resume", "--out", str(run)],
+        "attack": ["attack", str(run), *large],
+        "certify": ["certify", str(run), *large, "--resume"],
+    }
+    if command == "certify":  # what an attack at this size would have found
+        shutil.copy(run / "certificates-dual-eps-0.3.problem.json", run / "certificates.problem.json")
+        record = json.loads((run / "evaluation.json").read_text())
+        (run / "evaluation.json").write_text(json.dumps(record | {"attacked": [True] * len(lines)}))
+    else:
+        (run / "evaluation.json").unlink()
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, said, complaint = call(*arguments[command])
+    assert (code, said) == (2, "")
+    assert "error: " in complaint
+    assert "certified, but an attack gives them another label: examples " in complaint

@@ -83,6 +83,23 @@ def test_a_config_file_and_flags_that_win_over_it(call: Call, small: list[str], 
     assert "at linf 0.05" in said
 
 
+@pytest.mark.parametrize("by_file", [False, True])
+def test_to_resume_what_is_not_there_begins_it_and_says_so(
+    call: Call, small: list[str], tmp_path: Path, by_file: bool
+) -> None:
+    out, config = tmp_path / "run", tmp_path / "mine.yaml"
+    config.write_text("seed: 3\n")
+    given = [str(config)] if by_file else ["--seed", "3"]
+    code, said, complaint = call("train", *given, *small, "--epochs", "1", "--resume", "--out", str(out))
+    assert code == 0, complaint
+    assert "robust error" in said
+    assert complaint.count(f"{out}: holds no run to go on with, so one is begun\n") == 1
+    assert "seed: 3\n" in (out / "config.yaml").read_text()
+    code, _, complaint = call("train", *given, *small, "--epochs", "1", "--resume", "--out", str(out))
+    assert code == 0
+    assert "holds no run" not in complaint
+
+
 def test_help_reads_well(call: Call) -> None:
     code, said, _ = call("--help")
     assert code == 0

@@ -11,6 +11,7 @@ from autodual.bounds import Projected
 from autodual.digits import digits_network, load_digits
 from autodual.sets import LinfBall
 from autodual.train.objective import RobustObjective
+from autodual.train.randomness import kept_random_state, seed_globally
 from autodual.train.step import GraphStep, Step, make_step
 
 pytestmark = pytest.mark.gpu
@@ -38,3 +39,21 @@ def test_the_captured_step_is_the_plain_step() -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0.02)
     assert losses[0][-5:].mean() < losses[0][:5].mean()
     assert isinstance(make_step(objective, optimiser, torch.Generator("cuda"), None, 50), GraphStep)
+
+
+def test_a_capture_leaves_the_global_numbers_as_they_were_and_seeding_goes_on_after_it() -> None:
+    images, labels = (t[:50].cuda() for t in load_digits("train"))
+    objective = RobustObjective(digits_network().cuda(), LinfBall(0.02), Projected(20))
+    optimiser = torch.optim.Adam(objective.parameters(), 1e-3, fused=True)
+    step = make_step(objective, optimiser, torch.Generator("cuda"), None, 50)
+    torch.manual_seed(5)
+    caller = torch.rand(2).tolist(), torch.rand(2, device="cuda").tolist()
+    torch.manual_seed(5)
+    drawn = []
+    with kept_random_state(images.device):
+        for _ in range(3):  # the first one captures
+            seed_globally(7, images.device)
+            step(images, labels)
+            drawn.append((torch.rand(2).tolist(), torch.rand(2, device="cuda").tolist()))
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert (torch.rand(2).tolist(), torch.rand(2, device="cuda").tolist()) == caller

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autodual._errors import ArgumentError
 from autodual._files import load_tensors
 from autodual.certify.cascade import Cascade, load_combination
 from autodual.digits import digits_network, load_digits
@@ -92,6 +93,35 @@ def test_the_second_stage_is_trained_on_what_the_first_leaves_open(trained: tupl
     assert left["open"] == (~certified).nonzero().squeeze(1).tolist()
     assert left["sound"]
     assert 0 < len(left["open"]) < 200
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"open": 3}', '{"open": [0, 200]}', '{"open": [-1]}', '{"open": [3, 3]}', '{"open": ["1"]}']
+)
+def test_a_damaged_list_of_open_examples_is_named(
+    trained: tuple[TrainConfig, Path], tmp_path: Path, content: str
+) -> None:
+    config, folder = trained
+    if config.cascade_kind == "sum":
+        pytest.skip("a sum leaves nothing open")
+    copy = shutil.copytree(folder, tmp_path / "run")
+    place = copy / "stages" / "open-1.json"
+    before = place.read_bytes()
+    place.write_text(content)
+    with pytest.raises(ArgumentError, match=r"open-1\.json: is damaged; remove it"):
+        train(config, copy, resume=True)
+    place.unlink()
+    train(config, copy, resume=True)
+    assert place.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["{}", '{"kind": 5}'])
+def test_a_damaged_record_is_named(trained: tuple[TrainConfig, Path], tmp_path: Path, content: str) -> None:
+    config, folder = trained
+    copy = shutil.copytree(folder, tmp_path / "run")
+    (copy / "cascade.json").write_text(content)
+    with pytest.raises(ArgumentError, match=r"cascade\.json: is damaged; remove it"):
+        train(config, copy, resume=True)
 
 
 @pytest.mark.parametrize("steps", [5, 26])

@@ -107,7 +107,7 @@ def test_an_interrupted_evaluation_is_finished(whole: Path, tmp_path: Path) -> N
     assert _same_result(whole, copy)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "scribble"])
+@pytest.mark.parametrize("damage", ["truncate", "remove", "scribble", "empty", "list", "no extra", "wrong type"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path: Path, damage: str) -> None:
     with pytest.raises(StoppedError):
         train(CONFIG, tmp_path / "run", watch=_stop_after(3))
@@ -119,12 +119,46 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path
         "truncate": lambda: weights.write_bytes(weights.read_bytes()[:100]),
         "remove": weights.unlink,
         "scribble": lambda: (last / "state.json").write_text("{"),
+        "empty": lambda: (last / "state.json").write_text("{}"),
+        "list": lambda: (last / "state.json").write_text("[]"),
+        "no extra": lambda: _edit(last / "state.json", extra=None),
+        "wrong type": lambda: _edit(last / "state.json", position={"stage": 0, "epoch": "1", "batch": 1, "step": 6}),
     }
     harm[damage]()
     said: list[str] = []
     train(CONFIG, tmp_path / "run", resume=True, watch=Watch(say=said.append))
     assert any("damaged checkpoint passed over" in line for line in said)
     assert _same_result(whole, tmp_path / "run")
+
+
+def test_when_all_checkpoints_are_damaged_the_stage_begins_again(whole: Path, tmp_path: Path) -> None:
+    """No epoch is recorded twice, and what is saved from then on can be gone on with."""
+    run = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        train(CONFIG, run, watch=_stop_after(12))
+    for path in listed(run / "checkpoints"):
+        (path / "state.json").write_text("{}")
+    said: list[str] = []
+    again = _stop_after(7)
+    with pytest.raises(StoppedError):
+        train(CONFIG, run, resume=True, watch=Watch(again.step, say=said.append, stop=again.stop))
+    assert any("this stage begins again" in line for line in said)
+    assert [path.name[-2:] for path in listed(run / "checkpoints")] == ["00", "07"]
+    steps: list[int] = []
+    train(CONFIG, run, resume=True, watch=Watch(step=lambda progress: steps.append(1)))
+    assert len(steps) == 15 - 7
+    assert _metrics(run) == _metrics(whole)
+    assert _same_result(whole, run)
+
+
+def test_metrics_of_the_stages_before_are_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for stage, epoch in ((0, 0), (0, 1), (1, 0), (2, 0)):
+        run.record(kind="epoch", stage=stage, epoch=epoch)
+    with run.metrics_file.open("a") as stream:
+        stream.write('{"kind": "epo')
+    run.forget_stage(1)
+    assert [(m["stage"], m["epoch"]) for m in _metrics(tmp_path)] == [(0, 0), (0, 1)]
 
 
 def test_a_folder_of_another_config_is_refused_and_left_alone(whole: Path) -> None:
@@ -134,6 +168,16 @@ def test_a_folder_of_another_config_is_refused_and_left_alone(whole: Path) -> No
     with pytest.raises(ad.ArgumentError, match="holds a run already; go on with --resume"):
         train(CONFIG, whole)
     assert (whole / "config.yaml").read_bytes() == before
+
+
+def test_a_config_that_has_lost_its_tail_is_not_completed_with_defaults(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text[: text.index("seed:")])
+    with pytest.raises(ad.ArgumentError, match=r"config\.yaml: .* lacks seed, device, tensorboard; put back"):
+        Run(copy).config()
+    with pytest.raises(ad.ArgumentError, match="lacks seed"):
+        train(CONFIG, copy, resume=True)
 
 
 def test_a_run_that_could_not_start_does_not_claim_its_folder(tmp_path: Path) -> None:
@@ -176,10 +220,26 @@ def test_fit_changes_nothing_about_the_module(tmp_path: Path) -> None:
         ad.fit(digits_network(), data, data, CONFIG.with_changes(normalise=True), tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["evaluation.json", "environment.json"])
-def test_a_damaged_record_is_named(whole: Path, tmp_path: Path, name: str) -> None:
+def _edit(path: Path, **changes: object) -> None:
+    """None: without that name."""
+    record = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("evaluation.json", "{"),
+        ("evaluation.json", "{}"),
+        ("evaluation.json", '{"error": "none"}'),
+        ("environment.json", "{"),
+        ("environment.json", '{"resumed": 5}'),
+        ("environment.json", '{"data": {}, "resumed": 5}'),
+    ],
+)
+def test_a_damaged_record_is_named(whole: Path, tmp_path: Path, name: str, content: str) -> None:
     shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / name).write_text("{")
+    (tmp_path / "run" / name).write_text(content)
     with pytest.raises(ad.ArgumentError, match=rf"{name}: is damaged; remove it"):
         train(CONFIG, tmp_path / "run", resume=True)
     (tmp_path / "run" / name).unlink()
@@ -191,6 +251,37 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("important")
     with pytest.raises(ad.ArgumentError, match="is not empty and holds no run"):
         train(CONFIG, tmp_path)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_is_refused_stays_as_it_is(whole: Path, tmp_path: Path, resume: bool) -> None:
+    """Also what runs inside of it are writing at this moment."""
+    shutil.copytree(whole, tmp_path / "live")
+    for place in (tmp_path / ".writing-1" / "thesis.pdf", tmp_path / "live" / ".writing-2" / "config.yaml"):
+        place.parent.mkdir()
+        place.write_text("half of it")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ad.ArgumentError, match="is not empty and holds no run"):
+        train(CONFIG, tmp_path, resume=resume)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_a_killed_process_left_half_written_is_removed(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    shutil.copytree(whole, copy / "live")
+    places = [copy / ".writing-1", copy / "checkpoints" / ".writing-2", copy / "live" / ".writing-3"]
+    for place in places:
+        place.mkdir()
+    train(CONFIG, copy, resume=True)
+    assert [place.exists() for place in places] == [False, False, True]
+
+
+def test_a_run_killed_while_it_wrote_its_config_can_begin(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".writing-1").mkdir()
+    (tmp_path / ".writing-1" / "config.yaml").write_text("half of it")
+    Run(tmp_path).begin(CONFIG, resume=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "config.yaml"]
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
@@ -280,3 +371,15 @@ def test_of_equal_checkpoints_the_later_one_counts(tmp_path: Path) -> None:
     train(config.with_changes(epochs=best + 1), alone)
     one, other = (load_tensors(f / "model.safetensors") for f in (tmp_path / "run", alone))
     assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"kind": "validation", "stage": 0}'])
+def test_metrics_that_do_not_say_which_checkpoint_is_best(tmp_path: Path, line: str) -> None:
+    config = CONFIG.with_changes(engine="none", validation=0.2, evaluate_every=1)
+    with pytest.raises(StoppedError):
+        train(config, tmp_path / "run", watch=_stop_after(6))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first, rest = metrics.read_text().split("\n", 1)
+    metrics.write_text(line.ljust(len(first)) + "\n" + rest)
+    with pytest.raises(ad.ArgumentError, match=r"metrics\.jsonl: line 1 is damaged"):
+        train(config, tmp_path / "run", resume=True)

@@ -9,11 +9,12 @@ import typer
 
 from autodual.certify import Combination
 from autodual.cli.cascade import tell_cascade
+from autodual.cli.known import check_by_certificates
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
-from autodual.train.cascade import attack_all, certify_all
+from autodual.train.cascade import attack_all, certify_all, check_together
 from autodual.train.data import ImageData
 from autodual.train.evaluate import attacked
 from autodual.train.group import Group, joined
@@ -39,6 +40,7 @@ def attack(
             with display.bars, joined(opened.data.images.device) as group:
                 tell = display.watch().within(group).tell
                 wrong = attacked(opened.model, opened.data, opened.ball, tell, group=group)
+                group.by_first(lambda: check_by_certificates(target, opened, wrong))
                 found = (
                     None if opened.combination is None else _on_cascade(opened.combination, opened.data, tell, group)
                 )
@@ -54,4 +56,6 @@ def attack(
 
 def _on_cascade(combination: Combination, data: ImageData, tell: Tell, group: Group) -> dict[str, Any]:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
-    return certify_all(combination, data, tell, group).summary(attack_all(combination, data, tell, group=group))
+    certified, attacked = certify_all(combination, data, tell, group), attack_all(combination, data, tell, group=group)
+    check_together(repr(combination), certified, attacked)
+    return certified.summary(attacked)

@@ -11,6 +11,7 @@ from autodual._files import write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
 from autodual.cli.cascade import tell_cascade
 from autodual.cli.certificates import check_cascade_engine, check_way, default_file
+from autodual.cli.known import check_by_evaluation
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
@@ -66,11 +67,16 @@ def certify(
         try:
             with display.bars, joined(opened.data.images.device) as group:
                 group.by_first(lambda: check_way(files, resume, overwrite))
-                tell = display.watch().within(group).tell
-                found = judge_to_file(file, opened.model, opened.data, opened.ball, chosen, tell, group, anew=overwrite)
+                watch = display.watch().within(group)
+                found = judge_to_file(
+                    file, opened.model, opened.data, opened.ball, chosen, watch.tell, group, overwrite, watch.say
+                )
+                group.by_first(lambda: check_by_evaluation(target, opened, chosen, found.certified))
                 together = None
                 if cascade is not None:
-                    together = certify_to_file(files[1], cascade, opened.data, tell, group, anew=overwrite).summary()
+                    together = certify_to_file(
+                        files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say
+                    ).summary()
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from autodual._errors import ArgumentError
 from autodual.cli.cascade import tell_cascade
 from autodual.cli.options import merged, with_config_options
 from autodual.cli.progress import Display
@@ -25,15 +24,13 @@ def train(
         Path | None, typer.Argument(help="YAML file with any of the options below; flags win over it")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="run folder; runs/NAME when not given")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in this folder")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in this folder, or begin one")] = False,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Train a network that can be certified, evaluate it exactly, and keep everything in a run folder."""
     given = {} if config is None else read_yaml(config)
     folder = out or Path("runs") / (config.stem if config is not None else "run")
-    if resume and config is None:
-        if not Run(folder).config_file.exists():
-            raise ArgumentError(f"{folder}: holds no run to go on with; check --out")
+    if resume and config is None and Run(folder).config_file.exists():
         given = Run(folder).config().to_mapping()
     options = TrainConfig.from_mapping(
         merged(given or {}, changes or {}) if isinstance(given, dict | None) else given,

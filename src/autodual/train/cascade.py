@@ -9,12 +9,14 @@ data.
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autodual._files import write_json
+from autodual._tensor import full_precision
 from autodual.bounds.base import generators
 from autodual.bounds.memory import COPIES
 from autodual.bounds.prepare import dual_network
@@ -22,10 +24,11 @@ from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEns
 from autodual.certify.cascade_records import CascadeAttack, CascadeCertificate
 from autodual.certify.cascade_sum import SummedScores
 from autodual.train.checkpoint import load_model, save_model
+from autodual.train.claims import refuse_broken
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
-from autodual.train.run import Run, read_json
+from autodual.train.run import Run, damaged, read_json
 from autodual.train.setup import make_ball
 from autodual.train.share import Tell, batch_size, in_turns, on_all
 from autodual.train.stage import Parts, Watch, fresh_model, train_stage
@@ -34,6 +37,12 @@ ATTACKED = 100
 """Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
 ATTACK_BYTES = 1 << 30
 """What gradients of bounds may take on a CPU, about; ten times as much on a GPU."""
+
+SHOWN = {
+    "kind": str, "error": float, "stage_certified_error": float, "attacked_error": float, "attacked_examples": int,
+    "sound_certified_error": float,
+}  # fmt: skip
+"""What a record that was made before must hold, since it is shown."""
 
 
 def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> list[nn.Module]:
@@ -101,8 +110,16 @@ def _still_open(
         left = open_[~certified.to(open_.device)]
         record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
         watch.group.by_first(partial(write_json, path, record))
-    found = watch.group.by_first(partial(read_json, path))["open"]
+    found = watch.group.by_first(partial(_read_open, path, len(data)))
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
+
+
+def _read_open(path: Path, examples: int) -> list[int]:
+    """Positions among so many examples, in order."""
+    found: list[int] = read_json(path, open=list)["open"]
+    if not all(type(i) is int for i in found) or found != sorted({*found} & {*range(examples)}):
+        raise damaged(path)
+    return found
 
 
 def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData, group: Group = ALONE) -> Combination:
@@ -140,7 +157,8 @@ def attack_all(
             if group.alone:  # the others take another number of steps
                 tell(what, part.start + int(done * (part.stop - part.start)), len(data))
 
-        return combination.attack(data.scaled(part), data.labels[part], steps=steps, tell=tell_step)
+        with full_precision():  # as certificates are made
+            return combination.attack(data.scaled(part), data.labels[part], steps=steps, tell=tell_step)
 
     turns = in_turns(one, data, what, tell, group, step=attack_batch(combination, data))
     return CascadeAttack.join([found for turn in turns for found in turn])
@@ -155,19 +173,26 @@ def attack_batch(combination: Combination, data: ImageData) -> int:
     return max(1, min(batch_size(data), room // (4 * COPIES * units**2)))
 
 
+def check_together(source: object, certified: CascadeCertificate, attacked: CascadeAttack) -> None:
+    """Fail if an attack breaks what is proved about the whole; claims of single stages, which the paper's cascade makes, may break."""
+    proved_wrong = certified.sound & attacked.found | certified.no_wrong_certificate & attacked.certified_wrong
+    refuse_broken(source, proved_wrong.nonzero().squeeze(1))
+
+
 def finish_cascade(
     config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, watch: Watch
 ) -> dict[str, Any]:
     """Save the combination, certify and attack it on test data; writes cascade.json."""
     done, group = run.folder / "cascade.json", watch.group
     if group.by_first(done.exists):
-        return group.by_first(partial(read_json, done))
+        return group.by_first(partial(read_json, done, **SHOWN))
     fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
     combination = combine(config, stages, fitting, group)
     group.by_first(partial(combination.save, run.folder / "cascade"))
     certified = certify_all(combination, parts.test, watch.tell, group)
     some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
     attacked = attack_all(combination, some, watch.tell, group=group)
+    check_together(run.folder / "cascade", certified.take(len(some)), attacked)
     record = certified.summary() | certified.take(len(some)).beside(attacked)
     record["models"] = len(combination.models)
     for row in record["stages"]:
@@ -181,4 +206,4 @@ def finish_cascade(
 def _trained_on(config: TrainConfig, run: Run, stage: int, parts: Parts) -> int:
     if config.cascade_kind == "sum" or stage == 0:
         return len(parts.train)
-    return len(read_json(run.folder / "stages" / f"open-{stage}.json")["open"])
+    return len(_read_open(run.folder / "stages" / f"open-{stage}.json", len(parts.train)))

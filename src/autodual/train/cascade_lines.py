@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,8 +13,8 @@ from autodual.certify.cascade_records import Answers, CascadeCertificate
 from autodual.certify.certify import describe
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
-from autodual.train.judge import lines_to_file, problem_of
-from autodual.train.lines import Line, record_about
+from autodual.train.judge import lines_to_file, question
+from autodual.train.lines import Line, LineFile, record_about
 from autodual.train.share import Tell
 
 
@@ -23,17 +24,28 @@ def cascade_file(path: Path) -> Path:
 
 
 def certify_to_file(
-    path: Path, combination: Combination, data: ImageData, tell: Tell, group: Group = ALONE, anew: bool = False
+    path: Path,
+    combination: Combination,
+    data: ImageData,
+    tell: Tell,
+    group: Group = ALONE,
+    anew: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> CascadeCertificate:
-    """What `certify_all` finds, with a line of JSON per example; goes on where an interrupted call stopped."""
+    """What `certify_all` finds, with a line of JSON per example; goes on where an interrupted call stopped.
+
+    say: told which line of an earlier call cannot be right, and is found again with all that follow.
+    """
 
     def one(part: slice) -> list[Line]:
         found = combination.certify(data.scaled(part), data.labels[part])
         return [_line(part.start + offset, found, offset) for offset in range(len(found.labels))]
 
-    problem = problem_of(combination.models, data, combination.ball, combination.engine)
+    problem = question(combination.models, data, combination.ball, combination.engine)
     problem["combination"] = repr(combination)
-    lines = lines_to_file(path, problem, one, data, "certifying the cascade", tell, group, anew)
+    labels = data.labels.tolist()
+    file = LineFile(path, lambda line: _fault(line, labels), say)
+    lines = lines_to_file(file, problem, one, data, "certifying the cascade", tell, group, anew)
     answers = Answers(_column(lines, "answer"), _column(lines, "certified").bool(), _column(lines, "stage"))
     return CascadeCertificate(
         combination.kind, combination.answering(), _column(lines, "label"), answers, _column(lines, "sound").bool(),
@@ -51,6 +63,24 @@ def _line(index: int, found: CascadeCertificate, offset: int) -> Line:
         "sound": bool(found.sound[offset]),
         "no_wrong_certificate": bool(found.no_wrong_certificate[offset]),
     }
+
+
+def _fault(line: Line, labels: list[int]) -> str | None:
+    """Why a line cannot be what a cascade says about an example with its label."""
+    kinds = {
+        "index": int, "label": int, "answer": int, "stage": int, "certified": bool, "sound": bool, "no_wrong_certificate": bool
+    }  # fmt: skip
+    if line.keys() != kinds.keys():
+        return f"does not hold {', '.join(kinds)}, and nothing else"
+    for name, kind in kinds.items():
+        if type(line[name]) is not kind:
+            return f"has {line[name]!r} as {name}"
+    label, answer = line["label"], line["answer"]
+    if label != labels[line["index"]]:
+        return f"has the label {label}, but its example has {labels[line['index']]}"
+    if line["sound"] and answer != label:
+        return f"is proved, but has the label {label} and the answer {answer}"
+    return None
 
 
 def _column(lines: list[Line], name: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -55,23 +56,25 @@ def load_model(path: Path, model: nn.Module) -> None:
 def save(
     folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: dict[str, Any]
 ) -> Path:
-    """A new checkpoint in `folder`; older ones beyond the kept number go."""
+    """A new checkpoint in `folder`; older ones beyond the kept number go, and those that claim to be newer, but were passed over."""
     target = folder / f"stage-{position.stage:02d}-step-{position.step:09d}"
     state, numbers = _flat(optimiser)
     with replacing(target) as temporary:
         temporary.mkdir()
         (temporary / "model.safetensors").write_bytes(encode_tensors(_state(model)))
-        random = {"random": torch.get_rng_state()}
-        (temporary / "optimiser.safetensors").write_bytes(encode_tensors(state | random))
-        record = {
+        (temporary / "optimiser.safetensors").write_bytes(encode_tensors(state))
+        record: dict[str, Any] = {
             "position": position.__dict__,
             "optimiser": numbers,
             "extra": extra,
             "digests": {f.name: digest(f) for f in temporary.iterdir()},
         }
+        record["digest"] = _digest(record)
         (temporary / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    for old in listed(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    there = listed(folder)
+    last = there.index(target) + 1
+    for useless in there[: max(0, last - KEPT)] + there[last:]:
+        shutil.rmtree(useless, ignore_errors=True)
     return target
 
 
@@ -94,20 +97,26 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 def _fault(path: Path) -> str | None:
     try:
         record = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
+            return "state.json is damaged"
         for name, expected in record["digests"].items():
             if digest(path / name) != expected:
                 return f"{name} is damaged"
-        Position(**record["position"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return f"unreadable: {error}"
     return None
+
+
+def _digest(record: dict[str, Any]) -> str:
+    """Of a record's content, however JSON lays it out."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, dict[str, Any]]:
     load_model(path / "model.safetensors", model)
     record = json.loads((path / "state.json").read_text(encoding="utf-8"))
     tensors = load_tensors(path / "optimiser.safetensors")
-    torch.set_rng_state(tensors.pop("random"))
+    tensors.pop("random", None)  # of older checkpoints
     _unflatten(optimiser, tensors, record["optimiser"])
     return Position(**record["position"]), record["extra"]
 

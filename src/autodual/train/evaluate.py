@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from autodual._files import replacing, write_json
 from autodual.bounds import BoundEngine, Dual
 from autodual.certify import attack, certified_radius
 from autodual.sets import Perturbation
+from autodual.train.claims import check_claims
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
 from autodual.train.judge import Judged, judge, judge_to_file
@@ -22,6 +25,7 @@ CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Sizes at which certified and attacked accuracy are plotted, as multiples of eps."""
 GALLERY = 24
 ATTACK_STEPS = 40
+REMOVE = "if somebody has changed this file, remove it and go on with --resume; if nobody has, a proof is wrong: please report it"
 
 
 def attacked(
@@ -45,15 +49,18 @@ def evaluate(
     subset: int = 200,
     tell: Tell = silent,
     group: Group = ALONE,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Certificates of all examples, and attack, curve, radii and gallery; writes certificates.jsonl, evaluation.json, gallery.npz.
 
-    Several processes share the work; the first one writes the files.
+    Several processes share the work; the first one writes the files. Fails if the attack breaks what is certified.
     """
     engine = Dual() if engine is None else engine
     assert isinstance(ball.eps, float)
-    found = judge_to_file(folder / "certificates.jsonl", model, data, ball, engine, tell, group)
+    file = folder / "certificates.jsonl"
+    found = judge_to_file(file, model, data, ball, engine, tell, group, say=say)
     broken = attacked(model, data, ball, tell, group=group)
+    group.by_first(lambda: check_claims(file, model, data, ball, found.certified, broken, REMOVE))
     some = data.take(subset)
     radii = _radii(model, some, ball, engine, tell, group)
     record = {
@@ -97,6 +104,7 @@ def _curve(
         wider, done = ball.with_eps(factor * ball.eps), 2 * number * len(data)
         judged = judge(model, data, wider, engine, part_of(tell, done, whole), "curve", group)
         broken = attacked(model, data, wider, part_of(tell, done + len(data), whole), "curve", group)
+        group.by_first(partial(check_claims, "curve", model, data, wider, judged.certified, broken))
         error = broken.double().mean().item()
         points.append({"eps": factor * ball.eps, "robust_error": judged.robust_error, "pgd_error": error})
     return points

@@ -26,6 +26,10 @@ OWN = "given to ad.fit"
 """What stands for the module and the data of a run that no name leads to."""
 
 
+EVALUATION = {"error": float, "pgd_error": float, "robust_error": float, "eps": float, "norm": str, "examples": int}
+"""What an evaluation that was made before must hold, since it is shown."""
+
+
 def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
     """A whole run by name: data, model, training, exact evaluation. Returns the evaluation; everything is in the folder."""
     if OWN in (config.dataset, config.model):
@@ -80,7 +84,10 @@ def _run(
         summary_writer()  # refuses before anything is begun
     device = own_device(make_device(config.device))
     with joined(device) as group, ExitStack() as stack:
+        group.by_first(lambda: run.check(config, resume))  # before a lock is left in a folder that is not ours
         group.by_first(lambda: stack.enter_context(run.locked()))
+        if resume and not group.by_first(run.begun):
+            watch.within(group).say(f"{run.folder}: holds no run to go on with, so one is begun")
         group.by_first(lambda: run.begin(config, resume))
         parts = _parts(config, train_data, test_data, device, build)
         group.by_first(lambda: _note(run, parts, train_data, device, group))
@@ -126,13 +133,16 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     done = run.folder / "evaluation.json"
 
     def before() -> dict[str, Any] | None:
-        return read_json(done) if done.exists() else None
+        return read_json(done, **EVALUATION) if done.exists() else None
 
     found = watch.group.by_first(before)
     if found is not None:
         return found
     subset, ball = 1000 if parts.test.images.is_cuda else 200, make_ball(config)
-    return evaluate(run.folder, model, parts.test, ball, config.norm, subset=subset, tell=watch.tell, group=watch.group)
+    test, group = parts.test, watch.group
+    return evaluate(
+        run.folder, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say
+    )
 
 
 def _parts(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -76,14 +76,22 @@ def judge_to_file(
     tell: Tell,
     group: Group = ALONE,
     anew: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Judged:
-    """The same with a line of JSON per example, written by the first process; goes on where an interrupted call stopped."""
+    """The same with a line of JSON per example, written by the first process; goes on where an interrupted call stopped.
+
+    say: told which line of an earlier call cannot be right, and is found again with all that follow.
+    """
 
     def one(part: slice) -> list[Line]:
         return _lines(part, model, data, ball, engine)
 
-    problem = problem_of([model], data, ball, Dual() if engine is None else engine)
-    lines = lines_to_file(path, problem, one, data, "certifying", tell, group, anew)
+    labels = data.labels.tolist()
+    lines = lines_to_file(
+        LineFile(path, lambda line: fault(line, labels), say),
+        question([model], data, ball, Dual() if engine is None else engine),
+        one, data, "certifying", tell, group, anew,
+    )  # fmt: skip
     return Judged(
         torch.tensor([line["label"] for line in lines]),
         torch.tensor([line["predicted"] for line in lines]),
@@ -93,7 +101,7 @@ def judge_to_file(
 
 
 def lines_to_file(
-    path: Path,
+    file: LineFile,
     problem: Line,
     one: Callable[[slice], list[Line]],
     data: ImageData,
@@ -103,7 +111,6 @@ def lines_to_file(
     anew: bool,
 ) -> list[Line]:
     """All lines of a file about `problem`: those that it holds, and the others, which `one` finds batch by batch."""
-    file = LineFile(path)
     try:
         lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew))
         for turn in in_turns(one, data, what, tell, group, start=len(lines)):
@@ -115,7 +122,25 @@ def lines_to_file(
     return lines
 
 
-def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine) -> Line:
+def fault(line: Line, labels: list[int]) -> str | None:
+    """Why a line cannot be what certification says about an example with its label."""
+    kinds = {"index": (int,), "label": (int,), "predicted": (int,), "certified": (bool,), "margin": (float, type(None))}
+    if line.keys() != kinds.keys():
+        return f"does not hold {', '.join(kinds)}, and nothing else"
+    for name, kind in kinds.items():
+        if type(line[name]) not in kind:
+            return f"has {line[name]!r} as {name}"
+    label, predicted, margin = line["label"], line["predicted"], line["margin"]
+    if label != labels[line["index"]]:
+        return f"has the label {label}, but its example has {labels[line['index']]}"
+    if margin is not None and not math.isfinite(margin):
+        return f"has {margin} as margin"
+    if line["certified"] and (predicted != label or margin is None or margin <= 0):
+        return f"is certified, but has the label {label}, predicted {predicted} and margin {margin}"
+    return None
+
+
+def question(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine) -> Line:
     """What the lines are about."""
     weights = hashlib.sha256()
     for model in models:
@@ -144,5 +169,5 @@ def _line(index: int, found: Judged, offset: int) -> Line:
         "label": int(found.labels[offset]),
         "predicted": int(found.predicted[offset]),
         "certified": bool(found.certified[offset]),
-        "margin": margin if np.isfinite(margin) else None,
+        "margin": margin if math.isfinite(margin) else None,
     }

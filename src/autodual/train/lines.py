@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +13,8 @@ from autodual._errors import ArgumentError, AutodualError
 from autodual._files import claim, write_json
 
 Line = dict[str, Any]
+Fault = Callable[[Line], str | None]
+"""What is wrong with a line, if anything is."""
 
 
 def record_about(path: Path, kind: str) -> Path:
@@ -24,8 +26,11 @@ def record_about(path: Path, kind: str) -> Path:
 class LineFile:
     """Lines in the order of the examples; a note beside the file says what they are about."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, fault: Fault = lambda line: None, say: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.path, self.note = path, record_about(path, "problem")
+        self.fault, self.say = fault, say
         self.stream: IO[str] | None = None
 
     def begin(self, problem: Line, batch: int, anew: bool = False) -> list[Line]:
@@ -45,7 +50,7 @@ class LineFile:
             lines = self.stream.read().splitlines(keepends=True)
             if lines:
                 self._check(problem)
-            whole = self._in_order(lines)[: problem["examples"]]
+            whole = self._in_order(lines[: problem["examples"]])
             if len(whole) < problem["examples"]:
                 whole = whole[: len(whole) // batch * batch]
             self.stream.truncate(sum(len(line.encode()) for line in lines[: len(whole)]))
@@ -78,16 +83,14 @@ class LineFile:
                     "choose another file, or remove it"
                 )
 
-    @staticmethod
-    def _in_order(lines: list[str]) -> list[Line]:
-        """Up to the first that is damaged, or of an example that is not its turn."""
+    def _in_order(self, lines: list[str]) -> list[Line]:
+        """Up to the first that is damaged, wrong, or of an example that is not its turn, which is said."""
         found: list[Line] = []
         for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if not line.endswith("\n") or not isinstance(record, dict) or record.get("index") != len(found):
+            record, fault = _parsed(line, len(found))
+            fault = fault or self.fault(record)
+            if fault is not None:
+                self.say(f"{self.path}: line {len(found) + 1} {fault}; it and what follows are done again")
                 break
             found.append(record)
         return found
@@ -102,3 +105,14 @@ class LineFile:
             raise ArgumentError(f"{self.path}: not written: {error.strerror or error}") from None
         except ValueError as error:
             raise ArgumentError(f"{self.path}: cannot be gone on with: {error}; choose another file") from None
+
+
+def _parsed(line: str, index: int) -> tuple[Line, str | None]:
+    """The record of the example `index`, or what is wrong with the line."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not line.endswith("\n") or not isinstance(record, dict):
+        return {}, "is damaged"
+    return record, None if record.get("index") == index else f"is not about example {index}"

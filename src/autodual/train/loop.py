@@ -20,6 +20,7 @@ from autodual.train.data import ImageData, augment
 from autodual.train.events import StepLog
 from autodual.train.group import ALONE, Group, Share
 from autodual.train.objective import Objective, RobustObjective, StandardObjective
+from autodual.train.randomness import kept_random_state, seed_globally
 from autodual.train.run import Run
 from autodual.train.schedule import eps_at, lr_at
 from autodual.train.setup import make_ball, make_engine, make_optimiser
@@ -70,7 +71,8 @@ class Loop:
     def fit(self) -> None:
         """From the newest whole checkpoint of this stage, or from the start, to the end."""
         try:
-            self._fit()
+            with kept_random_state(self.data.images.device):
+                self._fit()
         except BaseException:
             with suppress(AutodualError):  # what went wrong before is what matters
                 self._close_log()
@@ -106,7 +108,9 @@ class Loop:
                 index = order[batch * config.batch : (batch + 1) * config.batch]
                 share = self.group.share(index)
                 generator.manual_seed(_seed(config, self.stage, "step", position.step, *self._rank()))
-                summary = step(self._images(share.index, generator), self.data.labels[share.index], share.weight)
+                images = self._images(share.index, generator)
+                seed_globally(_seed(config, self.stage, "model", position.step, *self._rank()), device)
+                summary = step(images, self.data.labels[share.index], share.weight)
                 self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
@@ -198,6 +202,7 @@ class Loop:
             self.group.by_first(lambda: self.run.cut_metrics(extra["metrics"]))
             sums = torch.tensor([float.fromhex(v) for v in extra["sums"]], device=device)
             return position, sums if self.group.first else torch.zeros_like(sums)
+        self.group.by_first(lambda: self.run.forget_stage(self.stage))
         return Position(self.stage), torch.zeros(3, device=device)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autodual._errors import ArgumentError
-from autodual._files import claim, write_json, write_text
+from autodual._files import claim, write_bytes, write_json, write_text
 from autodual.train.config import TrainConfig
 
 
@@ -53,7 +53,16 @@ class Run:
         return self.folder / "stages" / f"{stage}.safetensors"
 
     def config(self) -> TrainConfig:
-        return TrainConfig.from_mapping(read_yaml(self.config_file), str(self.config_file))
+        """As it was written: with every field, so that none that has got lost is replaced by a default."""
+        values = read_yaml(self.config_file)
+        config = TrainConfig.from_mapping(values, str(self.config_file))
+        missing = [name for name in config.to_mapping() if name not in values]
+        if missing:
+            raise ArgumentError(
+                f"{self.config_file}: a run's config has every field, but this one lacks {', '.join(missing)}; put back what the "
+                f"run was begun with"
+            )
+        return config
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -68,14 +77,20 @@ class Run:
             yield
 
     def begin(self, config: TrainConfig, resume: bool) -> None:
-        """Claim the folder for this config: fresh, or to go on with the same."""
-        for left in list(self.folder.rglob(".writing-*")):
-            shutil.rmtree(left, ignore_errors=True)  # by a process that was killed
-        if not self._begun():
-            if any(p.name not in (".lock", "config.yaml", "environment.json") for p in self.folder.iterdir()):
-                raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another folder")
+        """Claim the folder, which is locked, for this config: fresh, or to go on with the same."""
+        self.check(config, resume)
+        for place in (self.folder, self.checkpoints, self.folder / "stages", self.folder / "cascade"):
+            for left in place.glob(".writing-*"):
+                shutil.rmtree(left, ignore_errors=True)  # by a process of this run that was killed
+        if not self.begun():
             (self.folder / "environment.json").unlink(missing_ok=True)
             write_text(self.config_file, dump_yaml(config.to_mapping()))
+
+    def check(self, config: TrainConfig, resume: bool) -> None:
+        """Refuse a folder that is not for this config. Changes nothing."""
+        if not self.begun():
+            if self.folder.is_dir() and not all(map(_left_at_the_start, self.folder.iterdir())):
+                raise ArgumentError(f"{self.folder}: is not empty and holds no run; choose another folder")
             return
         if not resume:
             raise ArgumentError(
@@ -93,7 +108,7 @@ class Run:
                 f"{self.folder}: is a run of another config: {name} was {getattr(before, name)!r}, now {getattr(config, name)!r}"
             )
 
-    def _begun(self) -> bool:
+    def begun(self) -> bool:
         """Whether there is something to go on with; a run that could not even start has left its config alone."""
         kept = (self.checkpoints, self.folder / "stages", self.model_file)
         return self.config_file.exists() and any(place.exists() for place in kept)
@@ -113,15 +128,18 @@ class Run:
             "data": data,
         }
         file = self.folder / "environment.json"
-        before = read_json(file) if file.exists() else None
+        before = read_json(file, data=dict) if file.exists() else None
         if before is None:
             write_json(file, now)
             return
-        if before.get("data", data) != data:
+        resumed = before.get("resumed", [])
+        if not isinstance(resumed, list):
+            raise damaged(file)
+        if before["data"] != data:
             raise ArgumentError(
                 f"{self.folder}: its data have changed since it was begun ({before['data']}, now {data}); choose another folder"
             )
-        write_json(file, before | {"resumed": [*before.get("resumed", []), now]})
+        write_json(file, before | {"resumed": [*resumed, now]})
 
     def record(self, **values: Any) -> None:
         """One more line of metrics, whole or not there."""
@@ -145,18 +163,50 @@ class Run:
             except OSError as error:
                 raise ArgumentError(f"{self.metrics_file}: cannot be shortened: {error.strerror or error}") from None
 
+    def forget_stage(self, stage: int) -> None:
+        """Metrics of a stage that begins again, of later ones, and of a line that is not whole."""
+        if self.metrics_file.exists():
+            lines = self.metrics_file.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith(b"\n") and _stage_of(line) < stage]
+            if len(kept) < len(lines):
+                write_bytes(self.metrics_file, b"".join(kept))
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A record that a run has written."""
+
+def _stage_of(line: bytes) -> int:
+    """Of a line of metrics; one that cannot be read is left to those who look at it."""
+    try:
+        return int(json.loads(line)["stage"])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+def _left_at_the_start(path: Path) -> bool:
+    """Whether this is all that a run leaves which could not even start, perhaps half written."""
+    if path.name.startswith(".writing-"):
+        return path.is_dir() and all(map(_left_at_the_start, path.iterdir()))
+    return path.name in (".lock", "config.yaml", "environment.json")
+
+
+def read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """A record that a run has written, which holds values of these types under these names, and perhaps more."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError:
         found = None
-    if not isinstance(found, dict):
-        raise ArgumentError(f"{path}: is damaged; remove it, and it will be made anew")
+    if not isinstance(found, dict) or not all(_is_a(kind, found.get(name)) for name, kind in kinds.items()):
+        raise damaged(path)
     return found
+
+
+def damaged(path: Path) -> ArgumentError:
+    """What to say of a file that can be made anew."""
+    return ArgumentError(f"{path}: is damaged; remove it, and it will be made anew")
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
 
 
 def read_yaml(path: Path) -> Any:

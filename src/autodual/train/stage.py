@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from autodual._errors import ArgumentError
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
@@ -100,6 +101,15 @@ def _best_so_far(run: Run, stage: int) -> tuple[float, float]:
     """Robust error and error of the best validation of this stage."""
     if not run.metrics_file.exists():
         return (math.inf, math.inf)
-    lines = [json.loads(line) for line in run.metrics_file.read_text(encoding="utf-8").splitlines()]
-    found = [(e["robust_error"], e["error"]) for e in lines if e["kind"] == "validation" and e["stage"] == stage]
-    return min(found, default=(math.inf, math.inf))
+    found = [(math.inf, math.inf)]
+    for number, line in enumerate(run.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            if entry["kind"] == "validation" and entry["stage"] == stage:
+                found.append((float(entry["robust_error"]), float(entry["error"])))
+        except (ValueError, KeyError, TypeError):
+            raise ArgumentError(
+                f"{run.metrics_file}: line {number} is damaged, so the best checkpoint is not known; put the line right, or train "
+                f"anew in another folder"
+            ) from None
+    return min(found)

@@ -10,12 +10,17 @@ from torch import Tensor, nn
 from autodual.bounds import Draws, Projected
 from autodual.certify.loss import uses_batch_statistics
 from autodual.train.objective import Objective, RobustObjective
+from autodual.train.randomness import kept_random_state
 
 WARM_UP = 3
 
 
 class Step:
-    """Minimises an objective, batch by batch. Random numbers are drawn from a generator that the caller seeds before each step."""
+    """Minimises an objective, batch by batch.
+
+    Random numbers are drawn from a generator that the caller seeds before each step, and so are the global ones, for modules that
+    draw these. Whatever is done only once, at the first step of a process, leaves both as they were.
+    """
 
     def __init__(
         self,
@@ -39,7 +44,8 @@ class Step:
     def _fresh(self, x: Tensor) -> Draws | None:
         """Random numbers for a batch of this size, in memory that is used again."""
         if len(x) not in self.draws:
-            self.draws[len(x)] = inner(self.objective).draw(x)
+            with kept_random_state(x.device):
+                self.draws[len(x)] = inner(self.objective).draw(x)
         draws = self.draws[len(x)]
         return None if draws is None else draws.renew_(self.generator)
 
@@ -59,7 +65,7 @@ class GraphStep(Step):
         if len(x) != self.batch:
             return super().__call__(x, labels, weight)
         if self.graph is None:
-            with torch.cuda.device(x.device):
+            with torch.cuda.device(x.device), kept_random_state(x.device):
                 self._capture(x, labels)
         self.x.copy_(x)
         self.labels.copy_(labels)
@@ -98,7 +104,10 @@ def make_step(
     clip_gradients: float | None,
     batch: int,
 ) -> Step:
-    """A CUDA graph where the step allows it: projections on a GPU, in one process, and no batch statistics."""
+    """A CUDA graph where the step allows it: projections on a GPU, in one process, and no batch statistics.
+
+    A captured model draws no random numbers of its own: bounds of a random network, by dropout, say, are refused.
+    """
     static = (
         generator.device.type == "cuda"
         and isinstance(objective, RobustObjective)
