@@ -40,7 +40,7 @@ class HighProbability(BoundEngine):
     k: projections per estimate; `columns` // m when None. More are tighter: the enlargement is about exp(2.5 sqrt(log(N/delta) / k)).
     m: estimators whose maximum is taken, 1 when None. The paper takes several; one over all k * m projections is never looser.
     merged: one stream, so one estimate per unit; False is the paper's one stream per term.
-    exact_first: exact bounds where no activation comes before; False is the paper's form.
+    exact_first: exact bounds where no activation comes before and they are no dearer than k projections; False is the paper's form.
     columns: projections per layer when k is None: the cost.
     seed: of the random numbers.
     """
@@ -67,8 +67,7 @@ class HighProbability(BoundEngine):
 
     def confidence(self, network: DualNetwork, region: InputSet) -> Confidence:
         """What can be promised for this network, and with which numbers."""
-        m = 1 if self.m is None else self.m
-        k = max(1, self.columns // m) if self.k is None else self.k
+        k, m = self._counts()
         return Confidence(self.delta, self.estimates(network, region), k, m, self.seed)
 
     def estimates(self, network: DualNetwork, region: InputSet) -> int:
@@ -91,7 +90,7 @@ class HighProbability(BoundEngine):
         confidence = self.confidence(network, region)
         reading = _Reading.of(confidence, gaussian=region.dual_norm == 2)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
-        known = first_radii(network, region) if self.exact_first else {}
+        known = first_radii(network, region, confidence.k) if self.exact_first else {}
         bands: dict[int, Band] = {}
         intervals: dict[int, Interval] = {}
         centres = Centres(network, region, bands)
@@ -113,9 +112,14 @@ class HighProbability(BoundEngine):
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         return Dual(intermediate=self).prove(network, region, spec)
 
+    def _counts(self) -> tuple[int, int]:
+        """k and m."""
+        m = 1 if self.m is None else self.m
+        return max(1, self.columns // m) if self.k is None else self.k, m
+
     def _sources(self, network: DualNetwork, region: InputSet) -> list[int]:
         """Nodes whose radii are estimated."""
-        exact = first_sources(network) if self.exact_first or region.dual_norm == math.inf else set()
+        exact = first_sources(network, region, self._counts()[0]) if self.exact_first else set()
         return [s for s in dict.fromkeys(network.nodes[i].inputs[0] for i in network.activations) if s not in exact]
 
     def _estimate(

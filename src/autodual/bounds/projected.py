@@ -46,7 +46,8 @@ class Projected(BoundEngine):
     k: number of projections.
     merged: one Cauchy stream for all terms (cost independent of depth); False is the paper's one stream per term.
     estimator: how a norm is read off its projections.
-    exact_first: exact bounds where no activation comes before; False is the paper's form.
+    exact_first: exact bounds where no activation comes before and they are no dearer than k projections: after one layer that
+        mixes features, or where a unit reads few of them. Others are estimated. False is the paper's form.
     generator: where random numbers come from; PyTorch's global one when None.
     draws: numbers to use instead of fresh ones, from `draw`.
     """
@@ -136,7 +137,7 @@ class Relaxed:
 
 def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: Projected, last: bool) -> Relaxed:
     """One pass: read the stream that enters an activation, choose its band, and let the stream pass it."""
-    known = first_radii(network, region) if engine.exact_first else {}
+    known = first_radii(network, region, engine.k) if engine.exact_first else {}
     bands, centres = streams.bands, Centres(network, region, streams.bands)
     intervals: dict[int, Interval] = {}
     sources = [network.nodes[i].inputs[0] for i in network.activations]
