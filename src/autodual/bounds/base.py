@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
@@ -127,6 +128,19 @@ def require_bands(network: DualNetwork, engine: str) -> None:
 def generators(network: DualNetwork) -> int:
     """How many generators the exact bound carries at most: one per input feature and per hidden unit."""
     return sum(math.prod(network.nodes[i].shape) for i in (0, *network.activations))
+
+
+def exact_is_cheaper(projections: int, network: DualNetwork) -> bool:
+    """Whether so many projections are no fewer than the generators that they stand for."""
+    return projections >= generators(network)
+
+
+def warn_of_exact_bounds(projections: int, network: DualNetwork) -> None:
+    warnings.warn(
+        f"{projections:,} projections are no fewer than the {generators(network):,} generators that they stand for: "
+        f"using exact bounds",
+        stacklevel=3,
+    )
 
 
 def name_layers(network: DualNetwork, intervals: dict[int, Interval]) -> dict[str, Interval]:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual.bounds.base import BoundEngine, Bounds, Confidence, Minimum, Preactivations, Proof, require_bands
+from autodual.bounds.base import (
+    BoundEngine,
+    Bounds,
+    Confidence,
+    Minimum,
+    Preactivations,
+    Proof,
+    exact_is_cheaper,
+    require_bands,
+    warn_of_exact_bounds,
+)
 from autodual.bounds.centres import Centres
 from autodual.bounds.draws import draw
 from autodual.bounds.dual import Dual
@@ -38,6 +49,7 @@ class HighProbability(BoundEngine):
 
     delta: probability, per example, that some bound fails.
     k: projections per estimate; `columns` // m when None. More are tighter: the enlargement is about exp(2.5 sqrt(log(N/delta) / k)).
+        Nothing is estimated, with a notice, if k * m are no fewer than the input's features and hidden units: exact bounds cost less.
     m: estimators whose maximum is taken, 1 when None. The paper takes several; one over all k * m projections is never looser.
     merged: one stream, so one estimate per unit; False is the paper's one stream per term.
     exact_first: exact bounds where no activation comes before and they are no dearer than k projections; False is the paper's form.
@@ -81,6 +93,14 @@ class HighProbability(BoundEngine):
         return total
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        return self._found(network, region, Dual().preactivations)
+
+    def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        return self._found(network, region, Dual().provable)
+
+    def _found(
+        self, network: DualNetwork, region: InputSet, exactly: Callable[[DualNetwork, InputSet], Preactivations]
+    ) -> Preactivations:
         if region.dual_norm is None:
             raise ArgumentError(
                 f"HighProbability works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. "
@@ -88,6 +108,9 @@ class HighProbability(BoundEngine):
             )
         require_bands(network, "HighProbability")
         confidence = self.confidence(network, region)
+        if self._exact(network):
+            warn_of_exact_bounds(confidence.k * confidence.m, network)
+            return replace(exactly(network, region), sound=False, confidence=confidence)
         reading = _Reading.of(confidence, gaussian=region.dual_norm == 2)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
         known = first_radii(network, region, confidence.k) if self.exact_first else {}
@@ -117,8 +140,13 @@ class HighProbability(BoundEngine):
         m = 1 if self.m is None else self.m
         return max(1, self.columns // m) if self.k is None else self.k, m
 
+    def _exact(self, network: DualNetwork) -> bool:
+        return exact_is_cheaper(math.prod(self._counts()), network)
+
     def _sources(self, network: DualNetwork, region: InputSet) -> list[int]:
         """Nodes whose radii are estimated."""
+        if self._exact(network):
+            return []
         exact = first_sources(network, region, self._counts()[0]) if self.exact_first else set()
         return [s for s in dict.fromkeys(network.nodes[i].inputs[0] for i in network.activations) if s not in exact]
 
