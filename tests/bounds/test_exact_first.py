@@ -96,3 +96,14 @@ def test_the_choice_does_not_depend_on_the_batch(ball: ad.Perturbation) -> None:
         for k in (5, 20, 100, 2000):
             network = dual_network(model, x)
             assert first_sources(network, ball.around(x), k) == first_sources(network, ball.around(x[:1]), k)
+
+
+@pytest.mark.parametrize("ball", BALLS, ids=repr)
+def test_without_it_the_first_layer_is_estimated_too(ball: ad.Perturbation) -> None:
+    x = batch(2, 6)
+    network, region = dual_network(mlp(6, 20, 20, 3), x), ball.around(x)
+    exact = _radii(ad.Dual(), network, region)
+    for kind in (ad.Projected, ad.HighProbability):
+        torch.testing.assert_close(_radii(kind(k=30), network, region), exact)
+        estimated = _radii(kind(k=30, exact_first=False), network, region)
+        assert bool((estimated - exact).abs().gt(1e-6).all())

@@ -1,5 +1,6 @@
 """High-probability bounds: the paper's figures, coverage over many independent draws, and honest types."""
 
+import itertools
 import json
 import math
 
@@ -8,11 +9,14 @@ import torch
 from torch import nn
 
 import autodual as ad
+from autodual.bounds import high_probability
+from autodual.bounds.draws import Angles, Draws, draw
 from autodual.bounds.high_probability import _Reading
 from autodual.bounds.memory import Budget
 from autodual.bounds.prepare import dual_network
 from autodual.bounds.projected import band_of
 from autodual.bounds.radius import RadiusPass
+from autodual.bounds.streams import COLUMNS, GAUSS, INPUT
 from autodual.bounds.tails import (
     gaussian_enlargement,
     geometric_enlargement,
@@ -248,3 +252,46 @@ def test_more_projections_than_generators_estimate_nothing(options: dict[str, in
     assert found.basis.estimates == 0
     torch.testing.assert_close(found.margins, exact.margins)
     torch.testing.assert_close(found.slack, exact.slack)
+
+
+def _estimated() -> tuple[DualNetwork, ad.InputSet]:
+    """Three layers of activations, the last two of which are estimated."""
+    x = batch(2, 6)
+    return dual_network(mlp(6, 60, 50, 40, 3), x), ad.LinfBall(0.1).around(x)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_no_random_numbers_are_used_twice(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Draws] = []
+    monkeypatch.setattr(high_probability, "draw", lambda *a: drawn.append(draw(*a)) or drawn[-1])  # type: ignore[func-returns-value]
+    network, region = _estimated()
+    ad.HighProbability(k=40, m=m).preactivations(network, region)
+    assert len(drawn) == 2 * m
+    for a, b in itertools.combinations(map(_numbers, drawn), 2):
+        assert not bool(torch.isin(a, b).any())
+
+
+def _numbers(draws: Draws) -> torch.Tensor:
+    assert isinstance(draws.first, Angles)
+    parts = [draws.first, *draws.fresh.values()]
+    return torch.cat([t.flatten() for part in parts for t in (part.angles, part.turns) if t is not None])
+
+
+@pytest.mark.parametrize("term", [INPUT, GAUSS, COLUMNS])
+def test_projections_in_parts_read_as_they_do_together(term: int) -> None:
+    samples, reading = torch.randn(30, 2, 5, dtype=torch.float64), _Reading(30, 1, 1.3, 1.2)
+    total = None
+    for part in (samples if term == COLUMNS else samples[:7], samples if term == COLUMNS else samples[7:]):
+        total = reading.add(term, total, part)
+    assert total is not None
+    torch.testing.assert_close(reading.finish(term, total), reading.finish(term, reading.add(term, None, samples)))
+
+
+def test_small_parts_estimate_as_well_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, region = _estimated()
+    engine = ad.HighProbability(k=140)
+    whole = engine.preactivations(network, region).intervals
+    monkeypatch.setattr(high_probability, "VALUES_AT_ONCE", 60 * 2 * 9)
+    for index, interval in engine.preactivations(network, region).intervals.items():
+        ratio = (interval.radius.mean() / whole[index].radius.mean()).item()
+        assert abs(ratio - 1) < 0.4, f"{network.nodes[index].name}: {ratio:.3f}"
