@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.bounds import high_probability
+from autodual.bounds import high_probability, memory
 from autodual.bounds.draws import Angles, Draws, draw
 from autodual.bounds.high_probability import _Reading
 from autodual.bounds.memory import Budget
@@ -295,3 +295,24 @@ def test_small_parts_estimate_as_well_as_large_ones(monkeypatch: pytest.MonkeyPa
     for index, interval in engine.preactivations(network, region).intervals.items():
         ratio = (interval.radius.mean() / whole[index].radius.mean()).item()
         assert abs(ratio - 1) < 0.4, f"{network.nodes[index].name}: {ratio:.3f}"
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        ad.HighProbability(k=40),
+        ad.Crown(intermediate=ad.HighProbability(k=40)),
+        ad.Crown(intermediate=ad.Dual(intermediate=ad.HighProbability(k=40))),
+    ],
+    ids=repr,
+)
+def test_the_same_seed_gives_the_same_certificate_however_little_memory_is_free(
+    engine: ad.BoundEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, ball = mlp(6, 30, 20, 10, 3), batch(4, 6), ad.LinfBall(0.05)
+    before, bounds = ad.certify(model, x, LABELS, ball, engine), ad.bounds(model, ball.around(x), engine)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 2 * 4 * 200 * 8 * 8)  # for two or three
+    after = ad.certify(model, x, LABELS, ball, engine)
+    torch.testing.assert_close(after.margins, before.margins, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(after.slack, before.slack, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ad.bounds(model, ball.around(x), engine).output.lower, bounds.output.lower)

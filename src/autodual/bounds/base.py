@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +39,11 @@ class Preactivations:
     """For bounds that are not sound, but hold with a stated probability."""
     outside: dict[int, Tensor] = field(default_factory=dict)
     """How far rounding may have left values outside, where that has been found out."""
+
+    def __getitem__(self, examples: slice) -> Preactivations:
+        """Those of some of the examples."""
+        intervals = {i: Interval(v.lower[examples], v.upper[examples]) for i, v in self.intervals.items()}
+        return replace(self, intervals=intervals, outside={i: v[examples] for i, v in self.outside.items()})
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,11 @@ class BoundEngine(ABC):
         shown: list[Field[Any]] = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
         told = [f"{f.name}={getattr(self, f.name)!r}" for f in shown if getattr(self, f.name) != _usual(f)]
         return f"{type(self).__name__}({', '.join(told)})"
+
+    @property
+    def random(self) -> bool:
+        """Whether bounds come from random numbers, and so depend on which examples are bounded together."""
+        return False
 
     @abstractmethod
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:

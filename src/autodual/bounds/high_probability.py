@@ -92,6 +92,10 @@ class HighProbability(BoundEngine):
             total += terms * math.prod(network.nodes[source].shape)
         return total
 
+    @property
+    def random(self) -> bool:
+        return True
+
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         return self._found(network, region, Dual().preactivations)
 

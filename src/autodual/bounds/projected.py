@@ -77,6 +77,10 @@ class Projected(BoundEngine):
         """The same engine with given random numbers."""
         return replace(self, draws=draws)
 
+    @property
+    def random(self) -> bool:
+        return True
+
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         return Preactivations(self._relaxed(network, region, last=False).intervals, sound=False)
 
