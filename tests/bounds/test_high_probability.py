@@ -21,8 +21,8 @@ from autodual.bounds.tails import (
     gaussian_enlargement,
     geometric_enlargement,
     geometric_tail,
+    log_tail_per_estimate,
     smallest_k,
-    tail_per_estimate,
 )
 from autodual.dual import DualNetwork
 from small import batch, mlp
@@ -35,9 +35,11 @@ def test_the_papers_example() -> None:
     region = ad.LinfBall(0.1).around(torch.rand(1, 1, 28, 28))
     paper = ad.HighProbability(delta=0.01, k=200, m=10, merged=False, exact_first=False).confidence(network, region)
     assert paper.estimates == 6572
-    assert tail_per_estimate(paper.delta, paper.estimates, paper.m) == pytest.approx(0.262, abs=5e-4)
+    assert math.exp(log_tail_per_estimate(paper.delta, paper.estimates, paper.m)) == pytest.approx(0.262, abs=5e-4)
     assert geometric_tail(200, 0.22) == pytest.approx(0.083, abs=5e-4)
-    assert 1 - 1 / geometric_enlargement(200, 0.262) < 0.22  # the smallest relative error is smaller than the paper's
+    assert (
+        1 - 1 / geometric_enlargement(200, math.log(0.262)) < 0.22
+    )  # the smallest relative error is smaller than the paper's
     assert ad.HighProbability().estimates(network, region) == 1668  # one per unit, and none for the first layer
     assert ad.HighProbability().estimates(network, ad.L2Ball(1.0).around(region.centre)) == 2 * 1668
 
@@ -56,16 +58,16 @@ def test_the_tail_is_the_papers_expression(relative_error: float) -> None:
 def test_enlarged_estimates_are_too_small_no_more_often_than_stated(k: int, tail: float) -> None:
     count, generator = 200_000, torch.Generator().manual_seed(0)
     cauchy = torch.empty(k, count, dtype=torch.float64).uniform_(0, math.pi, generator=generator).tan()
-    small = (cauchy.abs().log().mean(0).exp() * geometric_enlargement(k, tail) < 1).double().mean().item()
+    small = (cauchy.abs().log().mean(0).exp() * geometric_enlargement(k, math.log(tail)) < 1).double().mean().item()
     assert small <= tail + 3 * math.sqrt(tail / count), f"geometric mean: {small:.4f}"
     gauss = torch.randn(k, count, dtype=torch.float64, generator=generator)
-    small = (gauss.square().mean(0).sqrt() * gaussian_enlargement(k, tail) < 1).double().mean().item()
+    small = (gauss.square().mean(0).sqrt() * gaussian_enlargement(k, math.log(tail)) < 1).double().mean().item()
     assert small == pytest.approx(tail, abs=4 * math.sqrt(tail / count)), f"chi-square: {small:.4f}"
 
 
 def test_one_large_estimator_beats_the_maximum_of_several() -> None:
-    many = geometric_enlargement(200, tail_per_estimate(0.01, 6572, 10))
-    one = geometric_enlargement(2000, tail_per_estimate(0.01, 6572, 1))
+    many = geometric_enlargement(200, log_tail_per_estimate(0.01, 6572, 10))
+    one = geometric_enlargement(2000, log_tail_per_estimate(0.01, 6572, 1))
     assert one == pytest.approx(many, rel=1e-4)  # the same factor, but the maximum of ten is larger than their mean
     assert one == pytest.approx(1.20, abs=0.005)
 
@@ -205,7 +207,7 @@ def test_too_few_projections_are_refused_and_the_smallest_number_is_named_and_wo
     ad.certify(model, x, LABELS, ad.LinfBall(0.05), ad.HighProbability(1e-6, k=needed))
     with pytest.raises(ad.ArgumentError, match="smallest k"):
         ad.certify(model, x, LABELS, ad.LinfBall(0.05), ad.HighProbability(1e-6, k=needed - 1))
-    assert smallest_k(1e-6 / 7, geometric_enlargement) == needed
+    assert smallest_k(math.log(1e-6 / 7), geometric_enlargement) == needed
 
 
 def test_a_search_over_radii_is_refused() -> None:
@@ -239,6 +241,8 @@ def test_layers_without_a_band_are_refused_at_once() -> None:
     for engine in (ad.HighProbability(), ad.Projected(5), ad.Dual(), ad.ForwardDual()):
         with pytest.raises(ad.UnsupportedOperationError, match=r"^3: Lines has no band"):
             ad.bounds(model, ad.LinfBall(0.1).around(x), engine)
+    with pytest.raises(ad.UnsupportedOperationError, match=r"^3: Lines has no band"):
+        ad.RobustCrossEntropy(model, ad.LinfBall(0.1), ad.Projected(5)).draw(x)
     assert isinstance(ad.bounds(model, ad.LinfBall(0.1).around(x), ad.Crown(intermediate=ad.IBP())), ad.SoundBounds)
 
 
@@ -316,3 +320,32 @@ def test_the_same_seed_gives_the_same_certificate_however_little_memory_is_free(
     torch.testing.assert_close(after.margins, before.margins, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(after.slack, before.slack, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(ad.bounds(model, ball.around(x), engine).output.lower, bounds.output.lower)
+
+
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.05), ad.L2Ball(0.05)], ids=repr)
+def test_any_delta_that_is_a_number_works(ball: ad.Perturbation) -> None:
+    x = batch(2, 6)
+    network, region = dual_network(mlp(6, 300, 100, 3), x), ball.around(x)
+    radii = [
+        ad.HighProbability(delta, k=400).preactivations(network, region).intervals[network.activations[1]].radius
+        for delta in (0.01, 1e-250, 1e-265, 5e-324)
+    ]
+    for smaller, larger in itertools.pairwise(radii):
+        assert bool((smaller < larger).all())
+
+
+def test_the_bound_for_tails_that_are_no_numbers_is_above_the_others() -> None:
+    assert 1 < gaussian_enlargement(100, -599) < gaussian_enlargement(100, -601) < 1.1 * gaussian_enlargement(100, -599)
+
+
+@pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1, 1.5, True])
+def test_a_seed_must_fit_into_64_bits(seed: object) -> None:
+    with pytest.raises(ad.ArgumentError, match="seed must be a whole number"):
+        ad.HighProbability(seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"merged": "no"}, {"exact_first": None}, {"merged": 1}], ids=str)
+@pytest.mark.parametrize("kind", [ad.HighProbability, ad.Projected])
+def test_switches_must_be_true_or_false(kind: type[ad.BoundEngine], options: dict[str, object]) -> None:
+    with pytest.raises(ad.ArgumentError, match="must be True or False"):
+        kind(**options)

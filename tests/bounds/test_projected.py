@@ -116,3 +116,9 @@ def test_too_many_projections_fall_back_to_exact_bounds() -> None:
 def test_k_must_be_a_positive_whole_number(k: object) -> None:
     with pytest.raises(ad.ArgumentError, match="k must be"):
         ad.Projected(k)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [-1, 2.5, True, None])
+def test_steps_must_be_a_whole_number(steps: object) -> None:
+    with pytest.raises(ad.ArgumentError, match="steps must be a whole number"):
+        ad.MaximumLikelihood(steps)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from autodual._errors import UnsupportedOperationError
+from autodual._errors import ArgumentError, UnsupportedOperationError
 from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -138,6 +138,12 @@ def require_bands(network: DualNetwork, engine: str) -> None:
 def generators(network: DualNetwork) -> int:
     """How many generators the exact bound carries at most: one per input feature and per hidden unit."""
     return sum(math.prod(network.nodes[i].shape) for i in (0, *network.activations))
+
+
+def check_switches(engine: BoundEngine, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(engine, name), bool):
+            raise ArgumentError(f"{name} must be True or False, got {getattr(engine, name)!r}")
 
 
 def exact_is_cheaper(projections: int, network: DualNetwork) -> bool:

@@ -95,7 +95,7 @@ def draw(
 ) -> Draws:
     """Fresh numbers for one batch, for all activations that a stream passes; or for those that are named."""
     like = region.centre
-    if generator is not None and generator.device.type != like.device.type:
+    if generator is not None and generator.device != like.device:
         raise ArgumentError(
             f"generator is on {generator.device}, but the input is on {like.device}; "
             f"make it with torch.Generator(device={str(like.device)!r})"

@@ -17,6 +17,7 @@ from autodual.bounds.base import (
     Minimum,
     Preactivations,
     Proof,
+    check_switches,
     exact_is_cheaper,
     require_bands,
     warn_of_exact_bounds,
@@ -27,7 +28,13 @@ from autodual.bounds.dual import Dual
 from autodual.bounds.first import first_radii, first_sources
 from autodual.bounds.projected import band_of
 from autodual.bounds.streams import COLUMNS, GAUSS, StreamPass, sum_terms
-from autodual.bounds.tails import USELESS, gaussian_enlargement, geometric_enlargement, smallest_k, tail_per_estimate
+from autodual.bounds.tails import (
+    USELESS,
+    gaussian_enlargement,
+    geometric_enlargement,
+    log_tail_per_estimate,
+    smallest_k,
+)
 from autodual.dual import Band, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -74,8 +81,9 @@ class HighProbability(BoundEngine):
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not whole and not (value is None and name != "columns"):
                 raise ArgumentError(f"{name} must be a whole number, at least 1, got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ArgumentError(f"seed must be a whole number, got {self.seed!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
+            raise ArgumentError(f"seed must be a whole number of at most 64 bits, got {self.seed!r}")
+        check_switches(self, "merged", "exact_first")
 
     def confidence(self, network: DualNetwork, region: InputSet) -> Confidence:
         """What can be promised for this network, and with which numbers."""
@@ -194,7 +202,7 @@ class _Reading:
     @classmethod
     def of(cls, confidence: Confidence, gaussian: bool) -> _Reading:
         """Refuses a number of projections that is too small to bound anything."""
-        k, tail = confidence.k, tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
+        k, tail = confidence.k, log_tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
         factors = [geometric_enlargement(k, tail), gaussian_enlargement(k, tail) if gaussian else 1.0]
         if confidence.estimates > 0 and max(factors) > USELESS:
             needed = smallest_k(tail, geometric_enlargement)

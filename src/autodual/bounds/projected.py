@@ -17,6 +17,7 @@ from autodual.bounds.base import (
     Minimum,
     Preactivations,
     Proof,
+    check_switches,
     exact_is_cheaper,
     name_layers,
     require_bands,
@@ -65,9 +66,11 @@ class Projected(BoundEngine):
             raise ArgumentError(f"estimator must be one such as Median(), got {self.estimator!r}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ArgumentError(f"generator must be a torch.Generator, got {type(self.generator).__name__}")
+        check_switches(self, "merged", "exact_first")
 
     def draw(self, network: DualNetwork, region: InputSet) -> Draws:
         """Fresh random numbers for one batch; none, with a notice, where exact bounds are cheaper than k projections."""
+        require_bands(network, "Projected")
         if exact_is_cheaper(self.k, network):
             warn_of_exact_bounds(self.k, network)
             return Draws({}, None, exact=True)
@@ -108,7 +111,7 @@ class Projected(BoundEngine):
             )
         require_bands(network, "Projected")
         draws = self.draw(network, region) if self.draws is None else self.draws
-        check_draws(draws, network, region)
+        check_draws(draws, network, region, self.k)
         if draws.exact:
             return Relaxed.exactly(network, region)
         return _relax(network, region, StreamPass(network, region, draws, self.merged, {}), self, last)
@@ -183,7 +186,7 @@ def activation_at(network: DualNetwork, index: int) -> ElementwiseDual:
     return layer
 
 
-def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
+def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) -> None:
     """Refuse numbers that were drawn for something else."""
     if not isinstance(draws, Draws):
         raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
@@ -203,3 +206,9 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
             f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
             f"{type(region).__name__}; draw them again with draw(x)"
         )
+    parts = [*(draws.fresh[i].angles for i in needed), first.angles if isinstance(first, Angles) else first]
+    for part in parts:
+        if part is not None and part.shape[0] != k:
+            raise ArgumentError(
+                f"draws hold {part.shape[0]} projections, but the engine has k = {k}; draw them again with draw(x)"
+            )
