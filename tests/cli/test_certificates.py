@@ -164,3 +164,21 @@ def test_a_cascade_is_certified_at_the_size_that_is_asked(call: Call, small: lis
         assert f"stage-certified error {record['cascade']['stage_certified_error']:.2%}" in said
         errors.append(record["cascade"]["stage_certified_error"])
     assert errors[0] < errors[1] == 1
+
+
+def test_a_probability_is_said_and_written_with_what_it_rests_on(call: Call, run: Path) -> None:
+    asked = ["--engine", "high-probability", "--delta", "0.05", "--k", "400", "--seed", "7"]
+    code, said, complaint = ask(call, run, *asked)
+    assert code == 0, complaint
+    assert "(6 images, each with probability 0.95);" in said
+    for kind in ("problem", "summary"):
+        record = json.loads((run / f"certificates-high-probability-first-6.{kind}.json").read_text())
+        assert [record[name] for name in ("delta", "k", "m", "seed")] == [0.05, 400, 1, 7]
+        assert record["estimates"] > 0
+    assert ask(call, run, *asked, "--resume")[1] == said
+    assert "delta" in call("certify", "--help")[1]
+    for wrong in (["--delta", "0.05"], ["--seed", "1", "--engine", "crown"]):
+        code, _, complaint = ask(call, run, *wrong, "--overwrite")
+        assert code == 2
+        assert "is for --engine high-probability" in complaint
+    assert "delta must be a probability" in ask(call, run, "--engine", "high-probability", "--delta", "2")[2]
