@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.bounds.prepare import dual_network
-from autodual.bounds.tails import geometric_enlargement, tail_per_estimate
+from autodual.bounds.tails import geometric_enlargement, log_tail_per_estimate
 
 DELTA = 0.01
 PAPER = ad.HighProbability(DELTA, k=200, m=10, merged=False, exact_first=False)
@@ -92,7 +92,7 @@ def measure(model: nn.Module, x: Tensor, labels: Tensor, ball: ad.LinfBall) -> l
     rows = []
     for name, engine in ENGINES.items():
         basis = engine.confidence(dual_network(model, x), ball.around(x))
-        enlargement = geometric_enlargement(basis.k, tail_per_estimate(basis.delta, basis.estimates, basis.m))
+        enlargement = geometric_enlargement(basis.k, log_tail_per_estimate(basis.delta, basis.estimates, basis.m))
         seconds, margin, radius = timed(model, x, labels, ball, engine)
         rows.append(
             Row(name, basis.estimates, enlargement, radius / exact_radius, margin, exact_margin, seconds, exact_seconds)

@@ -59,3 +59,25 @@ def test_numbers_for_another_kind_of_ball_are_refused(ball: ad.Perturbation) -> 
         if type(other) is not type(ball):
             with pytest.raises(ad.ArgumentError, match="draws were made for another"):
                 ad.Projected(5, draws=draws).preactivations(network, other.around(x))
+
+
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.1), ad.L2Ball(0.1), ad.L1Ball(0.1)], ids=repr)
+def test_another_number_of_projections_is_refused(ball: ad.Perturbation) -> None:
+    model = nn.Sequential(nn.Linear(6, 80), nn.ReLU(), nn.Linear(80, 9), nn.ReLU(), nn.Linear(9, 3)).eval()
+    x = torch.rand(4, 6)
+    network, region = dual_network(model, x), ball.around(x)
+    five, six = (draw(network, region, k) for k in (5, 6))
+    with pytest.raises(ad.ArgumentError, match="draws hold 5 projections, but the engine has k = 6"):
+        ad.Projected(6, draws=five).preactivations(network, region)
+    with pytest.raises(ad.ArgumentError, match="draws hold 6 projections, but the engine has k = 5"):
+        ad.Projected(5, draws=Draws(six.fresh, five.first)).preactivations(network, region)
+
+
+def test_a_generator_on_another_device_of_the_same_kind_is_refused() -> None:
+    class Elsewhere(torch.Generator):
+        device = torch.device("cpu", 1)
+
+    x = torch.rand(4, 6)
+    network = dual_network(nn.Sequential(nn.Linear(6, 80), nn.ReLU(), nn.Linear(80, 3)).eval(), x)
+    with pytest.raises(ad.ArgumentError, match="generator is on cpu:1, but the input is on cpu"):
+        draw(network, ad.LinfBall(0.1).around(x), 5, Elsewhere())

@@ -67,6 +67,19 @@ def test_mean_and_spread_match_theory(estimator: ad.Estimator, spread: float) ->
     )
 
 
+@pytest.mark.parametrize("k", [5, 10])
+@pytest.mark.parametrize(
+    ("estimator", "mean"),
+    [(ad.GeometricMean(), 1.0), (ad.MaximumLikelihood(), 1.0), (ad.GeometricMean(unbiased=False), None)],
+    ids=repr,
+)
+def test_few_projections_are_right_on_average(estimator: ad.Estimator, mean: float | None, k: int) -> None:
+    angles = torch.empty(k, 400_000, dtype=torch.float64).uniform_(-math.pi / 2, math.pi / 2)
+    expected = math.cos(math.pi / (2 * k)) ** -k if mean is None else mean
+    found = estimator.scale(angles.tan()).mean().item()
+    assert found == pytest.approx(expected, rel=0.02)
+
+
 @pytest.mark.parametrize("merged", [True, False])
 @pytest.mark.parametrize("ball", [ad.LinfBall(0.1), ad.L2Ball(0.3), ad.L1Ball(0.5)], ids=repr)
 def test_converges_to_the_exact_bounds(ball: ad.Perturbation, merged: bool) -> None:
@@ -103,3 +116,9 @@ def test_too_many_projections_fall_back_to_exact_bounds() -> None:
 def test_k_must_be_a_positive_whole_number(k: object) -> None:
     with pytest.raises(ad.ArgumentError, match="k must be"):
         ad.Projected(k)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [-1, 2.5, True, None])
+def test_steps_must_be_a_whole_number(steps: object) -> None:
+    with pytest.raises(ad.ArgumentError, match="steps must be a whole number"):
+        ad.MaximumLikelihood(steps)  # type: ignore[arg-type]

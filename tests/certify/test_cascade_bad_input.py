@@ -78,7 +78,12 @@ USE: dict[str, tuple[dict[str, Any], Tensor, Tensor, str]] = {
     "x of NaN": ({"models": nets(3, 3)}, X * float("nan"), LABELS, "NaN or infinite"),
     "x out of range": ({"models": nets(3, 3), "ball": ad.LinfBall(0.1, clip=(0.0, 0.5))}, X, LABELS, "outside clip"),
     "another shape": ({"models": nets(3, 3)}, batch(6, 5), LABELS, "stage 0"),
-    "deltas add up": ({"models": [mlp(4, 8, 8, 3)], "engine": ad.HighProbability()}, X, LABELS, "their deltas add up"),
+    "deltas add up": (
+        {"models": [mlp(4, 8, 8, 3)], "engine": ad.HighProbability(k=19)},
+        X,
+        LABELS,
+        "their deltas add up",
+    ),
 }
 
 

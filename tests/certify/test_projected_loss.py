@@ -159,3 +159,27 @@ def test_a_generator_on_another_device_is_refused() -> None:
         ad.ArgumentError, match=r"generator is on cuda, but the input is on cpu; make it with torch\.Generator"
     ):
         loss(X, LABELS)
+
+
+@pytest.mark.parametrize("k", [100 + 100 + 100, 10**9])
+@pytest.mark.parametrize("ball", BALLS, ids=repr)
+def test_more_projections_than_generators_mean_exact_bounds(ball: ad.Perturbation, k: int) -> None:
+    model = _plain()
+    loss = ad.RobustCrossEntropy(model, ball, ad.Projected(k))
+    with pytest.warns(UserWarning, match="no fewer than the 300 generators that they stand for: using exact bounds"):
+        draws = loss.draw(X)
+    found = loss(X, LABELS, draws.renew_())
+    torch.testing.assert_close(found, ad.RobustCrossEntropy(model, ball)(X, LABELS))
+    with pytest.warns(UserWarning, match="using exact bounds"):
+        torch.testing.assert_close(loss(X, LABELS), found)
+
+
+def test_exact_bounds_instead_of_projections_compile_with_and_without_gradients() -> None:
+    torch.compiler.reset()
+    loss = ad.RobustCrossEntropy(_plain(), ad.L2Ball(0.3), ad.Projected(10**9))
+    with pytest.warns(UserWarning, match="using exact bounds"):
+        draws = loss.draw(X)
+    step = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(X, LABELS, draws), loss(X, LABELS, draws))
+    with torch.no_grad():
+        torch.testing.assert_close(step(X, LABELS, draws), loss(X, LABELS, draws))

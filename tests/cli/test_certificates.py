@@ -230,3 +230,21 @@ def test_certificates_that_an_attack_breaks_are_an_error(call: Call, run: Path, 
     assert (code, said) == (2, "")
     assert "error: " in complaint
     assert "certified, but an attack gives them another label: examples " in complaint
+
+
+def test_a_probability_is_said_and_written_with_what_it_rests_on(call: Call, run: Path) -> None:
+    asked = ["--engine", "high-probability", "--delta", "0.05", "--k", "400", "--seed", "7"]
+    code, said, complaint = ask(call, run, *asked)
+    assert code == 0, complaint
+    assert "(6 images, each with probability 0.95);" in said
+    for kind in ("problem", "summary"):
+        record = json.loads((run / f"certificates-high-probability-first-6.{kind}.json").read_text())
+        assert [record[name] for name in ("delta", "k", "m", "seed")] == [0.05, 400, 1, 7]
+        assert record["estimates"] > 0
+    assert ask(call, run, *asked, "--resume")[1] == said
+    assert "delta" in call("certify", "--help")[1]
+    for wrong in (["--delta", "0.05"], ["--seed", "1", "--engine", "crown"]):
+        code, _, complaint = ask(call, run, *wrong, "--overwrite")
+        assert code == 2
+        assert "is for --engine high-probability" in complaint
+    assert "delta must be a probability" in ask(call, run, "--engine", "high-probability", "--delta", "2")[2]

@@ -16,6 +16,12 @@ from autodual.train.data.known import KNOWN
 Call = Callable[..., tuple[int, str, str]]
 
 
+def test_too_many_projections_train_with_exact_bounds(call: Call, small: list[str], tmp_path: Path) -> None:
+    options = [*small, "--k", "4000000000", "--epochs", "1", "--limit-train", "50", "--out", str(tmp_path / "run")]
+    with pytest.warns(UserWarning, match="4,000,000,000 projections are no fewer than .* using exact bounds"):
+        assert call("train", *options)[0] == 0
+
+
 def test_train_certify_attack_and_report(call: Call, small: list[str], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     code, said, _ = call("train", *small, "--out", out)

@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import autodual as ad
+from autodual.bounds.draws import draw
+from autodual.bounds.prepare import dual_network
 from autodual.testing import check_dual_layer
+from small import Net, batch
 
 Shape = tuple[int, ...]
 
@@ -300,3 +304,27 @@ def test_keeps_its_contract(case: Case) -> None:
     torch.manual_seed(0)
     shape = (1,) if case in SMOOTH else case.shape
     check_dual_layer(case.make(), None if shape is None else torch.zeros(2, *shape), **case.options)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_random_projections_pass_it_with_the_exact_widths(case: Case) -> None:
+    """Between two activations, so that a stream passes it; what enters the second one is as wide as the exact engine says."""
+    torch.manual_seed(0)
+    shape = case.shape or ((2, 8) if "conv1d" in case.name else (5,))
+    model, x = (
+        Net(lambda m, x: torch.relu(m.layer(torch.relu(x))), layer=_as_module(case.make())),
+        2 * batch(8, *shape) - 1,
+    )
+    network, region, k = dual_network(model, x), ad.LinfBall(0.3).around(x), 4000
+    draws = draw(network, region, k, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = ad.Projected(k, exact_first=False, draws=draws).preactivations(network, region).intervals
+        exact = ad.Dual().preactivations(network, region).intervals
+    for index, interval in exact.items():
+        ratio = (found[index].width.sum() / interval.width.sum()).item()
+        assert abs(ratio - 1) < 0.05, f"{network.nodes[index].name}: {ratio:.3f} times as wide as the exact bounds"
+
+
+def _as_module(operation: Any) -> nn.Module:
+    return operation if isinstance(operation, nn.Module) else Net(lambda m, x: operation(x))

@@ -111,15 +111,15 @@ def test_a_step_compiles_as_one_graph(backend: str) -> None:
 @pytest.mark.parametrize("ball", BALLS, ids=repr)
 def test_high_probability_bounds_contain_and_approach_the_exact_ones(ball: ad.Perturbation) -> None:
     torch.manual_seed(0)
-    model = ad.models.small(3, 8).cuda().double().eval()
-    x, labels = (t.cuda() for t in _data(torch.float64))
+    model = ad.models.small(3, 16).cuda().double().eval()
+    x, labels = torch.rand(5, 3, 16, 16, dtype=torch.float64).cuda(), torch.arange(5).cuda()
     exact = ad.certify(model, x, labels, ball).margins
-    found = ad.certify(model, x, labels, ball, ad.HighProbability(k=4000))
+    found = ad.certify(model, x, labels, ball, ad.HighProbability(k=2200))
     assert isinstance(found, ad.HighProbabilityCertificate)
     finite = exact.isfinite()
     gap = (exact - found.margins)[finite]
     assert bool((gap > 0).all())
-    assert gap.mean() < 0.2 * (model(x).abs().mean() + exact[finite].abs().mean())
+    assert gap.mean() < 0.3 * (model(x).abs().mean() + exact[finite].abs().mean())
 
 
 def test_a_generator_of_the_wrong_device_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -29,6 +29,42 @@ def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
 )
 def test_accepts_the_shipped_engines(engine: ad.BoundEngine, ball: ad.Perturbation) -> None:
     check_engine(engine, _model(), ball.around(X))
+
+
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.2), ad.L2Ball(0.3), ad.L1Ball(0.5)], ids=repr)
+@pytest.mark.parametrize("intermediate", [False, True])
+def test_accepts_bounds_with_a_stated_probability(ball: ad.Perturbation, intermediate: bool) -> None:
+    probable = ad.HighProbability(k=12)
+    check_engine(ad.Crown(intermediate=probable) if intermediate else probable, _model(), ball.around(X))
+
+
+@dataclass(frozen=True, repr=False)
+class Boasting(ad.HighProbability):
+    """Says something else of its minima than of its bounds, or has other ones."""
+
+    sound: bool = False
+    said: float = 0.01
+    raised: float = 0.0
+
+    def minimum(self, network: DualNetwork, region: ad.InputSet, spec: Spec) -> Minimum:
+        found = super().minimum(network, region, spec)
+        assert found.confidence is not None
+        confidence = replace(found.confidence, delta=self.said)
+        return replace(found, lower=found.lower + self.raised, sound=self.sound, confidence=confidence)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"sound": True}, "minimum says that it is sound, but bounds\\(\\) returned ProbableBounds"),
+        ({"said": 0.5}, "minimum has confidence .*delta=0.5.*, but bounds\\(\\) has .*delta=0.01"),
+        ({"raised": 50.0}, "minimum: the lower bound is above a value"),
+    ],
+    ids=str,
+)
+def test_finds_a_probability_that_is_not_kept(options: dict[str, float], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check_engine(Boasting(k=12, **options), _model(), REGION)  # type: ignore[arg-type]
 
 
 def test_works_in_float32_and_on_a_captured_network() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from autodual._errors import UnsupportedOperationError
+from autodual._errors import ArgumentError, UnsupportedOperationError
 from autodual.bounds.rounding import Outside
 from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.interval import Interval
@@ -39,6 +40,11 @@ class Preactivations:
     """For bounds that are not sound, but hold with a stated probability."""
     outside: dict[int, Outside] = field(default_factory=dict)
     """How far rounding may have left values outside, where that has been found out."""
+
+    def __getitem__(self, examples: slice) -> Preactivations:
+        """Those of some of the examples."""
+        intervals = {i: Interval(v.lower[examples], v.upper[examples]) for i, v in self.intervals.items()}
+        return replace(self, intervals=intervals, outside={i: v[examples] for i, v in self.outside.items()})
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,11 @@ class BoundEngine(ABC):
         told = [f"{f.name}={getattr(self, f.name)!r}" for f in shown if getattr(self, f.name) != _usual(f)]
         return f"{type(self).__name__}({', '.join(told)})"
 
+    @property
+    def random(self) -> bool:
+        """Whether bounds come from random numbers, and so depend on which examples are bounded together."""
+        return False
+
     @abstractmethod
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         """Bounds on what enters every activation."""
@@ -128,6 +139,25 @@ def require_bands(network: DualNetwork, engine: str) -> None:
 def generators(network: DualNetwork) -> int:
     """How many generators the exact bound carries at most: one per input feature and per hidden unit."""
     return sum(math.prod(network.nodes[i].shape) for i in (0, *network.activations))
+
+
+def check_switches(engine: BoundEngine, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(engine, name), bool):
+            raise ArgumentError(f"{name} must be True or False, got {getattr(engine, name)!r}")
+
+
+def exact_is_cheaper(projections: int, network: DualNetwork) -> bool:
+    """Whether so many projections are no fewer than the generators that they stand for."""
+    return projections >= generators(network)
+
+
+def warn_of_exact_bounds(projections: int, network: DualNetwork) -> None:
+    warnings.warn(
+        f"{projections:,} projections are no fewer than the {generators(network):,} generators that they stand for: "
+        f"using exact bounds",
+        stacklevel=3,
+    )
 
 
 def name_layers(network: DualNetwork, intervals: dict[int, Interval]) -> dict[str, Interval]:

@@ -60,6 +60,8 @@ class Draws:
     """For the input: Cauchy as angles, or Gaussian [k, 1, *input shape]; None for an l1 ball, whose dual norm takes no projection."""
     pool: Tensor | None = None
     """The memory of all angles, where they are drawn in one go."""
+    exact: bool = False
+    """No numbers at all: bounds are to be exact, since so many projections would cost more."""
 
     def renew_(self, generator: torch.Generator | None = None) -> Draws:
         """Fresh numbers in the same memory."""
@@ -93,7 +95,7 @@ def draw(
 ) -> Draws:
     """Fresh numbers for one batch, for all activations that a stream passes; or for those that are named."""
     like = region.centre
-    if generator is not None and generator.device.type != like.device.type:
+    if generator is not None and generator.device != like.device:
         raise ArgumentError(
             f"generator is on {generator.device}, but the input is on {like.device}; "
             f"make it with torch.Generator(device={str(like.device)!r})"

@@ -34,7 +34,17 @@ from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
 
-Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some examples of a batch."""
+
+    region: InputSet
+    spec: Spec | None = None
+    given: Preactivations | None = None
+    """What another engine found about them, if it had to be asked about the whole batch."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +65,10 @@ class BackwardEngine(BoundEngine):
             raise ArgumentError(f"intermediate must be an engine such as IBP(), got {type(self.intermediate).__name__}")
         check_max_bytes(self.max_bytes)
 
+    @property
+    def random(self) -> bool:
+        return self.intermediate is not None and self.intermediate.random
+
     @abstractmethod
     def solver(
         self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
@@ -62,16 +76,16 @@ class BackwardEngine(BoundEngine):
         """A fresh computation."""
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return _join_all(self._in_parts(network, region, None, lambda part, _: self._relaxed(network, part)[1]))
+        return _join_all(self._in_parts(network, region, None, lambda part: self._relaxed(network, part)[1]))
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        def one(part: InputSet, _: Spec | None) -> Preactivations:
-            return self._relaxed(network, part, rounding=self._rounding(network, part))[1]
+        def one(part: Part) -> Preactivations:
+            return self._relaxed(network, part, rounding=self._rounding(network, part.region))[1]
 
-        return _join_all(self._in_parts(network, region, None, one))
+        return _join_all(self._in_parts(network, region, None, one, proof=True))
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
-        def one(part: InputSet, _: Spec | None) -> tuple[Interval, Preactivations]:
+        def one(part: Part) -> tuple[Interval, Preactivations]:
             solver, found, intervals = self._relaxed(network, part)
             output = solver.bound(network.output)
             return output.intersect(intervals.at(network.output)) if intervals else output, found
@@ -84,38 +98,39 @@ class BackwardEngine(BoundEngine):
         return SoundBounds(output, layers) if found.sound else EstimatedBounds(output, layers)
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        def one(part: InputSet, rows: Spec | None) -> Minimum:
-            assert rows is not None
+        def one(part: Part) -> Minimum:
+            assert part.spec is not None
             solver, found, beside = self._relaxed(network, part, exact=False)
-            lower = solver.minimum(network.output, rows)
-            return Minimum(_tighter(lower, rows, solver, found, beside), found.sound, confidence=found.confidence)
+            lower = solver.minimum(network.output, part.spec)
+            return Minimum(_tighter(lower, part.spec, solver, found, beside), found.sound, confidence=found.confidence)
 
         parts = self._in_parts(network, region, spec, one)
         return replace(parts[0], lower=torch.cat([p.lower for p in parts]))
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        def one(part: InputSet, rows: Spec | None) -> Proof:
-            assert rows is not None
-            rounding = self._rounding(network, part)
+        def one(part: Part) -> Proof:
+            assert part.spec is not None
+            rounding = self._rounding(network, part.region)
             solver, found, beside = self._relaxed(network, part, exact=False, rounding=rounding)
-            lower, slack = solver.prove(network.output, rows)
+            lower, slack = solver.prove(network.output, part.spec)
             if beside is not None:
-                plain = constant_bands(DualSolver(network, part, solver.budget, rounding), found.intervals)
-                other, its_slack = plain.prove(network.output, rows)
+                plain = constant_bands(DualSolver(network, part.region, solver.budget, rounding), found.intervals)
+                other, its_slack = plain.prove(network.output, part.spec)
                 better = other - its_slack > lower - slack
                 lower, slack = torch.where(better, other, lower), torch.where(better, its_slack, slack)
             return Proof(lower, found.sound, slack, confidence=found.confidence)
 
-        parts = self._in_parts(network, region, spec, one)
+        parts = self._in_parts(network, region, spec, one, proof=True)
         lower, slack = torch.cat([p.lower for p in parts]), torch.cat([p.slack for p in parts])
         return replace(parts[0], lower=lower, slack=slack)
 
     def _relaxed(
-        self, network: DualNetwork, region: InputSet, exact: bool = True, rounding: Rounding | None = None
+        self, network: DualNetwork, part: Part, exact: bool = True, rounding: Rounding | None = None
     ) -> tuple[Solver, Preactivations, IntervalPass | None]:
         """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest."""
+        region = part.region
         solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device), rounding)
-        given = self._given(network, region, rounding)
+        given = self._given(network, region, rounding is not None) if part.given is None else part.given
         beside = IntervalPass(network, region, rounding) if self.intersect else None
         exact = exact or self.intersect  # the interval pass goes on from these bounds, also from those of stable units
         intervals: dict[int, Interval] = {}
@@ -142,22 +157,31 @@ class BackwardEngine(BoundEngine):
     def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
         return Rounding(network, region)
 
-    def _given(self, network: DualNetwork, region: InputSet, rounding: Rounding | None) -> Preactivations | None:
+    def _given(self, network: DualNetwork, region: InputSet, proof: bool) -> Preactivations | None:
         """What another engine is asked for."""
         if self.intermediate is None:
             return None
-        ask = self.intermediate.preactivations if rounding is None else self.intermediate.provable
+        ask = self.intermediate.provable if proof else self.intermediate.preactivations
         return ask(network, region)
 
     def _in_parts(
-        self, network: DualNetwork, region: InputSet, spec: Spec | None, work: Callable[[InputSet, Spec | None], Part]
-    ) -> list[Part]:
-        """The work on as many examples at a time as the memory budget allows."""
+        self,
+        network: DualNetwork,
+        region: InputSet,
+        spec: Spec | None,
+        work: Callable[[Part], Result],
+        proof: bool = False,
+    ) -> list[Result]:
+        """The work on as many examples at a time as the memory budget allows; random numbers must not depend on how many those are."""
         size = Budget.of(self.max_bytes, region.centre.device).examples(network, region.centre)
         if size >= len(region):
-            return [work(region, spec)]
+            return [work(Part(region, spec))]
+        given = self._given(network, region, proof) if self.random else None
         slices = [slice(start, start + size) for start in range(0, len(region), size)]
-        return [work(region[s], None if spec is None else spec[s]) for s in slices]
+        return [
+            work(Part(region[s], None if spec is None else spec[s], None if given is None else given[s]))
+            for s in slices
+        ]
 
 
 @dataclass(frozen=True, repr=False)

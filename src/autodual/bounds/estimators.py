@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autodual._errors import ArgumentError
 from autodual.bounds.median import median_of_sizes
 
 
@@ -41,6 +42,10 @@ class GeometricMean(Estimator):
 
     unbiased: bool = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.unbiased, bool):
+            raise ArgumentError(f"unbiased must be True or False, got {self.unbiased!r}")
+
     def scale(self, samples: Tensor) -> Tensor:
         k = samples.shape[0]
         tiny = torch.finfo(samples.dtype).tiny
@@ -57,6 +62,10 @@ class MaximumLikelihood(Estimator):
     """
 
     steps: int = 6
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+            raise ArgumentError(f"steps must be a whole number, not negative, got {self.steps!r}")
 
     def scale(self, samples: Tensor) -> Tensor:
         k, tiny = samples.shape[0], torch.finfo(samples.dtype).tiny

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual.bounds.base import BoundEngine, Bounds, Confidence, Minimum, Preactivations, Proof, require_bands
+from autodual.bounds.base import (
+    BoundEngine,
+    Bounds,
+    Confidence,
+    Minimum,
+    Preactivations,
+    Proof,
+    check_switches,
+    exact_is_cheaper,
+    require_bands,
+    warn_of_exact_bounds,
+)
 from autodual.bounds.centres import Centres
 from autodual.bounds.draws import draw
 from autodual.bounds.dual import Dual
 from autodual.bounds.first import first_radii, first_sources
 from autodual.bounds.projected import band_of
 from autodual.bounds.streams import COLUMNS, GAUSS, StreamPass, sum_terms
-from autodual.bounds.tails import USELESS, gaussian_enlargement, geometric_enlargement, smallest_k, tail_per_estimate
+from autodual.bounds.tails import (
+    USELESS,
+    gaussian_enlargement,
+    geometric_enlargement,
+    log_tail_per_estimate,
+    smallest_k,
+)
 from autodual.dual import Band, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -38,9 +56,10 @@ class HighProbability(BoundEngine):
 
     delta: probability, per example, that some bound fails.
     k: projections per estimate; `columns` // m when None. More are tighter: the enlargement is about exp(2.5 sqrt(log(N/delta) / k)).
+        Nothing is estimated, with a notice, if k * m are no fewer than the input's features and hidden units: exact bounds cost less.
     m: estimators whose maximum is taken, 1 when None. The paper takes several; one over all k * m projections is never looser.
     merged: one stream, so one estimate per unit; False is the paper's one stream per term.
-    exact_first: exact bounds where no activation comes before; False is the paper's form.
+    exact_first: exact bounds where no activation comes before and they are no dearer than k projections; False is the paper's form.
     columns: projections per layer when k is None: the cost.
     seed: of the random numbers.
     """
@@ -62,13 +81,13 @@ class HighProbability(BoundEngine):
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not whole and not (value is None and name != "columns"):
                 raise ArgumentError(f"{name} must be a whole number, at least 1, got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ArgumentError(f"seed must be a whole number, got {self.seed!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
+            raise ArgumentError(f"seed must be a whole number of at most 64 bits, got {self.seed!r}")
+        check_switches(self, "merged", "exact_first")
 
     def confidence(self, network: DualNetwork, region: InputSet) -> Confidence:
         """What can be promised for this network, and with which numbers."""
-        m = 1 if self.m is None else self.m
-        k = max(1, self.columns // m) if self.k is None else self.k
+        k, m = self._counts()
         return Confidence(self.delta, self.estimates(network, region), k, m, self.seed)
 
     def estimates(self, network: DualNetwork, region: InputSet) -> int:
@@ -81,7 +100,19 @@ class HighProbability(BoundEngine):
             total += terms * math.prod(network.nodes[source].shape)
         return total
 
+    @property
+    def random(self) -> bool:
+        return True
+
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        return self._found(network, region, Dual().preactivations)
+
+    def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        return self._found(network, region, Dual().provable)
+
+    def _found(
+        self, network: DualNetwork, region: InputSet, exactly: Callable[[DualNetwork, InputSet], Preactivations]
+    ) -> Preactivations:
         if region.dual_norm is None:
             raise ArgumentError(
                 f"HighProbability works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. "
@@ -89,9 +120,12 @@ class HighProbability(BoundEngine):
             )
         require_bands(network, "HighProbability")
         confidence = self.confidence(network, region)
+        if self._exact(network):
+            warn_of_exact_bounds(confidence.k * confidence.m, network)
+            return replace(exactly(network, region), sound=False, confidence=confidence)
         reading = _Reading.of(confidence, gaussian=region.dual_norm == 2)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
-        known = first_radii(network, region) if self.exact_first else {}
+        known = first_radii(network, region, confidence.k) if self.exact_first else {}
         bands: dict[int, Band] = {}
         intervals: dict[int, Interval] = {}
         centres = Centres(network, region, bands)
@@ -113,9 +147,19 @@ class HighProbability(BoundEngine):
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         return Dual(intermediate=self).prove(network, region, spec)
 
+    def _counts(self) -> tuple[int, int]:
+        """k and m."""
+        m = 1 if self.m is None else self.m
+        return max(1, self.columns // m) if self.k is None else self.k, m
+
+    def _exact(self, network: DualNetwork) -> bool:
+        return exact_is_cheaper(math.prod(self._counts()), network)
+
     def _sources(self, network: DualNetwork, region: InputSet) -> list[int]:
         """Nodes whose radii are estimated."""
-        exact = first_sources(network) if self.exact_first or region.dual_norm == math.inf else set()
+        if self._exact(network):
+            return []
+        exact = first_sources(network, region, self._counts()[0]) if self.exact_first else set()
         return [s for s in dict.fromkeys(network.nodes[i].inputs[0] for i in network.activations) if s not in exact]
 
     def _estimate(
@@ -158,7 +202,7 @@ class _Reading:
     @classmethod
     def of(cls, confidence: Confidence, gaussian: bool) -> _Reading:
         """Refuses a number of projections that is too small to bound anything."""
-        k, tail = confidence.k, tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
+        k, tail = confidence.k, log_tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
         factors = [geometric_enlargement(k, tail), gaussian_enlargement(k, tail) if gaussian else 1.0]
         if confidence.estimates > 0 and max(factors) > USELESS:
             needed = smallest_k(tail, geometric_enlargement)

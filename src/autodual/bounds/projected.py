@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,13 +17,14 @@ from autodual.bounds.base import (
     Minimum,
     Preactivations,
     Proof,
-    generators,
+    check_switches,
+    exact_is_cheaper,
     name_layers,
     require_bands,
+    warn_of_exact_bounds,
 )
 from autodual.bounds.centres import Centres
 from autodual.bounds.draws import Angles, Draws, draw, passed
-from autodual.bounds.dual import Dual
 from autodual.bounds.estimators import Estimator, Median
 from autodual.bounds.first import first_radii
 from autodual.bounds.memory import Budget
@@ -43,10 +43,11 @@ class Projected(BoundEngine):
 
     Estimates: good for a loss, refused by `certify`. Time and memory are linear in k times the network's units.
 
-    k: number of projections.
+    k: number of projections. Bounds are exact, with a notice, if they are no fewer than the input's features and hidden units.
     merged: one Cauchy stream for all terms (cost independent of depth); False is the paper's one stream per term.
     estimator: how a norm is read off its projections.
-    exact_first: exact bounds where no activation comes before; False is the paper's form.
+    exact_first: exact bounds where no activation comes before and they are no dearer than k projections: after one layer that
+        mixes features, or where a unit reads few of them. Others are estimated. False is the paper's form.
     generator: where random numbers come from; PyTorch's global one when None.
     draws: numbers to use instead of fresh ones, from `draw`.
     """
@@ -65,14 +66,23 @@ class Projected(BoundEngine):
             raise ArgumentError(f"estimator must be one such as Median(), got {self.estimator!r}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ArgumentError(f"generator must be a torch.Generator, got {type(self.generator).__name__}")
+        check_switches(self, "merged", "exact_first")
 
     def draw(self, network: DualNetwork, region: InputSet) -> Draws:
-        """Fresh random numbers for one batch."""
+        """Fresh random numbers for one batch; none, with a notice, where exact bounds are cheaper than k projections."""
+        require_bands(network, "Projected")
+        if exact_is_cheaper(self.k, network):
+            warn_of_exact_bounds(self.k, network)
+            return Draws({}, None, exact=True)
         return draw(network, region, self.k, self.generator)
 
     def with_draws(self, draws: Draws) -> Projected:
         """The same engine with given random numbers."""
         return replace(self, draws=draws)
+
+    @property
+    def random(self) -> bool:
+        return True
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         return Preactivations(self._relaxed(network, region, last=False).intervals, sound=False)
@@ -100,15 +110,10 @@ class Projected(BoundEngine):
                 f"Projected works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. Use Dual()"
             )
         require_bands(network, "Projected")
-        columns = generators(network)
-        if self.draws is None and self.k >= columns:
-            warnings.warn(
-                f"k = {self.k} projections are no fewer than the {columns} generators that they stand for: using exact bounds",
-                stacklevel=2,
-            )
-            return Relaxed.exactly(network, region)
         draws = self.draw(network, region) if self.draws is None else self.draws
-        check_draws(draws, network, region)
+        check_draws(draws, network, region, self.k)
+        if draws.exact:
+            return Relaxed.exactly(network, region)
         return _relax(network, region, StreamPass(network, region, draws, self.merged, {}), self, last)
 
 
@@ -122,9 +127,18 @@ class Relaxed:
 
     @classmethod
     def exactly(cls, network: DualNetwork, region: InputSet) -> Relaxed:
-        intervals = Dual().preactivations(network, region).intervals
-        bands = {i: band_of(network, i, interval) for i, interval in intervals.items()}
-        return cls(intervals, bands, Centres(network, region, bands))
+        """Without looking at the machine when compiled, and never at values, so that shapes stay the same."""
+        compiled = torch.compiler.is_compiling()
+        budget = Budget.unlimited() if compiled else Budget.of(None, region.centre.device)
+        bands: dict[int, Band] = {}
+        intervals: dict[int, Interval] = {}
+        centres = Centres(network, region, bands)
+        for index in network.activations:
+            source = network.nodes[index].inputs[0]
+            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source)[0]
+            intervals[index] = Interval.around(centres.at(source), radius)
+            bands[index] = band_of(network, index, intervals[index])
+        return cls(intervals, bands, centres)
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
         """[N, K]: the exact dual objective for these bands. [SPAD Thm 1]"""
@@ -136,7 +150,7 @@ class Relaxed:
 
 def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: Projected, last: bool) -> Relaxed:
     """One pass: read the stream that enters an activation, choose its band, and let the stream pass it."""
-    known = first_radii(network, region) if engine.exact_first else {}
+    known = first_radii(network, region, engine.k) if engine.exact_first else {}
     bands, centres = streams.bands, Centres(network, region, streams.bands)
     intervals: dict[int, Interval] = {}
     sources = [network.nodes[i].inputs[0] for i in network.activations]
@@ -172,10 +186,12 @@ def activation_at(network: DualNetwork, index: int) -> ElementwiseDual:
     return layer
 
 
-def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
+def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) -> None:
     """Refuse numbers that were drawn for something else."""
     if not isinstance(draws, Draws):
         raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
+    if draws.exact:
+        return
     first, shape = draws.first, tuple(region.centre.shape[1:])
     needed = passed(network)
     fits = all(i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in needed)
@@ -190,3 +206,9 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet) -> None:
             f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
             f"{type(region).__name__}; draw them again with draw(x)"
         )
+    parts = [*(draws.fresh[i].angles for i in needed), first.angles if isinstance(first, Angles) else first]
+    for part in parts:
+        if part is not None and part.shape[0] != k:
+            raise ArgumentError(
+                f"draws hold {part.shape[0]} projections, but the engine has k = {k}; draw them again with draw(x)"
+            )

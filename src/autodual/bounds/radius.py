@@ -141,7 +141,14 @@ class RadiusPass:
 
         def some(part: slice) -> Tensor:
             cut = {i: Band(b.slope[part], b.centre, b.radius[part]) for i, b in bands.items()}
-            small = RadiusPass(network, region[part], cut, self.budget, errors={i: e[part] for i, e in errors.items()})
+            small = RadiusPass(
+                network,
+                region[part],
+                cut,
+                self.budget,
+                static=self.static,
+                errors={i: e[part] for i, e in errors.items()},
+            )
             (rows,) = plan.chunks(plan.count, region.centre)
             return small._with_errors(network.output, rows) if errors else small.of_rows(network.output, rows)
 

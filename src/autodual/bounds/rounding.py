@@ -50,6 +50,9 @@ class Outside:
     def both(cls, error: Tensor) -> Outside:
         return cls(error, error)
 
+    def __getitem__(self, examples: slice) -> Outside:
+        return Outside(self.below[examples], self.above[examples])
+
     @property
     def farther(self) -> Tensor:
         return torch.maximum(self.below, self.above)

@@ -10,10 +10,13 @@ import torch
 USELESS = 100.0
 """An estimate that must be enlarged by more than this bounds nothing; the paper's relative error would be above 0.99."""
 
+UNDERFLOW = -600.0
+"""Logarithm of a tail below which it is not computed as a number."""
 
-def tail_per_estimate(delta: float, estimates: int, m: int) -> float:
-    """The tail probability that each of the m estimators of a maximum may have, by the union bound over all estimates."""
-    return (delta / max(1, estimates)) ** (1 / m)
+
+def log_tail_per_estimate(delta: float, estimates: int, m: int) -> float:
+    """log of the tail probability that each of the m estimators of a maximum may have, by the union bound over all estimates."""
+    return (math.log(delta) - math.log(max(1, estimates))) / m
 
 
 def geometric_tail(k: int, relative_error: float) -> float:
@@ -25,29 +28,35 @@ def geometric_tail(k: int, relative_error: float) -> float:
     return math.exp(-k * _exponent(-2 / math.pi * math.log1p(-relative_error)))
 
 
-def geometric_enlargement(k: int, tail: float) -> float:
+def geometric_enlargement(k: int, log_tail: float) -> float:
     """1 / (1 - relative_error) for the smallest relative error whose tail is small enough; grows beyond all bounds as k shrinks."""
-    needed = -math.log(tail) / k
+    needed = -log_tail / k
     a = _smallest(lambda a: _exponent(a) >= needed)
     return math.exp(min(math.pi / 2 * a, 700.0))
 
 
-def gaussian_enlargement(k: int, tail: float) -> float:
-    """The same for the Euclidean norm read off k Gaussian projections: sqrt(k / q) with the chi-square quantile q of the tail."""
-    half = torch.tensor(k / 2, dtype=torch.float64)
-    shrink = _smallest(lambda a: bool(torch.special.gammainc(half, half * math.exp(-2 * a)) <= tail))
+def gaussian_enlargement(k: int, log_tail: float) -> float:
+    """The same for the Euclidean norm read off k Gaussian projections: sqrt(k / q) with the chi-square quantile q of the tail.
+
+    A tail too small to be a number takes its Chernoff bound, (q/k exp(1 - q/k))^(k/2), instead.
+    """
+    half, tail = torch.tensor(k / 2, dtype=torch.float64), math.exp(log_tail)
+    if log_tail > UNDERFLOW:
+        shrink = _smallest(lambda a: bool(torch.special.gammainc(half, half * math.exp(-2 * a)) <= tail))
+    else:
+        shrink = _smallest(lambda a: k / 2 * (1 - 2 * a - math.exp(-2 * a)) <= log_tail)
     return math.exp(min(shrink, 700.0))
 
 
-def smallest_k(tail: float, enlargement: Callable[[int, float], float], limit: float = USELESS) -> int:
+def smallest_k(log_tail: float, enlargement: Callable[[int, float], float], limit: float = USELESS) -> int:
     """The smallest k whose enlargement is at most `limit`."""
     high = 1
-    while enlargement(high, tail) > limit:
+    while enlargement(high, log_tail) > limit:
         high *= 2
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if enlargement(middle, tail) > limit else (low, middle)
+        low, high = (middle, high) if enlargement(middle, log_tail) > limit else (low, middle)
     return high
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
 from autodual.cli.cascade import tell_cascade
@@ -17,21 +19,30 @@ from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
 from autodual.train.cascade_lines import cascade_file, certify_to_file
+from autodual.train.config import option
 from autodual.train.group import joined
-from autodual.train.judge import judge_to_file
+from autodual.train.judge import basis, judge_to_file
 from autodual.train.lines import record_about
 from autodual.train.loop import StoppedError
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
-ENGINES: dict[str, BoundEngine] = {
-    "dual": Dual(),
-    "crown": Crown(),
-    "ibp": IBP(),
-    "high-probability": HighProbability(),
-}
+ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}
+
+
+@dataclass(frozen=True)
+class Probability:
+    """Options of the engine high-probability."""
+
+    delta: float = option(0.01, "high-probability: the probability, per image, that its bounds fail")
+    k: int = option(2000, "high-probability: random projections per estimate; more are tighter and slower")
+    seed: int = option(0, "high-probability: of the random numbers; to choose it by its result voids the probability")
+
+    def engine(self) -> HighProbability:
+        return HighProbability(self.delta, self.k, seed=self.seed)
 
 
 @with_config_options(*TARGET)
+@with_config_options(record=Probability, into="probability")
 def certify(
     target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
     engine: Annotated[Engine, typer.Option(help="how to bound")] = "dual",
@@ -52,12 +63,13 @@ def certify(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="start anew; without this and --resume, a file that exists is refused")
     ] = False,
+    probability: dict[str, Any] | None = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
+    chosen = choose(engine, probability or {})
     opened = open_target(target, limit, changes or {})
     file = out or default_file(target, opened, engine, limit)
-    chosen = ENGINES[engine]
     if opened.combination is not None:
         check_cascade_engine(target, engine)
     cascade = None if opened.combination is None else opened.combination.with_engine(chosen)
@@ -84,12 +96,21 @@ def certify(
     record = {
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
-    }  # fmt: skip
+    } | basis(opened.model, opened.data, opened.ball, chosen)  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
+    sure = f", each with probability {1 - chosen.delta:.10g}" if isinstance(chosen, HighProbability) else ""
     first = "" if together is None else "first stage alone, "
     print(
         f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
-        f"({len(opened.data)} images); {file}"
+        f"({len(opened.data)} images{sure}); {file}"
     )
+
+
+def choose(engine: Engine, given: dict[str, Any]) -> BoundEngine:
+    if engine == "high-probability":
+        return Probability(**given).engine()
+    for name in given:
+        raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
+    return ENGINES[engine]

@@ -26,13 +26,15 @@ DROPPED = (
 )
 
 
-def with_config_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command with a parameter `changes` gets these fields of `TrainConfig` as options, or all; those given arrive there by name.
+def with_config_options(
+    *names: str, record: type = TrainConfig, into: str = "changes"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with a parameter `into` gets these fields of a record as options, or all; those given arrive there by name.
 
     A field that may be None has a second option, --no-FIELD, which says so: a config may have set it.
     """
-    chosen = [f for f in fields(TrainConfig) if not names or f.name in names]
-    hints = get_type_hints(TrainConfig)
+    chosen = [f for f in fields(record) if not names or f.name in names]
+    hints = get_type_hints(record)
     removable = [f.name for f in chosen if type(None) in get_args(hints[f.name])]
     extra = []
     for f in chosen:
@@ -47,13 +49,13 @@ def with_config_options(*names: str) -> Callable[[Callable[..., None]], Callable
             for name in removed:
                 if name in given:
                     raise ArgumentError(f"{_flag(name)} and --no-{_flag(name)[2:]} exclude each other")
-            command(**arguments, changes=given | dict.fromkeys(removed))
+            command(**arguments, **{into: given | dict.fromkeys(removed)})
 
         resolved = get_type_hints(command, include_extras=True)
         own = [
             p.replace(annotation=resolved[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
             for p in inspect.signature(command).parameters.values()
-            if p.name != "changes"
+            if p.name != into
         ]
         wrapped.__signature__ = inspect.Signature(own + extra)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in (*own, *extra)}

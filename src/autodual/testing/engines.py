@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from autodual.bounds import BoundEngine, EstimatedBounds, SoundBounds
+from autodual.bounds import BoundEngine, Bounds, EstimatedBounds, ProbableBounds, SoundBounds
 from autodual.bounds.prepare import dual_network
 from autodual.dual import DualNetwork
 from autodual.dual.network import evaluate
@@ -32,17 +32,18 @@ def check_engine(
 
     Bounds on every activation's input, on every output and on random linear functions of it must hold at samples, at vertices
     and at points found by gradient steps on each output. On a set of single points, bounds are the network's own output. For
-    an engine that only estimates, this last property alone is checked.
+    an engine that only estimates, this last property alone is checked. Bounds with a stated probability are checked like sound
+    ones, and must state it everywhere; that they fail by bad luck has probability delta per example, the same for the same seed.
     """
     network = dual_network(model, input_set.centre)
     name = repr(engine)
     with torch.no_grad():
         found = engine.bounds(network, input_set)
-        if not isinstance(found, SoundBounds | EstimatedBounds):
+        if not isinstance(found, SoundBounds | ProbableBounds | EstimatedBounds):
             raise AssertionError(
-                f"{name}: bounds() must return SoundBounds or EstimatedBounds, not {type(found).__name__}"
+                f"{name}: bounds() must return SoundBounds, ProbableBounds or EstimatedBounds, not {type(found).__name__}"
             )
-        if isinstance(found, SoundBounds):
+        if not isinstance(found, EstimatedBounds):
             points = torch.stack(attack_points(network, input_set, samples, steps, seed))
             values = node_values(network, points.flatten(0, 1))
             for index, (layer, interval) in zip(network.activations, found.layers.items(), strict=True):
@@ -50,7 +51,7 @@ def check_engine(
                 require_inside(interval, values[source].unflatten(0, points.shape[:2]), f"{name}: input of {layer}")
             output = values[network.output].unflatten(0, points.shape[:2])
             require_inside(found.output, output, f"{name}: output")
-            _check_minimum(engine, network, input_set, output, seed)
+            _check_minimum(engine, network, input_set, output, found, seed)
         _check_single_points(engine, network, input_set)
 
 
@@ -101,8 +102,11 @@ def _gradient(network: DualNetwork, x: Tensor, output: int) -> Tensor:
         return torch.autograd.grad(value, x)[0]
 
 
-def _check_minimum(engine: BoundEngine, network: DualNetwork, input_set: InputSet, output: Tensor, seed: int) -> None:
-    """minimum and prove hold for random linear functions of the output."""
+def _check_minimum(
+    engine: BoundEngine, network: DualNetwork, input_set: InputSet, output: Tensor, bounds: Bounds, seed: int
+) -> None:
+    """minimum and prove hold for random linear functions of the output, and claim what the bounds claim."""
+    confidence = bounds.confidence if isinstance(bounds, ProbableBounds) else None
     flat = output.flatten(2)
     generator = torch.Generator(flat.device).manual_seed(seed)
     rows = torch.randn(4, 1, flat.shape[-1], dtype=flat.dtype, device=flat.device, generator=generator)
@@ -110,8 +114,11 @@ def _check_minimum(engine: BoundEngine, network: DualNetwork, input_set: InputSe
     for verb in (engine.minimum, engine.prove):
         found = verb(network, input_set, Spec(rows))
         what = f"{engine!r}: {verb.__name__}"
-        if not found.sound:
-            raise AssertionError(f"{what} says that it only estimates, but bounds() returned SoundBounds")
+        if found.confidence != confidence:
+            raise AssertionError(f"{what} has confidence {found.confidence}, but bounds() has {confidence}")
+        if found.sound != (confidence is None):
+            claim = "is sound" if found.sound else "only estimates"
+            raise AssertionError(f"{what} says that it {claim}, but bounds() returned {type(bounds).__name__}")
         if tuple(found.lower.shape) != tuple(values.shape[1:]):
             raise AssertionError(f"{what} has shape {tuple(found.lower.shape)} instead of {tuple(values.shape[1:])}")
         require_inside(Interval(found.lower, torch.full_like(found.lower, torch.inf)), values, what)

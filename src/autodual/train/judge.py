@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from autodual.bounds import BoundEngine, Dual
+from autodual.bounds import BoundEngine, Dual, HighProbability
+from autodual.bounds.prepare import dual_network
 from autodual.certify import Certificate, certify
 from autodual.sets import Perturbation
 from autodual.train.data import ImageData
@@ -152,7 +153,15 @@ def question(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, e
         "examples": len(data),
         "data": data.digest(),
         "weights": weights.hexdigest(),
-    }
+    } | basis(models[0], data, ball, engine)
+
+
+def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None) -> Line:
+    """What a certificate with a probability rests on: delta, estimates, k, m and seed. Nothing for a proof."""
+    if not isinstance(engine, HighProbability):
+        return {}
+    x = data.scaled(slice(0, 1))
+    return asdict(engine.confidence(dual_network(model, x), ball.around(x)))
 
 
 def _lines(

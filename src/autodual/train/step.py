@@ -43,11 +43,14 @@ class Step:
 
     def _fresh(self, x: Tensor) -> Draws | None:
         """Random numbers for a batch of this size, in memory that is used again."""
-        if len(x) not in self.draws:
-            with kept_random_state(x.device):
-                self.draws[len(x)] = inner(self.objective).draw(x)
-        draws = self.draws[len(x)]
+        draws = self._drawn(x)
         return None if draws is None else draws.renew_(self.generator)
+
+    def _drawn(self, x: Tensor) -> Draws | None:
+        if len(x) not in self.draws:
+            with kept_random_state(x.device):  # not from our generator, which belongs to the step
+                self.draws[len(x)] = inner(self.objective).draw(x)
+        return self.draws[len(x)]
 
     def _update(self) -> None:
         if self.clip_gradients is not None:
@@ -62,7 +65,7 @@ class GraphStep(Step):
     batch: int = 0
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        if len(x) != self.batch:
+        if len(x) != self.batch or self._exact(x):
             return super().__call__(x, labels, weight)
         if self.graph is None:
             with torch.cuda.device(x.device), kept_random_state(x.device):
@@ -75,9 +78,14 @@ class GraphStep(Step):
         self._update()
         return self.summary.detach()
 
+    def _exact(self, x: Tensor) -> bool:
+        """Whether bounds are exact instead: those take memory as they find it, which a graph cannot."""
+        draws = self._drawn(x)
+        return draws is not None and draws.exact
+
     def _capture(self, x: Tensor, labels: Tensor) -> None:
         self.x, self.labels = x.clone(), labels.clone()
-        draws = self.draws[len(x)] = inner(self.objective).draw(x)  # not from our generator, which belongs to the step
+        draws = self._drawn(x)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
