@@ -17,6 +17,7 @@ goes forward with its sign, through the same slopes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -149,11 +150,12 @@ class Rounding:
         for i in range(len(self._sizes), index + 1):
             node = self.network.nodes[i]
             assert isinstance(node.layer, AffineDual)
-            bias, size = node.layer.bias(), node.layer.absolute(*(self._sizes[j] for j in node.inputs))
+            before = zip(*((self._sizes[j], self._moves[j], self._since[j]) for j in node.inputs), strict=True)
+            size, moves, since = _together(node.layer.absolute, [list(operands) for operands in before])
+            bias = node.layer.bias()
             self._sizes.append(size if bias is None else size + bias.abs().to(size))
-            moves = node.layer.absolute(*(self._moves[j] for j in node.inputs))
             self._moves.append(self._sizes[i] if self.pulls_centres else moves)
-            since = node.layer.absolute(*(self._since[j] for j in node.inputs)) + self.local(i)
+            since = since + self.local(i)
             if bias is not None and self.pulls_centres:
                 since = since + self._over_features(i, bias.abs().to(size))
             self._since.append(since)
@@ -228,6 +230,11 @@ def _strayed(
     up = reduce(torch.maximum, (rise.clamp(min=0) for rise in rises)) + bent
     down = reduce(torch.maximum, (rise.neg().clamp(min=0) for rise in rises)) + bent
     return up, down
+
+
+def _together(function: Callable[..., Tensor], calls: list[list[Tensor]]) -> tuple[Tensor, ...]:
+    """The results of several calls with a batch each, as one call with all of them."""
+    return function(*map(torch.cat, zip(*calls, strict=True))).chunk(len(calls))
 
 
 def _steepest(slopes: tuple[Tensor, ...]) -> Tensor:
