@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from autodual.bounds.backward import Observer, over_chunks, pull_back
-from autodual.bounds.errors import with_errors
+from autodual.bounds.backward import over_chunks, pull_back
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import Rounding
 from autodual.bounds.rows import Rows, local_windows, plan_for
@@ -33,11 +32,22 @@ class CrownSolver(Solver):
             offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
             self.rounding.enter(index, interval, (lines.lower_slope, lines.upper_slope), offset)
 
-    def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
+    def lower(self, index: int, rows: Rows) -> Tensor:
+        return self._lower(index, rows, [])
+
+    def lower_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        found: list[Tensor] = []
+        lower = self._lower(index, rows, found)
+        return lower, sum(found[1:], found[0]) if found else torch.zeros_like(lower)
+
+    def _lower(self, index: int, rows: Rows, errors: list[Tensor]) -> Tensor:
         total: list[Tensor] = []
+        known = self._errors()
 
         def through(activation: int, coefficients: Tensor) -> Tensor:
             lines = self.chosen[activation]
+            if activation in known:
+                errors.append(rows.norm(activation, coefficients, known[activation]))
             positive, negative = coefficients.clamp(min=0), coefficients.clamp(max=0)
             total.append(rows.inner(activation, positive, lines.lower_offset))
             total.append(rows.inner(activation, negative, lines.upper_offset))
@@ -47,8 +57,6 @@ class CrownSolver(Solver):
             bias = _bias(self.network, node, coefficients)
             if bias is not None:
                 total.append(rows.inner(node, coefficients, bias))
-            if observe is not None:
-                observe(node, coefficients)
 
         on_input = pull_back(self.network, index, rows.seed, through, add_bias)
         assert on_input is not None
@@ -74,7 +82,8 @@ class CrownSolver(Solver):
         return Interval(below, -above)
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
-        return with_errors(rows, self._errors(), lambda observe: self.lower(index, rows, observe))
+        """[R, 2 N, ...]: results and, after them, errors."""
+        return torch.cat(torch.broadcast_tensors(*self.lower_with_errors(index, rows)), dim=1)
 
 
 def _bias(network: DualNetwork, index: int, like: Tensor) -> Tensor | None:

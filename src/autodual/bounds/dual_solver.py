@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from autodual._tensor import channels_inside
-from autodual.bounds.backward import Observer
 from autodual.bounds.centres import Centres
 from autodual.bounds.memory import Budget
 from autodual.bounds.prune import alive_channels, prune
@@ -123,8 +122,12 @@ class DualSolver(Solver):
                 self._reaches[i] = reach if self.rounding is None else self.rounding.with_room(i, reach)
         return self._reaches[index]
 
-    def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
-        return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows, observe)
+    def lower(self, index: int, rows: Rows) -> Tensor:
+        return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows)
+
+    def lower_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        radius, error = self._radius().of_rows_with_errors(index, rows)
+        return rows.inner(index, rows.seed, self.centre(index)) - radius, error
 
     def _errors(self) -> dict[int, Tensor]:
         if self.rounding is None:

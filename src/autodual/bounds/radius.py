@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from autodual._tensor import flat_pair, has_channels_inside
-from autodual.bounds.backward import Observer, over_chunks, pull_back
-from autodual.bounds.errors import with_errors
+from autodual.bounds.backward import over_chunks, pull_back
 from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.patches import Patches, crop
 from autodual.bounds.rows import DensePlan, DenseRows, Plan, Rows, SomeUnitsPlan, features, local_windows, plan_for
@@ -51,8 +50,17 @@ class RadiusPass:
     errors: dict[int, Tensor] = field(default_factory=dict)
     """By activation, for a proof: see `Rounding`."""
 
-    def of_rows(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
+    def of_rows(self, index: int, rows: Rows) -> Tensor:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
+        return self._pulled_back(index, rows, [])
+
+    def of_rows_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The same, and what the errors of activations add up to, multiplied by their coefficients."""
+        found: list[Tensor] = []
+        radius = self._pulled_back(index, rows, found)
+        return radius, sum(found[1:], found[0]) if found else torch.zeros_like(radius)
+
+    def _pulled_back(self, index: int, rows: Rows, errors: list[Tensor]) -> Tensor:
         total: list[Tensor] = []
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
@@ -60,11 +68,18 @@ class RadiusPass:
             if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
+                if self.errors:
+                    errors.append(rows.norm(activation, coefficients, self.errors[activation]))
                 return passed
-            total.append(self._unstable_units(rows, activation, coefficients))
-            return None if activation in self.constant else coefficients * self.bands[activation].slope
+            if self.errors:
+                size, error = rows.norms(activation, coefficients, radius, self.errors[activation])
+                total.append(size)
+                errors.append(error)
+            else:
+                total.append(self._unstable_units(rows, activation, coefficients))
+            return None if activation in self.constant else coefficients * slope
 
-        on_input = pull_back(self.network, index, rows.seed, through, observe)
+        on_input = pull_back(self.network, index, rows.seed, through)
         if on_input is not None:
             total.append(self._support(rows, on_input))
         return sum(total[1:], total[0])
@@ -129,7 +144,8 @@ class RadiusPass:
         return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
-        return with_errors(rows, self.errors, lambda observe: self.of_rows(index, rows, observe))
+        """[R, 2 N, ...]: results and, after them, errors."""
+        return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)), dim=1)
 
     def _of_patches(self, patches: Patches) -> tuple[Tensor, Tensor | None]:
         """Every unit as the output of a small network over many virtual examples, some at a time."""

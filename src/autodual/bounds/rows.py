@@ -41,6 +41,10 @@ class Rows(ABC):
         """The same with the absolute values of a."""
         return self.inner(node, a.abs(), b)
 
+    def norms(self, node: int, a: Tensor, *values: Tensor) -> list[Tensor]:
+        """The same for several b."""
+        return [self.norm(node, a, b) for b in values]
+
     @abstractmethod
     def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
         """Half-width of a'x over a set with a dual norm: norm(radius * a), for every unit of the rows."""
@@ -65,6 +69,13 @@ class DenseRows(Rows):
 
     def norm(self, node: int, a: Tensor, b: Tensor) -> Tensor:
         return sizes(a, b) if weighable(a, b) else super().norm(node, a, b)
+
+    def norms(self, node: int, a: Tensor, *values: Tensor) -> list[Tensor]:
+        if a.shape[1] == 1 or weighable(a, values[0]):
+            return super().norms(node, a, *values)
+        flat = [flat_pair(a, b.expand(a.shape[1:])) for b in values]
+        sums = torch.bmm(flat[0][0].abs().transpose(0, 1), torch.stack([b for _, b in flat], dim=2))
+        return [part.squeeze(2).T for part in sums.split(1, dim=2)]
 
     def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
         if region.dual_norm == 1:

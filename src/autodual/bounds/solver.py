@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from autodual.bounds.backward import Observer
-from autodual.bounds.errors import with_errors
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import OWN, Rounding
 from autodual.bounds.rows import DenseRows, Rows
@@ -48,8 +46,12 @@ class Solver(ABC):
         return self.bound(self.network.nodes[index].inputs[0])
 
     @abstractmethod
-    def lower(self, index: int, rows: Rows, observe: Observer | None = None) -> Tensor:
-        """Bounds from below on the rows; `observe` sees the coefficients that they are made of."""
+    def lower(self, index: int, rows: Rows) -> Tensor:
+        """Bounds from below on the rows."""
+
+    @abstractmethod
+    def lower_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The same, and what the errors of activations add up to, multiplied by their coefficients."""
 
     def minimum(self, index: int, spec: Spec) -> Tensor:
         """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
@@ -59,8 +61,7 @@ class Solver(ABC):
         """The same, and its rounding slack [N, K]."""
         assert self.rounding is not None
         rows = self.rows(index, spec)
-        found = with_errors(rows, self._errors(), lambda observe: self.lower(index, rows, observe))
-        lower, error = found.chunk(2, dim=1)
+        lower, error = self.lower_with_errors(index, rows)
         total = OWN * (error + rows.norm(index, rows.seed, self.rounding.ending(index)))
         return lower.T, (total - rows.inner(index, rows.seed, self._drift(index))).T
 
