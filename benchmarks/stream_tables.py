@@ -197,7 +197,7 @@ def verdict(networks: dict[str, Any]) -> list[str]:
         "layers are unstable, and errors add up from layer to layer.",
         "",
         "**Equal vectors are not equal seconds.** The merged form then carries more vectors through the early, wide layers, and draws "
-        "and sorts more numbers per unit. Beyond k = 128 the median is no longer taken by a selection network: on this CPU "
+        "and sorts more numbers per unit. On this CPU "
         f"k = 160 costs {min(beyond):.2f} to {max(beyond):.2f} times as much as k = 128, where 1.25 would be in proportion.",
     ]
 

@@ -19,7 +19,7 @@ from autodual.sets import InputSet, Perturbation
 from autodual.spec import Spec, margins
 
 UNLIKELY = 64
-"""Rounding is never seen to move margins by so small a part of what it might: nothing is gained where even that is too little."""
+"""Rounding moves margins by a far smaller part of what it might: one that is farther below zero than this part stays there."""
 
 
 class SecondLook:
