@@ -31,7 +31,7 @@ def main() -> None:
         started = time.perf_counter()
         display = Display(stop=lambda: False)
         with display.bars:
-            found[name] = train(config, out / name, resume=True, watch=display.watch())
+            found[name] = train(config, out / name, resume=(out / name).exists(), watch=display.watch())
         print(
             f"{name:9s} error {found[name]['error']:7.2%}   PGD error {found[name]['pgd_error']:7.2%}   "
             f"robust error {found[name]['robust_error']:7.2%}   ({time.perf_counter() - started:.0f} s)",
