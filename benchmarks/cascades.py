@@ -93,6 +93,7 @@ def main() -> None:
         in_words(describe()),
         "",
     ]
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"cascades_{options.name}.md").write_text("\n".join(lines), encoding="utf-8")
     record = {"machine": describe(), "single": single, "cascades": cascades}
     (options.out / f"cascades_{options.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
