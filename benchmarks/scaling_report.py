@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EXAMPLES = 10
-MANY = 100
+TRAINING = 50
+"""Examples of a step of training. [SPAD app. F]"""
 K = 50
 DECADES = 2.0
 PAPER_SECONDS_PER_UNIT = 2.26e-7
@@ -25,7 +26,7 @@ NETWORKS = ("convolution", "two convolutions")
 NAMES = {
     ("projected", 1): "projections, one at a time",
     ("projected", EXAMPLES): "projections, together",
-    ("projected", MANY): "projections, 100 examples",
+    ("projected", TRAINING): "projections, a training batch",
     ("dual", 1): "exact, Dual()",
     ("forward", 1): "exact, ForwardDual()",
 }
@@ -118,8 +119,6 @@ def _trust(record: dict[str, Any]) -> list[str]:
 
 def _fit_line(fit: Row, device: str) -> str:
     times = [_judged(fit[key], fit["method"]) for key in ("time_slope", "memory_slope")]
-    if fit["batch"] == MANY:  # the larger the network, the fewer at once
-        times[1] = ""
     comparable = fit["network"] == "convolution" and device == "cuda"
     factors = [PAPER_SECONDS_PER_UNIT / fit[key] for key in ("seconds_per_unit", "most_seconds_per_unit")]
     paper = f"{factors[0]:.1f} ({factors[1]:.1f})" if comparable else ""
@@ -204,12 +203,12 @@ def _panel(axes: Axes, record: dict[str, Any], network: str, key: str, slope: st
     slopes = {(f["network"], f["method"], f["batch"]): f[slope] for f in record["fits"]}
     for (method, batch), name in NAMES.items():
         points = select(record["rows"], network, method, batch)
-        if not points or (key == "bytes" and batch == MANY):
+        if not points:
             continue
         known = slopes.get((network, method, batch))
         label = name if known is None else f"{name}: slope {known:.2f}"
         x, y = [p["units"] for p in points], [max(p[key], 1e-9) * unit for p in points]
-        style = {1: "-", EXAMPLES: "--", MANY: ":"}[batch]
+        style = {1: "-", EXAMPLES: "--", TRAINING: ":"}[batch]
         filled = COLOURS[method] if batch == 1 else "white"
         axes.plot(
             x,

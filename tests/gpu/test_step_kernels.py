@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import get_args
 
@@ -69,7 +70,10 @@ def test_rows_that_are_not_weighed_by_the_kernel() -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own radius", "shared radius"])
 @pytest.mark.parametrize("wanted", [(2, 4), (0, 1, 2, 3, 4), (3,), (1,)], ids=str)
-def test_a_relu_around_a_centre(shared: bool, wanted: tuple[int, ...]) -> None:
+def test_a_relu_around_a_centre(shared: bool, wanted: tuple[int, ...], watch: Callable[..., list[str]]) -> None:
+    from autodual.kernels import chord
+
+    calls = watch(chord, "forward_around", "backward_around")
     torch.manual_seed(0)
     centre = torch.randn(4, 3, 9, 9, device="cuda")
     radius = torch.rand(1 if shared else 4, 3, 9, 9, device="cuda")
@@ -86,9 +90,13 @@ def test_a_relu_around_a_centre(shared: bool, wanted: tuple[int, ...]) -> None:
     width = (centre.abs() + radius + 1e-9).detach()
     for a, b in zip(*(_gradients([r[i] for i in wanted], weights, (centre, radius)) for r in results), strict=True):
         assert bool(((a - b).abs() <= 1e-5 * sum(w.abs() for w in weights).sum(0) * (1 + 1 / width)).all())
+    assert calls == ["forward_around", "backward_around"]
 
 
-def test_a_clipped_ball() -> None:
+def test_a_clipped_ball(watch: Callable[..., list[str]]) -> None:
+    from autodual.kernels import starting
+
+    calls = watch(starting, "clipped")
     x = torch.rand(5, 3, 8, 8, device="cuda")
     x[0, 0, 0] = torch.tensor([0.0, 1.0, torch.nan, 0.05, 0.95, 0.5, 1e-9, 1.0], device="cuda")
     ball = ad.LinfBall(0.1, clip=(0.0, 1.0))
@@ -97,6 +105,7 @@ def test_a_clipped_ball() -> None:
     torch.testing.assert_close(found.radius, plain.radius, rtol=0, atol=0, equal_nan=True)
     turned = ball.around(x.movedim(1, -1))
     torch.testing.assert_close(turned.radius, plain.radius.movedim(1, -1), rtol=0, atol=0, equal_nan=True)
+    assert calls == ["clipped", "clipped"]
     x.requires_grad_()
     assert ball.around(x).centre.requires_grad
 

@@ -16,8 +16,8 @@ from autodual.kernels import ENOUGH
 
 POSITIONS = 128
 """Of an image, that a program treats."""
-SEVERAL, MANY = 16, 64
-"""Filters that it treats at a time, if one has up to 32 weights or more."""
+SEVERAL = 16
+"""Filters that it treats at a time; more, where there are many and each has more than 32 weights."""
 WORTH = 64
 """Filters from which writing counts more than reading."""
 
@@ -132,7 +132,7 @@ def convolve(
     ]
     result = images.new_empty(count, filters, *out)
     taps, block = weight[0].numel(), min(POSITIONS, _padded(out[0] * out[1]))
-    blocks, rows = triton.cdiv(out[0] * out[1], block), min(SEVERAL if taps <= 32 else MANY, _padded(filters))
+    blocks, rows = triton.cdiv(out[0] * out[1], block), _at_a_time(filters, taps)
     steps, by_four = triton.cdiv(filters, rows), filters >= WORTH and out[0] * out[1] % 4 == 0
     each = triton.cdiv(steps, min(steps, triton.cdiv(ENOUGH, blocks * count))) * rows
     _forward[(count, blocks, triton.cdiv(filters, each))](
@@ -168,6 +168,13 @@ def spread(images: Tensor, weight: Tensor, size: Shape, stride: Shape, padding: 
         gifts, result, *size, *out, *padding, *dilation, *stride, *kernel, block
     )
     return result
+
+
+def _at_a_time(filters: int, taps: int) -> int:
+    """Larger blocks are faster, unless much of the last one lies idle."""
+    if taps <= 32 or filters <= 3 * SEVERAL:
+        return SEVERAL
+    return 2 * SEVERAL if filters < 8 * SEVERAL else 4 * SEVERAL
 
 
 def _padded(count: int) -> int:

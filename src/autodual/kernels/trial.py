@@ -31,7 +31,7 @@ def _chord(device: torch.device) -> None:
 
 def _narrow(device: torch.device) -> None:
     """The largest blocks, which need most of the GPU's fast memory."""
-    image, filters = (torch.ones(*s, dtype=torch.float32, device=device) for s in ((1, 4, 16, 16), (64, 4, 3, 3)))
+    image, filters = (torch.ones(*s, dtype=torch.float32, device=device) for s in ((1, 4, 16, 16), (128, 4, 3, 3)))
     geometry = (1, 1), (1, 1), (1, 1)
     narrow.spread(narrow.convolve(image, filters, filters[:, 0, 0, 0], *geometry), filters, (16, 16), *geometry)
 
