@@ -68,6 +68,11 @@ def flat_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.flatten(2), b.flatten(1)
 
 
+def added(terms: list[Tensor]) -> Tensor:
+    """Their sum, of which there must be one at least, from the first to the last."""
+    return sum(terms[1:], terms[0])
+
+
 def safe_sqrt(a: Tensor) -> Tensor:
     """Square root whose gradient at zero is zero instead of infinite."""
     positive = a > 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from autodual._tensor import added
 from autodual.bounds.backward import over_chunks, pull_back
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import Rounding
@@ -38,7 +39,7 @@ class CrownSolver(Solver):
     def lower_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
         found: list[Tensor] = []
         lower = self._lower(index, rows, found)
-        return lower, sum(found[1:], found[0]) if found else torch.zeros_like(lower)
+        return lower, added(found or [torch.zeros_like(lower)])
 
     def _lower(self, index: int, rows: Rows, errors: list[Tensor]) -> Tensor:
         total: list[Tensor] = []
@@ -65,7 +66,7 @@ class CrownSolver(Solver):
             total.append(centre - rows.support(0, on_input, self.region))
         else:
             total.append(self.region.minimise(on_input))
-        return sum(total[1:], total[0])
+        return added(total)
 
     def bound(self, index: int) -> Interval:
         plan = plan_for(self.network, index, local_windows(self.network, index, self.region))

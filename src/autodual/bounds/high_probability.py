@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
+from autodual._tensor import added
 from autodual.bounds.base import (
     BoundEngine,
     Bounds,
@@ -27,7 +28,7 @@ from autodual.bounds.draws import draw
 from autodual.bounds.dual import Dual
 from autodual.bounds.first import first_radii, first_sources
 from autodual.bounds.projected import band_of
-from autodual.bounds.streams import COLUMNS, GAUSS, StreamPass, sum_terms
+from autodual.bounds.streams import COLUMNS, GAUSS, StreamPass
 from autodual.bounds.tails import (
     USELESS,
     gaussian_enlargement,
@@ -186,7 +187,7 @@ class HighProbability(BoundEngine):
             for term, total in totals.items():
                 value = reading.finish(term, total)
                 best[term] = torch.maximum(best[term], value) if term in best else value
-        radius = sum_terms(list(best.values())).to(region.centre)
+        radius = added(list(best.values())).to(region.centre)
         return radius * (1 + ROUNDING * torch.finfo(radius.dtype).eps)
 
 

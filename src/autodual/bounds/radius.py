@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from autodual._tensor import flat_pair, has_channels_inside
+from autodual._tensor import added, flat_pair, has_channels_inside
 from autodual.bounds.backward import over_chunks, pull_back
 from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.patches import Patches, crop
@@ -58,7 +58,7 @@ class RadiusPass:
         """The same, and what the errors of activations add up to, multiplied by their coefficients."""
         found: list[Tensor] = []
         radius = self._pulled_back(index, rows, found)
-        return radius, sum(found[1:], found[0]) if found else torch.zeros_like(radius)
+        return radius, added(found or [torch.zeros_like(radius)])
 
     def _pulled_back(self, index: int, rows: Rows, errors: list[Tensor]) -> Tensor:
         total: list[Tensor] = []
@@ -82,7 +82,7 @@ class RadiusPass:
         on_input = pull_back(self.network, index, rows.seed, through)
         if on_input is not None:
             total.append(self._support(rows, on_input))
-        return sum(total[1:], total[0])
+        return added(total)
 
     def _unstable_units(self, rows: Rows, activation: int, coefficients: Tensor) -> Tensor:
         """The l1 norm of the coefficients on the unstable units, weighted by their radius; few units are gathered first."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autodual._tensor import channels_inside, merge_leading, split_leading
+from autodual._tensor import added, channels_inside, merge_leading, split_leading
 from autodual.bounds.draws import Angles, Draws
 from autodual.bounds.estimators import Estimator
 from autodual.bounds.stream_ops import fresh_stream, pass_and_add, pass_on
@@ -81,7 +81,7 @@ class StreamPass:
 
 def read(streams: Streams, estimator: Estimator) -> Tensor:
     """The sum of the estimates of all streams: [N or 1, *shape]."""
-    return sum_terms([_read_one(source, samples, estimator) for source, samples in streams.items()])
+    return added([_read_one(source, samples, estimator) for source, samples in streams.items()])
 
 
 def _read_one(source: int, samples: Tensor, estimator: Estimator) -> Tensor:
@@ -90,10 +90,6 @@ def _read_one(source: int, samples: Tensor, estimator: Estimator) -> Tensor:
     if source == COLUMNS:
         return samples.abs().amax(0)
     return estimator.scale(samples)
-
-
-def sum_terms(terms: list[Tensor]) -> Tensor:
-    return sum(terms[1:], terms[0])
 
 
 def _through_affine(layer: AffineDual, operands: list[Streams], shapes: tuple[tuple[int, ...], ...]) -> Streams:
