@@ -93,7 +93,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def _on_weight(given: Tensor, images: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """The gradient of a convolution of `images` on its weights, from that on its result."""
+    """The gradient of a convolution of `images` on its weights, from that on its result; plainly, if it is to be differentiated."""
+    if not torch.is_grad_enabled():
+        from autodual.kernels import narrow as kernel
+
+        return kernel.on_weight(given, images, tuple(weight.shape[2:]), *geometry)
     result: Tensor = torch.ops.aten.convolution_backward(
         given, images, weight, None, *geometry, False, (0, 0), 1, (False, True, False)
     )[1]

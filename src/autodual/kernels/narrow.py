@@ -1,8 +1,10 @@
 """Convolutions with few weights per filter, and their transposes, for which the libraries' kernels leave a GPU half idle.
 
-Twins: `conv2d` and `conv_transpose2d`. Forward, the filters are multiplied with the patches that an image is read as; a program makes
-the patches of some positions of one image once, and treats one block of filters after the other. Backward, one product makes what
-every position gives to each place of its patch, and a second kernel collects what every pixel is given. On tensor cores, in TF32.
+Twins: `conv2d`, `conv_transpose2d` and their gradients. Forward, the filters are multiplied with the patches that an image is read
+as; a program makes the patches of some positions of one image once, and treats one block of filters after the other. Backward, one
+product makes what every position gives to each place of its patch, and a second kernel collects what every pixel is given. The
+gradient on the weights is what a filter's positions are given, times their patches; every program adds up some images. On tensor
+cores, in TF32.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from autodual._types import Shape
 from autodual.kernels import ENOUGH
 
 POSITIONS = 128
-"""Of an image, that a program treats."""
+"""Of an image, that a program treats at a time."""
 SEVERAL = 16
 """Filters that it treats at a time; more, where there are many and each has more than 32 weights."""
 WORTH = 64
@@ -98,6 +100,38 @@ def _gifts(  # type: ignore[no-untyped-def]
         tl.store(target + part * size, more, mask=known & (tap + part < count)[:, None])
 
 
+@triton.jit(do_not_specialize=["count", *_ANY])
+def _on_weight(  # type: ignore[no-untyped-def]
+    given, images, result, count, filters, each, height, width, out_height, out_width,
+    stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x,
+    channels: tl.constexpr, kernel_height: tl.constexpr, kernel_width: tl.constexpr,
+    padded: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """given [M, F, size] times the patches [M, size, taps] of the images, summed over some of the images."""
+    size = out_height * out_width
+    window: tl.constexpr = kernel_height * kernel_width
+    taps: tl.constexpr = channels * window
+    tap, row = tl.arange(0, padded), tl.program_id(1) * rows + tl.arange(0, rows)
+    above, left = tap % window // kernel_width * dilation_y - padding_y, tap % kernel_width * dilation_x - padding_x
+    known, used = (row < filters)[:, None], (tap < taps)[None, :]
+    blocks = tl.cdiv(size, block)
+    first = tl.program_id(0) * each
+    total = tl.zeros([rows, padded], dtype=tl.float32)
+    for step in range(first * blocks, tl.minimum(first + each, count) * blocks):
+        image, spot = (step // blocks).to(tl.int64), step % blocks * block + tl.arange(0, block)
+        y = (spot // out_width * stride_y)[:, None] + above[None, :]
+        x = (spot % out_width * stride_x)[:, None] + left[None, :]
+        valid = used & (spot < size)[:, None]
+        valid = valid & (y.to(tl.uint32, bitcast=True) < height) & (x.to(tl.uint32, bitcast=True) < width)
+        source = images + image * (channels * height * width)
+        patch = tl.load(source + (tap // window * height)[None, :] * width + y * width + x, mask=valid, other=0.0)
+        place = given + image * filters * size + row[:, None] * size + spot[None, :]
+        factor = tl.load(place, mask=known & (spot < size)[None, :], other=0.0)
+        total = tl.dot(factor, patch, total, input_precision="tf32")
+    target = result + tl.program_id(0).to(tl.int64) * filters * taps + row[:, None] * taps + tap[None, :]
+    tl.store(target, total, mask=known & used)
+
+
 @triton.jit(do_not_specialize=[name for name in _ANY if not name.startswith("stride")])
 def _collect(  # type: ignore[no-untyped-def]
     gifts, result, height, width, out_height, out_width, padding_y, padding_x, dilation_y, dilation_x,
@@ -168,6 +202,24 @@ def spread(images: Tensor, weight: Tensor, size: Shape, stride: Shape, padding: 
         gifts, result, *size, *out, *padding, *dilation, *stride, *kernel, block
     )
     return result
+
+
+def on_weight(given: Tensor, images: Tensor, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Tensor:
+    """The gradient on the filters [F, C, *kernel] of a convolution of images [M, C, H, W], from that on its result."""
+    given, images = given.contiguous(), images.contiguous()
+    count, channels, *size = images.shape
+    filters, *out = given.shape[1:]
+    taps = channels * kernel[0] * kernel[1]
+    rows = min(64, _padded(filters))
+    blocks = triton.cdiv(filters, rows)
+    each = triton.cdiv(count, min(count, triton.cdiv(2 * ENOUGH, blocks)))
+    parts = triton.cdiv(count, each)
+    result = given.new_empty(parts, filters, channels, *kernel)
+    _on_weight[(parts, blocks)](
+        given, images, result, count, filters, each, *size, *out, *stride, *padding, *dilation, channels, *kernel,
+        _padded(taps), rows, POSITIONS, num_stages=1,
+    )  # fmt: skip
+    return result[0] if parts == 1 else result.sum(0)
 
 
 def _at_a_time(filters: int, taps: int) -> int:

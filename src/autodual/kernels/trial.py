@@ -33,7 +33,9 @@ def _narrow(device: torch.device) -> None:
     """The largest blocks, which need most of the GPU's fast memory."""
     image, filters = (torch.ones(*s, dtype=torch.float32, device=device) for s in ((1, 4, 16, 16), (128, 4, 3, 3)))
     geometry = (1, 1), (1, 1), (1, 1)
-    narrow.spread(narrow.convolve(image, filters, filters[:, 0, 0, 0], *geometry), filters, (16, 16), *geometry)
+    result = narrow.convolve(image, filters, filters[:, 0, 0, 0], *geometry)
+    narrow.spread(result, filters, (16, 16), *geometry)
+    narrow.on_weight(result, image, (3, 3), *geometry)
 
 
 def _weigh(device: torch.device) -> None:
