@@ -7,6 +7,7 @@ at random initialisation (0.5/255 in pixels), one example at a time: the factor 
 what enters the last activation and the smallest margin (both relative to `Dual()`), and seconds beside `Dual()` in the same run
 (median of three certificates, after one that does not count).
 The paper's settings (k = 200, maximum over m = 10, one stream per term, first layer estimated too) have a row of their own.
+Where k is no smaller than the number of generators, nothing is estimated (N = 0) and the bounds are exact.
 Writes benchmarks/results/high_probability.md and .json (high_probability_cuda with --device cuda).
 """
 
@@ -91,7 +92,8 @@ def measure(model: nn.Module, x: Tensor, labels: Tensor, ball: ad.LinfBall) -> l
     rows = []
     for name, engine in ENGINES.items():
         basis = engine.confidence(dual_network(model, x), ball.around(x))
-        enlargement = geometric_enlargement(basis.k, log_tail_per_estimate(basis.delta, basis.estimates, basis.m))
+        tail = log_tail_per_estimate(basis.delta, basis.estimates, basis.m)
+        enlargement = geometric_enlargement(basis.k, tail) if basis.estimates else 1.0
         seconds, margin, radius = timed(model, x, labels, ball, engine)
         rows.append(
             Row(name, basis.estimates, enlargement, radius / exact_radius, margin, exact_margin, seconds, exact_seconds)

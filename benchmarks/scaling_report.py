@@ -191,7 +191,7 @@ def draw(folder: Path) -> None:
     for row, label in enumerate((f"seconds for {EXAMPLES} examples", "peak memory, MiB")):
         limits = [axes.get_ylim() for axes in grid[row]]
         for axes in grid[row]:
-            axes.set_ylim(min(low for low, _ in limits), 30 * max(high for _, high in limits))
+            axes.set_ylim(min(low for low, _ in limits), 100 * max(high for _, high in limits))
         grid[row][0].set_ylabel(label)
     figure.suptitle(f"Bounds of {EXAMPLES} MNIST-sized examples, k = {K}: exact and by random projections")
     figure.tight_layout()
@@ -200,13 +200,11 @@ def draw(folder: Path) -> None:
 
 
 def _panel(axes: Axes, record: dict[str, Any], network: str, key: str, slope: str, unit: float) -> None:
-    slopes = {(f["network"], f["method"], f["batch"]): f[slope] for f in record["fits"]}
     for (method, batch), name in NAMES.items():
         points = select(record["rows"], network, method, batch)
         if not points:
             continue
-        known = slopes.get((network, method, batch))
-        label = name if known is None else f"{name}: slope {known:.2f}"
+        label = name + _slopes_in_words(record["fits"], (network, method, batch), slope)
         x, y = [p["units"] for p in points], [max(p[key], 1e-9) * unit for p in points]
         style = {1: "-", EXAMPLES: "--", TRAINING: ":"}[batch]
         filled = COLOURS[method] if batch == 1 else "white"
@@ -224,6 +222,12 @@ def _panel(axes: Axes, record: dict[str, Any], network: str, key: str, slope: st
     axes.set_yscale("log")
     axes.xaxis.set_minor_formatter("")
     axes.grid(True, which="major", alpha=0.3)
+
+
+def _slopes_in_words(found: list[Row], series: tuple[str, str, int], slope: str) -> str:
+    known = [f for f in found if (f["network"], f["method"], f["batch"]) == series]
+    slopes = [f"{f[slope]:.2f}" for f in known]
+    return f": slope {', beyond '.join(slopes)}" if slopes else ""
 
 
 def _paper(axes: Axes, record: dict[str, Any]) -> None:
