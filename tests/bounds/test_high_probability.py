@@ -11,11 +11,11 @@ from torch import nn
 import autodual as ad
 from autodual.bounds import high_probability, memory
 from autodual.bounds.draws import Angles, Draws, draw
-from autodual.bounds.high_probability import _Reading
 from autodual.bounds.memory import Budget
 from autodual.bounds.prepare import dual_network
 from autodual.bounds.projected import band_of
 from autodual.bounds.radius import RadiusPass
+from autodual.bounds.reading import Reading
 from autodual.bounds.streams import COLUMNS, GAUSS, INPUT
 from autodual.bounds.tails import (
     gaussian_enlargement,
@@ -103,7 +103,7 @@ def test_coverage_over_two_thousand_independent_draws(case: str) -> None:
 
 def test_without_the_enlargement_coverage_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coverage test can fail: plain estimates are too small about half the time."""
-    monkeypatch.setattr(_Reading, "of", classmethod(lambda cls, c, gaussian: cls(c.k, c.m, 1.0, 1.0)))
+    monkeypatch.setattr(Reading, "of", classmethod(lambda cls, c, gaussian: cls(c.k, c.m, 1.0, 1.0)))
     ball, engine = CASES["merged"]
     x = batch(1, 6)
     network = dual_network(mlp(6, 8, 7, 3), x)
@@ -283,7 +283,7 @@ def _numbers(draws: Draws) -> torch.Tensor:
 
 @pytest.mark.parametrize("term", [INPUT, GAUSS, COLUMNS])
 def test_projections_in_parts_read_as_they_do_together(term: int) -> None:
-    samples, reading = torch.randn(30, 2, 5, dtype=torch.float64), _Reading(30, 1, 1.3, 1.2)
+    samples, reading = torch.randn(30, 2, 5, dtype=torch.float64), Reading(30, 1, 1.3, 1.2)
     total = None
     for part in (samples if term == COLUMNS else samples[:7], samples if term == COLUMNS else samples[7:]):
         total = reading.add(term, total, part)

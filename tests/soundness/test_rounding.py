@@ -17,6 +17,9 @@ ENGINES = (
     ad.Dual(intermediate=ad.IBP()),
 )  # fmt: skip
 
+PROBABLE = (ad.HighProbability(), ad.HighProbability(1e-6, k=500, m=2, merged=False))
+"""Whose margins in float64 are others, with other random numbers."""
+
 
 def _worst_ratio(model: nn.Module, x: torch.Tensor, ball: ad.Perturbation, engine: ad.BoundEngine) -> float:
     """Largest |margin in float32 - margin in float64| / slack; one that float64 was asked for is rounded down by a unit."""
@@ -84,7 +87,7 @@ def test_roundings_that_all_go_the_same_way(features: int) -> None:
         assert not bool(ad.certify(model, x, torch.tensor([0]), ball).certified)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=repr)
+@pytest.mark.parametrize("engine", [*ENGINES, *PROBABLE], ids=repr)
 def test_units_that_only_rounding_makes_look_dead(engine: ad.BoundEngine) -> None:
     """A hidden unit that can be a little above zero, by less than float32 can tell, and costs much when it is."""
     torch.manual_seed(0)
@@ -106,6 +109,30 @@ def test_units_that_only_rounding_makes_look_dead(engine: ad.BoundEngine) -> Non
         assert not bool(found.certified)
         looked_dead += ad.bounds(model, ad.LinfBall(eps).around(x), engine).layers["1"].upper.item() <= 0
     assert looked_dead > 0
+
+
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), *PROBABLE], ids=repr)
+def test_later_units_that_only_rounding_makes_look_dead(engine: ad.BoundEngine) -> None:
+    """The same behind a wide layer, for an eps that is next to nothing: what is wrong is the centre."""
+    torch.manual_seed(0)
+    eps, seen = 2.0**-24, 0
+    for _ in range(30):
+        model = nn.Sequential(nn.Linear(4, 4096), nn.ReLU(), nn.Linear(4096, 1), nn.ReLU(), nn.Linear(1, 2)).eval()
+        x = torch.rand(1, 4)
+        with torch.no_grad():
+            model[0].weight.uniform_(0, 1)
+            model[0].bias.fill_(1.0)
+            model[2].weight.fill_(torch.rand(()).item() + 0.1)
+            model[2].bias.fill_(0.0)
+            highest = copy.deepcopy(model[:3]).double()(x.double() + eps).item()
+            model[2].bias.fill_(-highest)
+            model[4].weight.copy_(torch.tensor([[-1e6], [0.0]]))
+            model[4].bias.copy_(torch.tensor([1e-6, 0.0]))
+            scores = copy.deepcopy(model).double()(x.double() + eps)[0]
+        if scores[0] < scores[1]:
+            assert not bool(ad.certify(model, x, torch.tensor([0]), ad.LinfBall(eps), engine).certified)
+            seen += 1
+    assert seen > 0
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)

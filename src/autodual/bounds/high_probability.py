@@ -28,14 +28,9 @@ from autodual.bounds.draws import draw
 from autodual.bounds.dual import Dual
 from autodual.bounds.first import first_radii, first_sources
 from autodual.bounds.projected import band_of
-from autodual.bounds.streams import COLUMNS, GAUSS, StreamPass
-from autodual.bounds.tails import (
-    USELESS,
-    gaussian_enlargement,
-    geometric_enlargement,
-    log_tail_per_estimate,
-    smallest_k,
-)
+from autodual.bounds.reading import Reading, never_zero
+from autodual.bounds.rounding import OWN, Outside, Rounding
+from autodual.bounds.streams import StreamPass
 from autodual.dual import Band, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -56,7 +51,7 @@ class HighProbability(BoundEngine):
     dual layers were built from earlier estimates. Fix seed and delta beforehand: trying seeds until one certifies voids the rest.
 
     delta: probability, per example, that some bound fails.
-    k: projections per estimate; `columns` // m when None. More are tighter: the enlargement is about exp(2.5 sqrt(log(N/delta) / k)).
+    k: projections per estimate; `columns` // m when None. More are tighter: the enlargement is about exp(2.2 sqrt(log(N/delta) / k)).
         Nothing is estimated, with a notice, if k * m are no fewer than the input's features and hidden units: exact bounds cost less.
     m: estimators whose maximum is taken, 1 when None. The paper takes several; one over all k * m projections is never looser.
     merged: one stream, so one estimate per unit; False is the paper's one stream per term.
@@ -106,13 +101,17 @@ class HighProbability(BoundEngine):
         return True
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return self._found(network, region, Dual().preactivations)
+        return self._found(network, region, Dual().preactivations, None)
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return self._found(network, region, Dual().provable)
+        return self._found(network, region, Dual().provable, Rounding(network, region))
 
     def _found(
-        self, network: DualNetwork, region: InputSet, exactly: Callable[[DualNetwork, InputSet], Preactivations]
+        self,
+        network: DualNetwork,
+        region: InputSet,
+        exactly: Callable[[DualNetwork, InputSet], Preactivations],
+        rounding: Rounding | None,
     ) -> Preactivations:
         if region.dual_norm is None:
             raise ArgumentError(
@@ -124,20 +123,16 @@ class HighProbability(BoundEngine):
         if self._exact(network):
             warn_of_exact_bounds(confidence.k * confidence.m, network)
             return replace(exactly(network, region), sound=False, confidence=confidence)
-        reading = _Reading.of(confidence, gaussian=region.dual_norm == 2)
+        reading = Reading.of(confidence, gaussian=region.dual_norm == 2)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
         known = first_radii(network, region, confidence.k) if self.exact_first else {}
-        bands: dict[int, Band] = {}
-        intervals: dict[int, Interval] = {}
-        centres = Centres(network, region, bands)
+        found = _Found(network, region, rounding)
         for index in network.activations:
             source = network.nodes[index].inputs[0]
             if source not in known:
-                known[source] = self._estimate(network, region, bands, source, reading, generator)
-            centre = centres.at(source)
-            intervals[index] = Interval.around(centre, known[source].expand_as(centre))
-            bands[index] = band_of(network, index, intervals[index])
-        return Preactivations(intervals, sound=False, confidence=confidence)
+                known[source] = self._estimate(network, region, found.wide, source, reading, generator)
+            found.enter(index, known[source])
+        return Preactivations(found.intervals, sound=False, confidence=confidence, outside=found.outside())
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         return Dual(intermediate=self).bounds(network, region)
@@ -169,7 +164,7 @@ class HighProbability(BoundEngine):
         region: InputSet,
         bands: dict[int, Band],
         source: int,
-        reading: _Reading,
+        reading: Reading,
         generator: torch.Generator,
     ) -> Tensor:
         """An upper bound on the radius of a node, from random numbers that nothing else has seen."""
@@ -177,11 +172,12 @@ class HighProbability(BoundEngine):
         largest = max(math.prod(network.nodes[i].shape) for i in network.ancestors(source))
         size = max(1, min(reading.k, VALUES_AT_ONCE // (largest * len(region))))
         best: dict[int, Tensor] = {}
-        for _ in range(reading.m):
+        for number in range(reading.m):
             totals: dict[int, Tensor] = {}
             for start in range(0, reading.k, size):
                 draws = draw(network, region, min(size, reading.k - start), generator, before)
-                streams = StreamPass(network, region, draws, self.merged, bands).at(source)
+                first = number == 0 and start == 0
+                streams = StreamPass(network, region, never_zero(draws), self.merged, bands, first).at(source)
                 for term, samples in streams.items():
                     totals[term] = reading.add(term, totals.get(term), samples)
             for term, total in totals.items():
@@ -191,44 +187,33 @@ class HighProbability(BoundEngine):
         return radius * (1 + ROUNDING * torch.finfo(radius.dtype).eps)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """How one estimator turns its projections, which come in parts, into an upper bound."""
+class _Found:
+    """The activations that have been relaxed so far.
 
-    k: int
-    m: int
-    cauchy: float
-    gauss: float
+    In a proof, what rounding may have done to an activation counts to the radius that its band has in streams: they estimate what all
+    of that adds up to, with the coefficients that there are. What is left for an interval are the errors of its own affine layers,
+    once for its centre and once for its radius, which is no larger than what the centre is summed from.
+    """
 
-    @classmethod
-    def of(cls, confidence: Confidence, gaussian: bool) -> _Reading:
-        """Refuses a number of projections that is too small to bound anything."""
-        k, tail = confidence.k, log_tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
-        factors = [geometric_enlargement(k, tail), gaussian_enlargement(k, tail) if gaussian else 1.0]
-        if confidence.estimates > 0 and max(factors) > USELESS:
-            needed = smallest_k(tail, geometric_enlargement)
-            if gaussian:
-                needed = max(needed, smallest_k(tail, gaussian_enlargement))
-            raise ArgumentError(
-                f"no useful bound exists for delta = {confidence.delta:g}, k = {k}, m = {confidence.m} and the "
-                f"{confidence.estimates:,} estimates of this network: each would have to be enlarged by more than {USELESS:g}. "
-                f"The smallest k that works is {needed}"
-            )
-        return cls(k, confidence.m, *factors)
+    def __init__(self, network: DualNetwork, region: InputSet, rounding: Rounding | None) -> None:
+        self.network, self.rounding = network, rounding
+        self.intervals: dict[int, Interval] = {}
+        self.bands: dict[int, Band] = {}
+        self.wide: dict[int, Band] = {}
+        """The same bands with room for rounding."""
+        self._centres = Centres(network, region, self.bands)
 
-    def add(self, term: int, total: Tensor | None, samples: Tensor) -> Tensor:
-        """Samples [k', N or 1, *shape] on top of those that came before."""
-        if term == COLUMNS:
-            return samples.abs().amax(0)  # exact, and the same in every part
-        if term == GAUSS:
-            part = samples.double().square().sum(0)
-        else:  # not zero: one sample that underflows must not make the whole product vanish
-            part = samples.abs().clamp(min=torch.finfo(samples.dtype).tiny).log().double().sum(0)
-        return part if total is None else total + part
+    def enter(self, index: int, radius: Tensor) -> None:
+        source = self.network.nodes[index].inputs[0]
+        centre = self._centres.at(source)
+        self.intervals[index] = interval = Interval.around(centre, radius.expand_as(centre))
+        self.bands[index] = self.wide[index] = band = band_of(self.network, index, interval)
+        if self.rounding is not None:
+            self.rounding.note(source, self.rounding.since(source))
+            self.rounding.enter(index, interval, (band.slope,), band.radius)
+            self.wide[index] = replace(band, radius=band.radius + OWN * self.rounding.errors[index])
 
-    def finish(self, term: int, total: Tensor) -> Tensor:
-        if term == COLUMNS:
-            return total
-        if term == GAUSS:
-            return (total / self.k).sqrt() * self.gauss
-        return (total / self.k).exp() * self.cauchy
+    def outside(self) -> dict[int, Outside]:
+        if self.rounding is None:
+            return {}
+        return {i: self.rounding.outside[self.network.nodes[i].inputs[0]] for i in self.intervals}

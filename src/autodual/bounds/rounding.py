@@ -103,7 +103,8 @@ class Rounding:
     def note(self, index: int, error: Tensor | None) -> None:
         """A node has been bounded, where the errors of activations add up to `error`."""
         total = OWN * (self.since(index) if error is None else error + self.since(index))
-        self.outside[index] = Outside(total - self.drift(index), total + self.drift(index))
+        below, above = total - self.drift(index), total + self.drift(index)
+        self.outside[index] = Outside(below.clamp(min=0), above.clamp(min=0))
 
     def ending(self, index: int) -> Tensor:
         """The same, with what is added where a linear function of the node is computed."""

@@ -37,6 +37,8 @@ class StreamPass:
     draws: Draws
     merged: bool
     bands: dict[int, Band]
+    columns: bool = True
+    """Whether to carry the columns of an l1 ball, which are the same for all draws."""
 
     def start(self) -> Streams:
         region, first = self.region, self.draws.first
@@ -45,6 +47,8 @@ class StreamPass:
             return {INPUT: fresh_stream(region.radius.expand(examples, *region.centre.shape[1:]), first)}
         if first is not None:
             return {GAUSS: first * region.radius}
+        if not self.columns:
+            return {}
         count = region.centre.shape[1:].numel()
         basis = torch.eye(count, dtype=region.centre.dtype, device=region.centre.device)
         return {COLUMNS: basis.reshape(count, 1, *region.centre.shape[1:]) * region.radius}
