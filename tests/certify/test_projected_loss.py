@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 import autodual as ad
+from autodual.certify.loss import kept_buffers
 from small import batch, mlp
 
 
@@ -125,6 +127,47 @@ def test_at_eps_zero_it_is_the_usual_loss() -> None:
     model = _plain()
     found = ad.RobustCrossEntropy(model, ad.LinfBall(0.0), ad.Projected(9))(X, LABELS)
     torch.testing.assert_close(found, nn.functional.cross_entropy(model(X), LABELS))
+
+
+class Noise(nn.Module):
+    """Weights that are drawn anew whenever they are read in training."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + 0.01 * torch.randn_like(weight) if self.training else weight
+
+
+def _counting() -> nn.Module:
+    model = Mixed()
+    parametrizations.spectral_norm(model.first)
+    parametrize.register_parametrization(model.last, "weight", Noise())
+    return model.train()
+
+
+def test_draws_leave_the_model_and_the_global_numbers_as_they_were() -> None:
+    model = _counting()
+    loss = ad.RobustCrossEntropy(model, BALLS[0], ad.Projected(9, generator=torch.Generator().manual_seed(1)))
+    before = {name: (id(b), b.clone(), b._version) for name, b in model.named_buffers()}
+    state = torch.random.get_rng_state()
+    draws = loss.draw(X)
+    assert len(before) > 3
+    for name, buffer in model.named_buffers():
+        assert (id(buffer), buffer._version) == before[name][::2], name
+        assert torch.equal(buffer, before[name][1]), name
+    assert torch.equal(torch.random.get_rng_state(), state)
+    loss(X, LABELS, draws)
+    assert all(not torch.equal(buffer, before[name][1]) for name, buffer in model.named_buffers())
+
+
+def test_a_buffer_of_two_modules_stays_one() -> None:
+    model = Mixed().train()
+    model.register_buffer("mean", model.norm.running_mean)
+    model.register_buffer("none", None)
+    with kept_buffers(model):
+        model.norm(torch.rand(3, 4, 5, 5))
+        assert model.mean is model.norm.running_mean
+        assert model.mean.any()
+    assert model.mean is model.norm.running_mean
+    assert not model.mean.any()
 
 
 def test_draws_of_another_batch_or_ball_are_refused() -> None:
