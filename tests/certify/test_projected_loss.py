@@ -112,6 +112,30 @@ def test_gradients_are_those_of_finite_differences(merged: bool, estimator: ad.E
     assert (gradient * direction).sum().item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
 
 
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.3), ad.LinfBall(0.3, clip=(0.0, 1.0)), ad.L2Ball(0.5)], ids=repr)
+def test_second_derivatives_are_those_of_finite_differences(ball: ad.Perturbation, merged: bool) -> None:
+    model, x, labels = mlp(6, 40, 30, 20, 3), batch(4, 6), torch.arange(4) % 3
+    loss = ad.RobustCrossEntropy(model, ball, ad.Projected(7, merged, exact_first=False))
+    draws, weight = loss.draw(x), model[2].weight
+    wanted = [x.requires_grad_(), weight]
+    directions = [torch.randn_like(w) for w in wanted]
+
+    def slopes(create_graph: bool = False) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(x, labels, draws), wanted, create_graph=create_graph)
+
+    along = sum((g * d).sum() for g, d in zip(slopes(True), directions, strict=True))
+    found = torch.autograd.grad(along, wanted)
+    step, ends = 1e-6, []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for w, d in zip(wanted, directions, strict=True):
+                w.add_(d, alpha=sign * step)
+        ends.append(slopes())
+    for a, high, low in zip(found, *ends, strict=True):
+        torch.testing.assert_close(a, (high - low) / (2 * step), rtol=1e-4, atol=1e-5)
+
+
 def test_the_same_generator_state_gives_the_same_loss() -> None:
     model = _plain()
     found = [
