@@ -66,7 +66,7 @@ def _check_compiles(model: nn.Module, ball: ad.Perturbation, engine: ad.Projecte
 def test_a_compiled_step_takes_new_draws_and_new_weights_without_compiling_again() -> None:
     torch.compiler.reset()
     model = _plain()
-    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.05), ad.Projected(9))
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.05), ad.Projected(9, generator=torch.Generator()))
     draws, compiles = loss.draw(X), list[int]()
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
@@ -145,6 +145,33 @@ def test_the_same_generator_state_gives_the_same_loss() -> None:
         for seed in (1, 1, 2)
     ]
     assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("ball", [*BALLS, ad.LinfBall(0.05)], ids=repr)
+def test_renewed_draws_go_on_with_the_generator_of_the_engine(ball: ad.Perturbation) -> None:
+    model, found = _plain(), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        loss = ad.RobustCrossEntropy(model, ball, ad.Projected(9, generator=torch.Generator().manual_seed(5)))
+        draws = loss.draw(X)
+        found.append([loss(X, LABELS, draws).item(), *(loss(X, LABELS, draws.renew_()).item() for _ in range(2))])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+def test_draws_of_the_global_numbers_are_renewed_from_these_and_others_when_asked() -> None:
+    loss = ad.RobustCrossEntropy(_plain(), BALLS[0], ad.Projected(9))
+    draws = loss.draw(X)
+    found = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        found.append(loss(X, LABELS, draws.renew_()).item())
+    assert found[0] == found[1] != found[2]
+    own = ad.RobustCrossEntropy(_plain(), BALLS[0], ad.Projected(9, generator=torch.Generator())).draw(X)
+    before = own.generator.get_state()
+    own.renew_(torch.Generator().manual_seed(1))
+    assert torch.equal(own.generator.get_state(), before)
+    assert "generator" not in repr(own)
 
 
 def test_at_eps_zero_it_is_the_usual_loss() -> None:
