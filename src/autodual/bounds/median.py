@@ -2,7 +2,8 @@
 
 Selecting the middle of k numbers takes a fixed list of comparisons, whatever the numbers are: a sorting network without the
 comparisons that the middle does not depend on. Each comparison is a minimum and a maximum of whole rows, so units are treated
-side by side: on a CPU 4 to 12 times faster than `Tensor.median`, and static.
+side by side, and static. On one CPU thread it is about 10 times faster than `Tensor.median` for k = 10, 4 times for 50, twice for
+100, and hardly faster for 300: the list grows faster than k.
 """
 
 from __future__ import annotations
