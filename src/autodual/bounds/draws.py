@@ -4,7 +4,8 @@ An activation needs k Cauchy numbers per unit and example. They are not drawn on
 times faster than `Tensor.cauchy_`, and never infinite), and an angle turned by any other angle is as uniform as before. So a batch
 shares k angles per unit, and each example turns them by an angle of its own per unit. The numbers of one example are exactly k
 independent Cauchy numbers per unit; those of two examples are independent for every one of the k. It takes k + N random numbers per
-unit instead of k * N.
+unit instead of k * N. The input's numbers are not turned but shared by all examples, deliberately: where all radii are the same, as in
+an unclipped ball, its stream is computed once for the whole batch up to the first activation, and that part of the errors is common.
 """
 
 from __future__ import annotations
