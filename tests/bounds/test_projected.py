@@ -1,6 +1,7 @@
 """Random projections reproduce the authors' recorded draws, estimate without much bias, and are refused as proofs."""
 
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.bounds.draws import Angles, Draws
 from autodual.bounds.prepare import dual_network
+from autodual.bounds.streams import StreamPass, Streams
 from small import batch, mlp
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "golden_tiny_proj.npz"
@@ -92,6 +94,31 @@ def test_converges_to_the_exact_bounds(ball: ad.Perturbation, merged: bool) -> N
     assert all(isinstance(c, ad.EstimatedBounds) for c in columns)
     mean = torch.stack([c.output.width for c in columns]).mean()
     assert abs(mean.item() / exact.output.width.mean().item() - 1) < 0.05
+
+
+def _most_streams_alive(depth: int, merged: bool, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Nodes whose streams are held at once, at most, in a chain of so many hidden layers."""
+    made, alive = list[weakref.ref[Tensor]](), [0]
+    plain = StreamPass.step
+
+    def step(self: StreamPass, index: int, operands: list[Streams]) -> Streams:
+        result = plain(self, index, operands)
+        made.append(weakref.ref(next(iter(result.values()))))
+        alive.append(sum(reference() is not None for reference in made))
+        return result
+
+    monkeypatch.setattr(StreamPass, "step", step)
+    x = batch(2, 6)
+    network = dual_network(mlp(6, *[20] * depth, 3), x)
+    with torch.no_grad():
+        ad.Projected(5, merged).preactivations(network, ad.LinfBall(0.1).around(x))
+    monkeypatch.setattr(StreamPass, "step", plain)
+    return max(alive)
+
+
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
+def test_streams_are_dropped_once_nothing_reads_them(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [_most_streams_alive(depth, merged, monkeypatch) for depth in (3, 6, 12)] == [2, 2, 2]
 
 
 def test_gradients_of_the_loss_are_finite_and_it_is_no_proof() -> None:

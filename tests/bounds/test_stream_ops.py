@@ -85,6 +85,16 @@ def test_passing_an_activation_equals_the_formula(shared: bool, inside: bool, mo
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared stream", "own streams"])
+def test_gradients_of_gradients(shared: bool) -> None:
+    stream, slope, radius, angles = _inputs(shared, False)
+    assert torch.autograd.gradgradcheck(lambda *values: pass_and_add(*values, angles), (stream, slope, radius))
+    assert torch.autograd.gradgradcheck(lambda values: fresh_stream(values, angles), radius)
+    assert torch.autograd.gradgradcheck(
+        lambda values: median_of_sizes(values), torch.randn_like(stream[:, 0]).requires_grad_()
+    )
+
+
 def test_a_fresh_stream_and_its_gradient() -> None:
     _, _, radius, angles = _inputs(False, False)
     found = fresh_stream(radius, angles)

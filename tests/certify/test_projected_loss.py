@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 import autodual as ad
+from autodual.certify.loss import kept_buffers
 from small import batch, mlp
 
 
@@ -64,7 +66,7 @@ def _check_compiles(model: nn.Module, ball: ad.Perturbation, engine: ad.Projecte
 def test_a_compiled_step_takes_new_draws_and_new_weights_without_compiling_again() -> None:
     torch.compiler.reset()
     model = _plain()
-    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.05), ad.Projected(9))
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.05), ad.Projected(9, generator=torch.Generator()))
     draws, compiles = loss.draw(X), list[int]()
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
@@ -110,6 +112,30 @@ def test_gradients_are_those_of_finite_differences(merged: bool, estimator: ad.E
     assert (gradient * direction).sum().item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
 
 
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.3), ad.LinfBall(0.3, clip=(0.0, 1.0)), ad.L2Ball(0.5)], ids=repr)
+def test_second_derivatives_are_those_of_finite_differences(ball: ad.Perturbation, merged: bool) -> None:
+    model, x, labels = mlp(6, 40, 30, 20, 3), batch(4, 6), torch.arange(4) % 3
+    loss = ad.RobustCrossEntropy(model, ball, ad.Projected(7, merged, exact_first=False))
+    draws, weight = loss.draw(x), model[2].weight
+    wanted = [x.requires_grad_(), weight]
+    directions = [torch.randn_like(w) for w in wanted]
+
+    def slopes(create_graph: bool = False) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(x, labels, draws), wanted, create_graph=create_graph)
+
+    along = sum((g * d).sum() for g, d in zip(slopes(True), directions, strict=True))
+    found = torch.autograd.grad(along, wanted)
+    step, ends = 1e-6, []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for w, d in zip(wanted, directions, strict=True):
+                w.add_(d, alpha=sign * step)
+        ends.append(slopes())
+    for a, high, low in zip(found, *ends, strict=True):
+        torch.testing.assert_close(a, (high - low) / (2 * step), rtol=1e-4, atol=1e-5)
+
+
 def test_the_same_generator_state_gives_the_same_loss() -> None:
     model = _plain()
     found = [
@@ -121,10 +147,78 @@ def test_the_same_generator_state_gives_the_same_loss() -> None:
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.parametrize("ball", [*BALLS, ad.LinfBall(0.05)], ids=repr)
+def test_renewed_draws_go_on_with_the_generator_of_the_engine(ball: ad.Perturbation) -> None:
+    model, found = _plain(), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        loss = ad.RobustCrossEntropy(model, ball, ad.Projected(9, generator=torch.Generator().manual_seed(5)))
+        draws = loss.draw(X)
+        found.append([loss(X, LABELS, draws).item(), *(loss(X, LABELS, draws.renew_()).item() for _ in range(2))])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+def test_draws_of_the_global_numbers_are_renewed_from_these_and_others_when_asked() -> None:
+    loss = ad.RobustCrossEntropy(_plain(), BALLS[0], ad.Projected(9))
+    draws = loss.draw(X)
+    found = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        found.append(loss(X, LABELS, draws.renew_()).item())
+    assert found[0] == found[1] != found[2]
+    own = ad.RobustCrossEntropy(_plain(), BALLS[0], ad.Projected(9, generator=torch.Generator())).draw(X)
+    before = own.generator.get_state()
+    own.renew_(torch.Generator().manual_seed(1))
+    assert torch.equal(own.generator.get_state(), before)
+    assert "generator" not in repr(own)
+
+
 def test_at_eps_zero_it_is_the_usual_loss() -> None:
     model = _plain()
     found = ad.RobustCrossEntropy(model, ad.LinfBall(0.0), ad.Projected(9))(X, LABELS)
     torch.testing.assert_close(found, nn.functional.cross_entropy(model(X), LABELS))
+
+
+class Noise(nn.Module):
+    """Weights that are drawn anew whenever they are read in training."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + 0.01 * torch.randn_like(weight) if self.training else weight
+
+
+def _counting() -> nn.Module:
+    model = Mixed()
+    parametrizations.spectral_norm(model.first)
+    parametrize.register_parametrization(model.last, "weight", Noise())
+    return model.train()
+
+
+def test_draws_leave_the_model_and_the_global_numbers_as_they_were() -> None:
+    model = _counting()
+    loss = ad.RobustCrossEntropy(model, BALLS[0], ad.Projected(9, generator=torch.Generator().manual_seed(1)))
+    before = {name: (id(b), b.clone(), b._version) for name, b in model.named_buffers()}
+    state = torch.random.get_rng_state()
+    draws = loss.draw(X)
+    assert len(before) > 3
+    for name, buffer in model.named_buffers():
+        assert (id(buffer), buffer._version) == before[name][::2], name
+        assert torch.equal(buffer, before[name][1]), name
+    assert torch.equal(torch.random.get_rng_state(), state)
+    loss(X, LABELS, draws)
+    assert all(not torch.equal(buffer, before[name][1]) for name, buffer in model.named_buffers())
+
+
+def test_a_buffer_of_two_modules_stays_one() -> None:
+    model = Mixed().train()
+    model.register_buffer("mean", model.norm.running_mean)
+    model.register_buffer("none", None)
+    with kept_buffers(model):
+        model.norm(torch.rand(3, 4, 5, 5))
+        assert model.mean is model.norm.running_mean
+        assert model.mean.any()
+    assert model.mean is model.norm.running_mean
+    assert not model.mean.any()
 
 
 def test_draws_of_another_batch_or_ball_are_refused() -> None:

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations
 
 from autodual.bounds import Projected
 from autodual.digits import digits_network, load_digits
@@ -57,3 +58,22 @@ def test_a_capture_leaves_the_global_numbers_as_they_were_and_seeding_goes_on_af
             drawn.append((torch.rand(2).tolist(), torch.rand(2, device="cuda").tolist()))
     assert drawn[0] == drawn[1] == drawn[2]
     assert (torch.rand(2).tolist(), torch.rand(2, device="cuda").tolist()) == caller
+
+
+def test_a_capture_leaves_the_buffers_as_they_were() -> None:
+    images, labels = (t[:50].cuda() for t in load_digits("train"))
+    torch.manual_seed(0)
+    model = digits_network()
+    parametrizations.spectral_norm(model[5])
+    found = []
+    for kind in (Step, GraphStep):
+        network = copy.deepcopy(model).cuda().train()
+        objective = RobustObjective(network, LinfBall(0.02), Projected(20))
+        step = kind(objective, torch.optim.SGD(network.parameters(), 0.0), torch.Generator("cuda"), None)
+        if isinstance(step, GraphStep):
+            step.batch = 50
+        for _ in range(2):
+            step(images, labels)
+        found.append(dict(network.named_buffers()))
+    for name, buffer in found[0].items():
+        torch.testing.assert_close(found[1][name], buffer, rtol=1e-4, atol=1e-5)

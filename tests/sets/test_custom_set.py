@@ -1,4 +1,4 @@
-"""A set of the user's own, given by its support function alone, works everywhere."""
+"""A set of the user's own, given by its support function alone, works everywhere but where its dual norm is estimated."""
 
 import pytest
 import torch
@@ -84,3 +84,10 @@ def test_examples_are_cut_into_parts() -> None:
     model, region = mlp(6, 8, 7, 3), BALL.around(batch(5, 6))
     for a, b in zip(bounds_of(model, region), bounds_of(model, region, ad.Dual(max_bytes=4_000)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("engine", [ad.Projected(5), ad.HighProbability(k=50)], ids=repr)
+def test_engines_that_estimate_the_dual_norm_refuse_a_set_without_one(engine: ad.BoundEngine) -> None:
+    model, x = mlp(4, 40, 30, 3), batch(2, 4)
+    with pytest.raises(ad.ArgumentError, match=r"works on norm balls and boxes.* Ellipsoid has none"):
+        ad.bounds(model, tilted(4, 0.1).around(x), engine)

@@ -4,14 +4,15 @@ An activation needs k Cauchy numbers per unit and example. They are not drawn on
 times faster than `Tensor.cauchy_`, and never infinite), and an angle turned by any other angle is as uniform as before. So a batch
 shares k angles per unit, and each example turns them by an angle of its own per unit. The numbers of one example are exactly k
 independent Cauchy numbers per unit; those of two examples are independent for every one of the k. It takes k + N random numbers per
-unit instead of k * N.
+unit instead of k * N. The input's numbers are not turned but shared by all examples, deliberately: where all radii are the same, as in
+an unclipped ball, its stream is computed once for the whole batch up to the first activation, and that part of the errors is common.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -62,9 +63,12 @@ class Draws:
     """The memory of all angles, where they are drawn in one go."""
     exact: bool = False
     """No numbers at all: bounds are to be exact, since so many projections would cost more."""
+    generator: torch.Generator | None = field(default=None, repr=False, compare=False)
+    """Where they were drawn from; PyTorch's global one when None."""
 
     def renew_(self, generator: torch.Generator | None = None) -> Draws:
-        """Fresh numbers in the same memory."""
+        """Fresh numbers in the same memory, from where the first ones came unless another generator is given."""
+        generator = self.generator if generator is None else generator
         if self.pool is not None:
             self.pool.uniform_(0, math.pi, generator=generator)
         else:
@@ -104,7 +108,7 @@ def draw(
     draws = (_in_one_piece if like.is_cuda else _apart)(shapes, like, k, region.dual_norm == 1)
     if region.dual_norm == 2:
         draws = replace(draws, first=like.new_empty(k, 1, *like.shape[1:]))
-    return draws.renew_(generator)
+    return replace(draws, generator=generator).renew_()
 
 
 def _apart(shapes: dict[int, Shape], like: Tensor, k: int, cauchy: bool) -> Draws:

@@ -58,7 +58,8 @@ class GeometricMean(Estimator):
 class MaximumLikelihood(Estimator):
     """The scale under which the samples are most likely, corrected by 1 - 1/k for its bias. Spread 1.41 / sqrt(k): the smallest.
 
-    Solves mean(s^2 / (s^2 + x^2)) = 1/2 for s by Newton steps in log s from the median; the gradient is that of the solution.
+    Solves mean(s^2 / (s^2 + x^2)) = 1/2 for s by Newton steps in log s from the median; the gradient is that of the solution,
+    but not the gradient of the gradient.
     """
 
     steps: int = 6

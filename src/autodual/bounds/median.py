@@ -2,7 +2,8 @@
 
 Selecting the middle of k numbers takes a fixed list of comparisons, whatever the numbers are: a sorting network without the
 comparisons that the middle does not depend on. Each comparison is a minimum and a maximum of whole rows, so units are treated
-side by side: on a CPU 4 to 12 times faster than `Tensor.median`, and static.
+side by side, and static. On one CPU thread it is about 10 times faster than `Tensor.median` for k = 10, 4 times for 50, twice for
+100, and hardly faster for 300: the list grows faster than k.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from autodual import kernels
 from autodual._tensor import has_channels_inside, in_memory_order
@@ -44,7 +44,7 @@ def _in_plain_operations(samples: Tensor) -> Tensor:
 
 
 class _MedianOfSizes(torch.autograd.Function):
-    """The gradient flows through the sample in the middle alone, found again by its value."""
+    """The gradient flows through the sample in the middle alone, found again by its value; plainly if it is to have one itself."""
 
     @staticmethod
     def forward(samples: Tensor) -> Tensor:
@@ -61,9 +61,10 @@ class _MedianOfSizes(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         samples, middle = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return samples.sgn() * (samples.abs() == middle) * gradients[0]
         if kernels.usable("median", samples, middle, gradients[0]):
             from autodual.kernels import median as kernel
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from autodual import kernels
 from autodual._tensor import stacked
@@ -39,7 +38,10 @@ def pass_and_add(stream: Tensor, slope: Tensor, radius: Tensor, draws: Angles) -
 
 
 class _Pass(torch.autograd.Function):
-    """The random numbers are made again from their angles when gradients need them: half the memory, at the price of a tan."""
+    """The random numbers are made again from their angles when gradients need them: half the memory, at the price of a tan.
+
+    Where a gradient is to be differentiated again, it is computed plainly.
+    """
 
     @staticmethod
     def forward(
@@ -62,9 +64,10 @@ class _Pass(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stream, slope, radius, angles, turns = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_gradients_plainly(gradients[0], stream, slope, Angles(angles, turns)), None, None
         if kernels.usable("stream", radius, angles, gradients[0]) and angles.shape[1] == 1:
             from autodual.kernels import stream as kernel
 
@@ -84,6 +87,19 @@ class _Pass(torch.autograd.Function):
             else:
                 on_stream[part] = (given * slope).sum(1, keepdim=True)
         return on_stream, on_slope, on_radius, None, None
+
+
+def _gradients_plainly(
+    gradient: Tensor, stream: Tensor | None, slope: Tensor | None, draws: Angles
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """On the stream, the slope and the radius."""
+    on_radius = (gradient * draws.numbers()).sum(0)
+    if stream is None or slope is None:
+        return None, None, on_radius
+    on_stream = gradient * slope
+    if stream.shape[1] != gradient.shape[1]:
+        on_stream = on_stream.sum(1, keepdim=True)
+    return on_stream, (gradient * stream).sum(0), on_radius
 
 
 def _parts(stream: Tensor) -> Iterator[slice]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,10 +64,15 @@ class RobustCrossEntropy(nn.Module):
     def draw(self, x: Tensor) -> Draws:
         """Random numbers for one step on inputs like x, to pass in: a compiled step or a CUDA graph cannot draw its own.
 
-        Call it before compiling: it also captures the model. `draws.renew_()` fills them anew in place.
+        Call it before compiling: it also captures the model. `draws.renew_()` fills them anew in place. The model stays as it
+        was, batch normalisation's running statistics included.
         """
-        network = build(self._network(x), x if uses_batch_statistics(self.model) else None)
-        return self._projected().draw(network, self.ball.around(x))
+        _check_batch(x)
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            network = self._network(x)
+            with kept_buffers(self.model):
+                dual = build(network, x if uses_batch_statistics(self.model) else None)
+        return self._projected().draw(dual, self.ball.around(x))
 
     def _projected(self) -> Projected:
         if not isinstance(self.engine, Projected):
@@ -78,13 +86,32 @@ class RobustCrossEntropy(nn.Module):
                     "call loss.draw(x), or the loss itself, once before compiling: that captures the model"
                 )
             return self._captured
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or len(x) == 0:
-            raise ArgumentError("x must be a floating-point batch [N, *shape] with at least one example")
+        _check_batch(x)
         modules = tuple((id(m), m.training) for m in self.model.modules())
         key = (tuple(x.shape[1:]), x.dtype, x.device, modules)
         if self._captured is None or self._captured_for != key:
             self._captured, self._captured_for = capture(self.model, x, REGISTRY), key
         return self._captured
+
+
+def _check_batch(x: Tensor) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or len(x) == 0:
+        raise ArgumentError("x must be a floating-point batch [N, *shape] with at least one example")
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Whatever is written into the model's buffers inside is written into copies."""
+    owners = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    copies = {id(b): b.clone() for _, before in owners for b in before.values() if b is not None}
+    try:
+        for now, before in owners:
+            now.update({name: copies.get(id(b)) for name, b in before.items()})
+        yield
+    finally:
+        for now, before in owners:
+            now.clear()
+            now.update(before)
 
 
 def uses_batch_statistics(model: nn.Module) -> bool:

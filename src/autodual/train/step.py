@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual.bounds import Draws, Projected
-from autodual.certify.loss import uses_batch_statistics
+from autodual.certify.loss import kept_buffers, uses_batch_statistics
 from autodual.train.objective import Objective, RobustObjective
 from autodual.train.randomness import kept_random_state
 
@@ -19,7 +19,7 @@ class Step:
     """Minimises an objective, batch by batch.
 
     Random numbers are drawn from a generator that the caller seeds before each step, and so are the global ones, for modules that
-    draw these. Whatever is done only once, at the first step of a process, leaves both as they were.
+    draw these. Whatever is done only once, at the first step of a process, leaves both as they were, and the model's buffers.
     """
 
     def __init__(
@@ -88,10 +88,11 @@ class GraphStep(Step):
         draws = self._drawn(x)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self._gradients(draws)
-        torch.cuda.current_stream().wait_stream(stream)
+        with kept_buffers(self.objective):
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self._gradients(draws)
+            torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.summary = self._gradients(draws)
