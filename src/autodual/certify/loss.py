@@ -13,6 +13,7 @@ from autodual.bounds.draws import Draws
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import check_engine
 from autodual.bounds.projected import Projected
+from autodual.certify.units import warn_of_raw_pixels
 from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
 from autodual.dual import REGISTRY, build
 from autodual.graph import Network, capture
@@ -38,6 +39,7 @@ class RobustCrossEntropy(nn.Module):
         self.model, self.ball = model, ball
         self._captured: Network | None = None
         self._captured_for: tuple[object, ...] = ()
+        self._told_of_units = False
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         return F.cross_entropy(self.worst_scores(x, labels, draws), labels.long())
@@ -53,6 +55,7 @@ class RobustCrossEntropy(nn.Module):
         classes = check_classifier(network.output_shape)
         if values_at_hand(labels):
             check_label_range(labels, classes)
+        self._check_units(x)
         engine = self.engine if draws is None else self._projected().with_draws(draws)
         dual = build(network, x if uses_batch_statistics(self.model) else None)
         spec = margins(labels, classes, x.dtype)
@@ -65,6 +68,12 @@ class RobustCrossEntropy(nn.Module):
         """
         network = build(self._network(x), x if uses_batch_statistics(self.model) else None)
         return self._projected().draw(network, self.ball.around(x))
+
+    def _check_units(self, x: Tensor) -> None:
+        """Say once where x seems to be raw pixels, as far as that can be seen without waiting for a device."""
+        eps_at_hand = not isinstance(self.ball.eps, Tensor) or values_at_hand(self.ball.eps)
+        if values_at_hand(x) and eps_at_hand and not self._told_of_units:
+            self._told_of_units = warn_of_raw_pixels(x, self.ball, stacklevel=7)
 
     def _projected(self) -> Projected:
         if not isinstance(self.engine, Projected):
