@@ -16,6 +16,7 @@ from autodual._errors import ArgumentError, AutodualError, CaptureError, Unsuppo
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
 from autodual.graph.tracer import ConcreteTracer, strip
+from autodual.graph.wrapped import check_not_translated
 
 CAPTURE_BATCH, OTHER_BATCH = 13, 11
 """Sizes of the batches that are traced; the second only where a dimension is a multiple of the first and might hide the batch."""
@@ -36,6 +37,7 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
     """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_not_translated(model)
     network = _record(model, example, CAPTURE_BATCH, registry)
     if all(size % CAPTURE_BATCH for node in network.nodes for size in node.shape):
         return network
