@@ -11,7 +11,7 @@ from autodual._tensor import values_at_hand
 from autodual.bounds.base import BoundEngine
 from autodual.bounds.draws import Draws
 from autodual.bounds.dual import Dual
-from autodual.bounds.prepare import check_engine
+from autodual.bounds.prepare import check_engine, check_placement
 from autodual.bounds.projected import Projected
 from autodual.certify.units import warn_of_raw_pixels
 from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
@@ -92,6 +92,7 @@ class RobustCrossEntropy(nn.Module):
         modules = tuple((id(m), m.training) for m in self.model.modules())
         key = (tuple(x.shape[1:]), x.dtype, x.device, modules)
         if self._captured is None or self._captured_for != key:
+            check_placement(self.model, x, "x")
             self._captured, self._captured_for = capture(self.model, x, REGISTRY), key
         return self._captured
 

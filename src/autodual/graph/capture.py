@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
+from autodual._types import Shape
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
 from autodual.graph.tracer import ConcreteTracer, strip
@@ -57,11 +58,12 @@ def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -
     with torch.inference_mode(False):
         sample = example.detach()[:1].expand(batch, *example.shape[1:]).clone()
         tracer = ConcreteTracer(registry, sample)
-        graph = _trace(tracer, root)
+        graph = _trace(tracer, root, tuple(example.shape))
     return _to_network(model, root, tracer, graph)
 
 
-def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
+def _trace(tracer: ConcreteTracer, root: _Root, given: Shape) -> fx.Graph:
+    """given: the shape that the user passed, for messages; the sample's batch is another one."""
     attributes = [(vars(module), dict(vars(module))) for module in root.modules()]
     attributes += [(module._buffers, dict(module._buffers)) for module in root.modules()]
     for module in root.modules():  # backward hooks see gradients, of which there are none
@@ -81,8 +83,8 @@ def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"{tracer.place_of(error)}: could not be captured for an input of shape "
-            f"{tuple(tracer.sample.shape)}: {type(error).__name__}: {error}"
+            f"{tracer.place_of(error)}: could not be captured for an input of shape {given}. The first dimension is the batch, so one "
+            f"example has shape {given[1:]}; a batch of {len(tracer.sample)} of them gave {type(error).__name__}: {error}"
         ) from error
     finally:  # a forward pass that stores what it saw has stored proxies
         for now, before in attributes:
@@ -198,8 +200,8 @@ def _check_value(value: Any, where: str, sample: Tensor) -> None:
         )
     if value.dim() == 0 or value.shape[0] != len(sample):
         raise CaptureError(
-            f"{where}: its result has shape {tuple(value.shape)} for a batch of {len(sample)}; dimension 0 must stay the "
-            f"batch, because certificates are per example"
+            f"{where}: its result has shape {tuple(value.shape)} when it is traced with a batch of {len(sample)}; dimension 0 must "
+            f"stay the batch, because certificates are per example"
         )
 
 
