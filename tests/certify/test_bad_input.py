@@ -274,7 +274,10 @@ def test_loss(make: Callable[[], Call], error: type[Exception], message: str) ->
     _refused(make(), error, message, lambda c: ad.RobustCrossEntropy(c.model, c.ball)(c.x, c.labels))
 
 
-@pytest.mark.parametrize("name", ["x in another precision", "model on another device", "output is an image"])
+@pytest.mark.parametrize(
+    "name",
+    ["x in another precision", "model on another device", "output is an image", "x with NaN", "x with an infinity"],
+)
 def test_loss_says_what_certificates_say(name: str) -> None:
     make, message = EVERYWHERE[name]
     _refused(make(), ad.ArgumentError, message, lambda c: ad.RobustCrossEntropy(c.model, c.ball)(c.x, c.labels))

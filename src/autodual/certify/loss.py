@@ -11,7 +11,7 @@ from autodual._tensor import values_at_hand
 from autodual.bounds.base import BoundEngine
 from autodual.bounds.draws import Draws
 from autodual.bounds.dual import Dual
-from autodual.bounds.prepare import check_engine, check_placement
+from autodual.bounds.prepare import check_engine, check_finite, check_placement
 from autodual.bounds.projected import Projected
 from autodual.certify.units import warn_of_raw_pixels
 from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
@@ -55,6 +55,8 @@ class RobustCrossEntropy(nn.Module):
         classes = check_classifier(network.output_shape)
         if values_at_hand(labels):
             check_label_range(labels, classes)
+        if values_at_hand(x):
+            check_finite(x, "x")
         self._check_units(x)
         engine = self.engine if draws is None else self._projected().with_draws(draws)
         dual = build(network, x if uses_batch_statistics(self.model) else None)
