@@ -1,7 +1,7 @@
 """A model must return one tensor that depends on its input."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,9 +10,16 @@ from torch import Tensor, nn
 import autodual as ad
 from small import DOUBLE, Net, batch
 
+
+class Scores(NamedTuple):
+    scores: Tensor
+    features: Tensor
+
+
 REFUSED: dict[str, Callable[[Any, Tensor], Any]] = {
     "two outputs": lambda m, x: (m.fc(x), x),
     "list": lambda m, x: [m.fc(x)],
+    "named tuple": lambda m, x: Scores(m.fc(x), x),
     "dictionary": lambda m, x: {"logits": m.fc(x)},
     "nothing": lambda m, x: None,
     "a parameter": lambda m, x: m.fc.weight,
