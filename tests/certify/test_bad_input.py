@@ -187,7 +187,19 @@ NOT_CAPTURED: Table = {
         "^1: control flow that depends on the input's values",
     ),
     "two outputs": (lambda: spoilt(model=Net(lambda m, x: (x, x))), "must return one tensor"),
-    "shapes that do not fit": (lambda: spoilt(x=batch(3, 5)), r"could not be captured for an input of shape \(13, 5\)"),
+    "shapes that do not fit": (lambda: spoilt(x=batch(3, 5)), r"could not be captured for an input of shape \(3, 5\)"),
+    "an image without its batch": (
+        lambda: spoilt(model=convnet(), x=batch(1, 6, 6), labels=torch.tensor([0])),
+        r"^0: could not be captured for an input of shape \(1, 6, 6\)\. The first dimension is the batch, .* has shape \(6, 6\)",
+    ),
+    "flat images": (
+        lambda: spoilt(model=convnet(), x=batch(3, 36)),
+        r"shape \(3, 36\)\. The first dimension is the batch, so one example has shape \(36,\); a batch of 13 of them gave",
+    ),
+    "images without channels": (
+        lambda: spoilt(model=convnet(), x=batch(3, 6, 6)),
+        r"shape \(3, 6, 6\)\. The first dimension is the batch, so one example has shape \(6, 6\)",
+    ),
 }
 
 NOT_AFFINE: Table = {
@@ -255,6 +267,20 @@ def test_certified_radius(make: Callable[[], Call], error: type[Exception], mess
 @_cases(EVERYWHERE)
 def test_attack(make: Callable[[], Call], error: type[Exception], message: str) -> None:
     _refused(make(), error, message, lambda c: ad.attack(c.model, c.x, c.labels, c.ball))
+
+
+@_cases(NOT_CAPTURED)
+def test_loss(make: Callable[[], Call], error: type[Exception], message: str) -> None:
+    _refused(make(), error, message, lambda c: ad.RobustCrossEntropy(c.model, c.ball)(c.x, c.labels))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x in another precision", "model on another device", "output is an image", "x with NaN", "x with an infinity"],
+)
+def test_loss_says_what_certificates_say(name: str) -> None:
+    make, message = EVERYWHERE[name]
+    _refused(make(), ad.ArgumentError, message, lambda c: ad.RobustCrossEntropy(c.model, c.ball)(c.x, c.labels))
 
 
 def test_the_good_call_is_good() -> None:

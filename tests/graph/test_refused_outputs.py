@@ -1,7 +1,7 @@
 """A model must return one tensor that depends on its input."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,9 +10,16 @@ from torch import Tensor, nn
 import autodual as ad
 from small import DOUBLE, Net, batch
 
+
+class Scores(NamedTuple):
+    scores: Tensor
+    features: Tensor
+
+
 REFUSED: dict[str, Callable[[Any, Tensor], Any]] = {
     "two outputs": lambda m, x: (m.fc(x), x),
     "list": lambda m, x: [m.fc(x)],
+    "named tuple": lambda m, x: Scores(m.fc(x), x),
     "dictionary": lambda m, x: {"logits": m.fc(x)},
     "nothing": lambda m, x: None,
     "a parameter": lambda m, x: m.fc.weight,
@@ -32,7 +39,13 @@ def test_other_outputs_are_refused(compute: Callable[[Any, Tensor], Any]) -> Non
     [
         pytest.param(lambda m, x: m.fc(x).argmax(1), "argmax: yields torch.int64", id="labels"),
         pytest.param(lambda m, x: m.fc(x) > 0, "gt: yields torch.bool", id="comparison"),
-        pytest.param(lambda m, x: m.fc(x).max(1), "max: yields a max instead of a tensor", id="values and indices"),
+        pytest.param(lambda m, x: m.fc(x).max(1), "must return one tensor", id="values and indices"),
+        pytest.param(lambda m, x: m.fc(x).max(1).indices, "argmax: yields torch.int64", id="where the maximum is"),
+        pytest.param(
+            lambda m, x: m.fc(x).max(0).values, "dimension 0 must stay the batch", id="maximum over the batch"
+        ),
+        pytest.param(lambda m, x: m.fc(x) - m.fc(x).max(), "max: its result has shape", id="maximum of everything"),
+        pytest.param(lambda m, x: m.fc(x) - m.fc(x).amax(()), "amax: its result has shape", id="amax of everything"),
         pytest.param(lambda m, x: m.fc(x).sum().item(), "sum: its result has shape", id="number from a tensor"),
         pytest.param(lambda m, x: m.fc(x).half(), "half: computes in torch.float16", id="half precision"),
         pytest.param(lambda m, x: m.fc(x.float().double()), "float: computes in torch.float32", id="rounding inside"),

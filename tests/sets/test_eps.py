@@ -129,7 +129,13 @@ def test_sizes_without_meaning_are_refused(kind: type[ad.LinfBall], eps: float, 
         kind(eps)
 
 
-@pytest.mark.parametrize("clip", [(1.0, 0.0), (0.0, 0.0), (0.0,), (0.0, 1.0, 2.0), 1.0, (0.0, float("nan"))])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        (1.0, 0.0), (0.0, 0.0), (0.0,), (0.0, 1.0, 2.0), 1.0, (0.0, float("nan")), (None, 1), (0, None), ("0", "1"),
+        (torch.zeros(3, 1, 1), torch.ones(3, 1, 1)),
+    ],
+)  # fmt: skip
 def test_ranges_without_meaning_are_refused(clip: tuple[float, float]) -> None:
     with pytest.raises(ad.ArgumentError, match="clip must be"):
         ad.LinfBall(0.1, clip=clip)

@@ -14,8 +14,9 @@ from autodual._tensor import values_at_hand
 from autodual.bounds.base import BoundEngine
 from autodual.bounds.draws import Draws
 from autodual.bounds.dual import Dual
-from autodual.bounds.prepare import check_engine
+from autodual.bounds.prepare import check_engine, check_finite, check_placement
 from autodual.bounds.projected import Projected
+from autodual.certify.units import warn_of_raw_pixels
 from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
 from autodual.dual import REGISTRY, build
 from autodual.graph import Network, capture
@@ -41,6 +42,7 @@ class RobustCrossEntropy(nn.Module):
         self.model, self.ball = model, ball
         self._captured: Network | None = None
         self._captured_for: tuple[object, ...] = ()
+        self._told_of_units = False
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         return F.cross_entropy(self.worst_scores(x, labels, draws), labels.long())
@@ -56,6 +58,9 @@ class RobustCrossEntropy(nn.Module):
         classes = check_classifier(network.output_shape)
         if values_at_hand(labels):
             check_label_range(labels, classes)
+        if values_at_hand(x):
+            check_finite(x, "x")
+        self._check_units(x)
         engine = self.engine if draws is None else self._projected().with_draws(draws)
         dual = build(network, x if uses_batch_statistics(self.model) else None)
         spec = margins(labels, classes, x.dtype)
@@ -74,6 +79,12 @@ class RobustCrossEntropy(nn.Module):
                 dual = build(network, x if uses_batch_statistics(self.model) else None)
         return self._projected().draw(dual, self.ball.around(x))
 
+    def _check_units(self, x: Tensor) -> None:
+        """Say once where x seems to be raw pixels, as far as that can be seen without waiting for a device."""
+        eps_at_hand = not isinstance(self.ball.eps, Tensor) or values_at_hand(self.ball.eps)
+        if values_at_hand(x) and eps_at_hand and not self._told_of_units:
+            self._told_of_units = warn_of_raw_pixels(x, self.ball, stacklevel=7)
+
     def _projected(self) -> Projected:
         if not isinstance(self.engine, Projected):
             raise ArgumentError(f"draws are for the engine Projected(); this loss uses {self.engine!r}")
@@ -90,6 +101,7 @@ class RobustCrossEntropy(nn.Module):
         modules = tuple((id(m), m.training) for m in self.model.modules())
         key = (tuple(x.shape[1:]), x.dtype, x.device, modules)
         if self._captured is None or self._captured_for != key:
+            check_placement(self.model, x, "x")
             self._captured, self._captured_for = capture(self.model, x, REGISTRY), key
         return self._captured
 

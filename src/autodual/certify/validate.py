@@ -8,16 +8,19 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._types import Shape
 from autodual.bounds.prepare import check_input
+from autodual.certify.units import warn_of_raw_pixels
 from autodual.sets import LinfBall, Perturbation
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_problem(x: Tensor, labels: Tensor, ball: Perturbation) -> Tensor:
-    """Refuse what cannot be certified; returns the labels as int64."""
+    """Refuse what cannot be certified; returns the labels as int64. Called by what the user calls."""
     check_input(x, "x")
     check_ball(ball, x)
-    return check_labels(labels, x)
+    labels = check_labels(labels, x)
+    warn_of_raw_pixels(x, ball, stacklevel=3)
+    return labels
 
 
 def check_perturbation(ball: Perturbation) -> None:

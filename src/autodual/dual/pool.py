@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,23 +88,57 @@ def minimum(input: Any, other: Any) -> Any:
     return input - torch.relu(input - other)
 
 
+class Extremes(NamedTuple):
+    """What max and min along a dimension return; the indices cannot be bounded, and are refused where they are used."""
+
+    values: Any
+    indices: Any
+
+
 @rewrite(torch.max, torch.Tensor.max)
-def _max(input: Any, other: Any = None, *rest: Any, **named: Any) -> Any:
-    return maximum(input, other) if hasattr(other, "shape") and not (rest or named) else NotImplemented
+def _max(input: Any, *args: Any, **named: Any) -> Any:
+    if _is_pair(args, named):
+        return maximum(input, *args, **named)
+    along = _along(input, args, named)
+    return NotImplemented if along is None else Extremes(_amax(input, *along), input.argmax(*along))
 
 
 @rewrite(torch.min, torch.Tensor.min)
-def _min(input: Any, other: Any = None, *rest: Any, **named: Any) -> Any:
-    return minimum(input, other) if hasattr(other, "shape") and not (rest or named) else NotImplemented
+def _min(input: Any, *args: Any, **named: Any) -> Any:
+    if _is_pair(args, named):
+        return minimum(input, *args, **named)
+    along = _along(input, args, named)
+    return NotImplemented if along is None else Extremes(-_amax(-input, *along), input.argmin(*along))
+
+
+def _is_pair(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether two tensors are compared with each other."""
+    given = (*args, *named.values())
+    return len(given) == 1 and hasattr(given[0], "shape")
+
+
+def _along(input: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, bool] | None:
+    """The dimension, and whether to keep it, of a call for floating-point extremes along one; None for another call."""
+    values = dict(zip(("dim", "keepdim"), args, strict=False)) | named
+    known = len(args) <= 2 and set(values) <= {"dim", "keepdim"} and isinstance(values.get("dim"), int)
+    if not known or not input.is_floating_point():
+        return None
+    return values["dim"], values.get("keepdim", False)
 
 
 @rewrite(torch.amax, torch.Tensor.amax)
-def _amax(input: Any, dim: Any, keepdim: bool = False) -> Any:
+def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     dims = sorted((d % input.dim() for d in ((dim,) if isinstance(dim, int) else dim)), reverse=True)
     for d in dims:
         input = _tournament([input.narrow(d, i, 1) for i in range(input.shape[d])])
         input = input if keepdim else input.squeeze(d)
-    return input
+    return input if dims else NotImplemented  # no dimension means all of them, the batch included
+
+
+@rewrite(torch.amin, torch.Tensor.amin)
+def _amin(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    highest = _amax(-input, dim, keepdim)
+    return NotImplemented if highest is NotImplemented else -highest
 
 
 @rewrite(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
@@ -144,6 +178,32 @@ def _taps(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil
         for tap, position in zip(taps, window, strict=True):
             tap.append(position if 0 <= position < size else inside)
     return [_as_slice(tap, stride) for tap in taps]
+
+
+@rewrite(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+def _adaptive_max_pool_module(module: Any, x: Any) -> Any:
+    return _adaptive_max_pool(x, module.output_size, module.return_indices)
+
+
+@rewrite(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+def _adaptive_max_pool(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """The same tournament; smaller windows read their last position again."""
+    if return_indices:
+        return NotImplemented
+    sizes, pieces = input.shape[2:], [input]
+    counts = output_size if isinstance(output_size, list | tuple) else [output_size] * len(sizes)
+    for d, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        before = (slice(None),) * (d + 2)
+        pieces = [piece[(*before, tap)] for piece in pieces for tap in _adaptive_taps(size, count)]
+    return _tournament(pieces)
+
+
+def _adaptive_taps(size: int, count: int | None) -> list[slice | list[int]]:
+    """As `_taps`, for windows that share out all positions; None means one each."""
+    count = size if count is None else count
+    windows = [range(out * size // count, -(-(out + 1) * size // count)) for out in range(count)]
+    taps = [[window[min(t, len(window) - 1)] for window in windows] for t in range(max(map(len, windows)))]
+    return [_as_slice(tap, max(1, size // count)) for tap in taps]
 
 
 def _as_slice(positions: list[int], step: int) -> slice | list[int]:

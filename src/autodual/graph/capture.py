@@ -13,9 +13,11 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
+from autodual._types import Shape
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
 from autodual.graph.tracer import ConcreteTracer, strip
+from autodual.graph.wrapped import check_not_translated
 
 CAPTURE_BATCH, OTHER_BATCH = 13, 11
 """Sizes of the batches that are traced; the second only where a dimension is a multiple of the first and might hide the batch."""
@@ -36,6 +38,7 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
     """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_not_translated(model)
     network = _record(model, example, CAPTURE_BATCH, registry)
     if all(size % CAPTURE_BATCH for node in network.nodes for size in node.shape):
         return network
@@ -55,11 +58,12 @@ def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -
     with torch.inference_mode(False):
         sample = example.detach()[:1].expand(batch, *example.shape[1:]).clone()
         tracer = ConcreteTracer(registry, sample)
-        graph = _trace(tracer, root)
+        graph = _trace(tracer, root, tuple(example.shape))
     return _to_network(model, root, tracer, graph)
 
 
-def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
+def _trace(tracer: ConcreteTracer, root: _Root, given: Shape) -> fx.Graph:
+    """given: the shape that the user passed, for messages; the sample's batch is another one."""
     attributes = [(vars(module), dict(vars(module))) for module in root.modules()]
     attributes += [(module._buffers, dict(module._buffers)) for module in root.modules()]
     for module in root.modules():  # backward hooks see gradients, of which there are none
@@ -79,8 +83,8 @@ def _trace(tracer: ConcreteTracer, root: _Root) -> fx.Graph:
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"{tracer.place_of(error)}: could not be captured for an input of shape "
-            f"{tuple(tracer.sample.shape)}: {type(error).__name__}: {error}"
+            f"{tracer.place_of(error)}: could not be captured for an input of shape {given}. The first dimension is the batch, so one "
+            f"example has shape {given[1:]}; a batch of {len(tracer.sample)} of them gave {type(error).__name__}: {error}"
         ) from error
     finally:  # a forward pass that stores what it saw has stored proxies
         for now, before in attributes:
@@ -196,8 +200,8 @@ def _check_value(value: Any, where: str, sample: Tensor) -> None:
         )
     if value.dim() == 0 or value.shape[0] != len(sample):
         raise CaptureError(
-            f"{where}: its result has shape {tuple(value.shape)} for a batch of {len(sample)}; dimension 0 must stay the "
-            f"batch, because certificates are per example"
+            f"{where}: its result has shape {tuple(value.shape)} when it is traced with a batch of {len(sample)}; dimension 0 must "
+            f"stay the batch, because certificates are per example"
         )
 
 

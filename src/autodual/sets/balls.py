@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -26,9 +27,7 @@ class LinfBall(Perturbation):
 
     def __post_init__(self) -> None:
         _check_eps(self.eps)
-        if self.clip is not None and not (
-            isinstance(self.clip, list | tuple) and len(self.clip) == 2 and self.clip[0] < self.clip[1]
-        ):
+        if self.clip is not None and not _is_range(self.clip):
             raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
 
     def around(self, x: Tensor) -> Box:
@@ -101,6 +100,14 @@ def _check_eps(eps: float | Tensor) -> None:
     values = torch.as_tensor(eps)
     if not bool((values >= 0).all()) or not bool(values.isfinite().all()):
         raise ArgumentError(f"eps must be finite and not negative everywhere, got {_describe(values)}")
+
+
+def _is_range(clip: object) -> bool:
+    """Whether it is two numbers, or tensors of one, the first of which is the smaller."""
+    if not isinstance(clip, list | tuple) or len(clip) != 2:
+        return False
+    numbers = all(isinstance(end, Real) or (isinstance(end, Tensor) and end.numel() == 1) for end in clip)
+    return numbers and bool(clip[0] < clip[1])
 
 
 def _describe(values: Tensor) -> str:
