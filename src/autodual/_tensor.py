@@ -65,7 +65,12 @@ def flat_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """a [R, N, *shape] and b [N, *shape] as [R, N, F] and [N, F], in the order in which `a` lies in memory."""
     if has_channels_inside(a):
         a, b = a.movedim(2, -1), b.movedim(1, -1)
-    return a.flatten(2), b.flatten(1)
+    return flat(a, 2), flat(b, 1)
+
+
+def flat(a: Tensor, leading: int) -> Tensor:
+    """All but the leading dimensions as one, also where there are no others: an example may be a single number."""
+    return a.flatten(leading) if a.dim() > leading else a.unsqueeze(-1)
 
 
 def added(terms: list[Tensor]) -> Tensor:

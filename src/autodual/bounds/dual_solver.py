@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from autodual._tensor import channels_inside
+from autodual._tensor import channels_inside, flat
 from autodual.bounds.centres import Centres
 from autodual.bounds.memory import Budget
 from autodual.bounds.prune import alive_channels, prune
@@ -81,7 +81,7 @@ class DualSolver(Solver):
             return self._remember(source, self.bound(source))
         centre, reach = self.centre(source), self._reach(source)
         curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
-        units = curved.flatten(1).any(0).nonzero().squeeze(1)
+        units = flat(curved, 1).any(0).nonzero().squeeze(1)
         if len(units) > WORTHWHILE * curved[0].numel():
             return self._remember(source, self.bound(source))
         error = None
@@ -98,7 +98,7 @@ class DualSolver(Solver):
         none = torch.zeros_like(self.centre(index))
         self.rounding.note(index, None if error is None else _put(none, units, error))
         found = self.rounding.outside[index]
-        sides = (_put(none, units, side.flatten(1)[:, units]) for side in (found.below, found.above))
+        sides = (_put(none, units, flat(side, 1)[:, units]) for side in (found.below, found.above))
         self.rounding.outside[index] = Outside(*sides)
 
     def _remember(self, index: int, interval: Interval) -> Interval:
@@ -157,4 +157,4 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
 
 def _put(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
     """[N, *shape] with other values [N or 1, len(units)] at some units."""
-    return values.flatten(1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
+    return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import MemoryBudgetError
-from autodual._tensor import merge_leading, safe_sqrt, split_leading
+from autodual._tensor import flat, merge_leading, safe_sqrt, split_leading
 from autodual.bounds.base import (
     BoundEngine,
     Bounds,
@@ -85,7 +85,7 @@ class ForwardPass:
         return result
 
     def _unstable(self, index: int, band: Band) -> dict[int, Tensor]:
-        radius = band.radius.flatten(1)
+        radius = flat(band.radius, 1)
         units = (radius.detach() != 0).any(0).nonzero().squeeze(1)
         if len(units) == 0:
             return {}

@@ -113,10 +113,10 @@ class RadiusPass:
         windows = local_windows(self.network, index, self.region)
         plan = plan_for(self.network, index, windows)
         patches = None if windows is None else crop(self.network, index, windows)
+        if patches is None:
+            return plan
         channels = self.network.nodes[index].shape[0]
-        if patches is not None and patches.cost * channels < plan.count * features(self.network, index):
-            return patches
-        return plan
+        return patches if patches.cost * channels < plan.count * features(self.network, index) else plan
 
     def of_some_units(self, index: int, units: Tensor) -> Reach:
         """[N, len(units)]: of some units of a node, given by their place in the flattened shape."""
