@@ -10,6 +10,7 @@ import torch
 
 import autodual as ad
 from autodual.digits import digits_network, load_digits
+from autodual.train.fit import train as train_by_name  # as the advice says
 
 CONFIG = ad.TrainConfig(k=4, epochs=1, limit_train=40, limit_test=4, evaluate_every=0, device="cpu")
 
@@ -38,3 +39,27 @@ def test_other_things_are_refused(tmp_path: Path, spoilt: dict[str, Any], messag
     with pytest.raises(ad.ArgumentError, match=message):
         ad.fit(digits_network(), folder=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+OWN = """
+import torch
+from torch import nn
+from autodual import load_digits
+
+def data(split):
+    return torch.utils.data.TensorDataset(*load_digits(split))
+
+def model(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
+"""
+
+
+def test_the_advice_for_cascades_works(tmp_path: Path) -> None:
+    config = CONFIG.with_changes(cascade=2)
+    with pytest.raises(
+        ad.ArgumentError, match=r"`autodual train --cascade .* or `from autodual\.train\.fit import train`"
+    ):
+        ad.fit(digits_network(), _data(), _data(), config, tmp_path / "run")
+    (tmp_path / "own.py").write_text(OWN)
+    named = config.with_changes(model=f"{tmp_path}/own.py:model", dataset=f"{tmp_path}/own.py:data")
+    assert train_by_name(named, tmp_path / "run")["cascade"]["kind"] == "paper"

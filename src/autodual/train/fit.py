@@ -66,7 +66,8 @@ def fit(
             raise ArgumentError(f"{name} must be an ImageData, got {type(data).__name__}; see ad.ImageData")
     if config.cascade > 1:
         raise ArgumentError(
-            "fit trains one module; a cascade needs a fresh one per stage: use train() with model=file.py:factory"
+            "fit trains one module; a cascade needs a fresh one per stage: name model and data as file.py:factory, and use `autodual "
+            "train --cascade 2 --model ... --dataset ...`, or `from autodual.train.fit import train` and train(config, folder)"
         )
     if config.normalise:
         raise ArgumentError(
