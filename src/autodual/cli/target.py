@@ -10,7 +10,7 @@ from torch import nn
 
 from autodual._errors import ArgumentError
 from autodual.certify import Combination, load_combination
-from autodual.cli.options import merged
+from autodual.cli.options import checked
 from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
 from autodual.train.config import TrainConfig
@@ -37,7 +37,6 @@ class Target:
 
 def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target:
     """`given`: options of `TrainConfig`; a run folder supplies the others, but the device is this machine's."""
-    changes = {"device": "auto"} | given
     if place.is_dir():
         run = Run(place)
         if not run.config_file.exists():
@@ -51,8 +50,8 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
         own, weights = TrainConfig(), place
     else:
         raise ArgumentError(f"{place}: no such file or folder")
-    config = TrainConfig.from_mapping(merged(own.to_mapping(), changes), "options")
-    _check_named(place, config, changes)
+    config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
+    _check_named(place, config, given)
     data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
     if limit is not None:
         data = data.take(limit)
@@ -73,10 +72,10 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     return Target(config, own, model, data.to(device), make_ball(config), combination)
 
 
-def _check_named(place: Path, config: TrainConfig, changes: dict[str, Any]) -> None:
+def _check_named(place: Path, config: TrainConfig, given: dict[str, Any]) -> None:
     """Weights alone, and runs of ad.fit, do not know their model and data."""
     for name in ("model", "dataset"):
-        if getattr(config, name) == OWN or (place.is_file() and name not in changes):
+        if getattr(config, name) == OWN or (place.is_file() and name not in given):
             raise ArgumentError(
                 f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
             )
