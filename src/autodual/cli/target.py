@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from autodual._errors import ArgumentError
-from autodual.certify import Combination, load_combination
+from autodual.certify import Combination
 from autodual.cli.options import checked
 from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
@@ -17,8 +17,8 @@ from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, load, mean_std
 from autodual.train.fit import OWN
 from autodual.train.group import own_device
-from autodual.train.run import Run
 from autodual.train.setup import make_ball, make_device, make_model
+from autodual.train.trained import trained_config, with_weights
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,9 @@ class Target:
 def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target:
     """`given`: options of `TrainConfig`; a run folder supplies the others, but the device is this machine's."""
     if place.is_dir():
-        run = Run(place)
-        if not run.config_file.exists():
-            raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
-        own, weights = run.config(), run.model_file
-        if not weights.exists():
-            raise ArgumentError(
-                f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
-            )
+        own = trained_config(place)
     elif place.is_file():
-        own, weights = TrainConfig(), place
+        own = TrainConfig()
     else:
         raise ArgumentError(f"{place}: no such file or folder")
     config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
@@ -63,12 +56,12 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     def build(stage: int) -> nn.Module:
         return make_model(config.model, data.shape, len(data.classes), statistics).to(device).eval()
 
-    model = build(0)
-    load_model(weights, model)
-    saved = place / "cascade"
-    combination = (
-        load_combination(saved, build).around(make_ball(config)) if place.is_dir() and saved.is_dir() else None
-    )
+    combination: Combination | None = None
+    if place.is_dir():
+        model, combination = with_weights(place, build, make_ball(config))
+    else:
+        model = build(0)
+        load_model(place, model)
     return Target(config, own, model, data.to(device), make_ball(config), combination)
 
 
