@@ -283,6 +283,30 @@ def test_loss_says_what_certificates_say(name: str) -> None:
     _refused(make(), ad.ArgumentError, message, lambda c: ad.RobustCrossEntropy(c.model, c.ball)(c.x, c.labels))
 
 
+@pytest.mark.parametrize("work", ["certify", "certified_radius", "attack", "RobustCrossEntropy", "SumEnsemble"])
+def test_one_score_is_no_choice(work: str) -> None:
+    """There is no other label, so that anything could be certified."""
+    calls: dict[str, Callable[[Call], Any]] = {
+        "certify": lambda c: ad.certify(c.model, c.x, c.labels, c.ball),
+        "certified_radius": lambda c: ad.certified_radius(c.model, c.x, c.labels, c.ball),
+        "attack": lambda c: ad.attack(c.model, c.x, c.labels, c.ball),
+        "RobustCrossEntropy": lambda c: ad.RobustCrossEntropy(c.model, c.ball)(c.x, c.labels),
+        "SumEnsemble": lambda c: ad.SumEnsemble([c.model], c.ball).certify(c.x, c.labels),
+    }
+    call = spoilt(model=mlp(4, 5, 1), labels=torch.tensor([0, 0, 0]), ball=ad.LinfBall(9.0))
+    _refused(
+        call, ad.ArgumentError, r"at least two classes, but it is \[N, 1\].*torch\.cat\(\[-z, z\], 1\)", calls[work]
+    )
+
+
+def test_a_sign_as_two_scores() -> None:
+    inner = mlp(4, 5, 1)
+    model = Net(lambda m, x: torch.cat([-m.inner(x), m.inner(x)], 1), inner=inner)
+    x = batch(3, 4)
+    certificate = ad.certify(model, x, (inner(x)[:, 0] > 0).long(), ad.LinfBall(1e-6))
+    assert bool(certificate.certified.all())
+
+
 def test_the_good_call_is_good() -> None:
     call = good()
     ad.certify(call.model, call.x, call.labels, call.ball)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import autodual
 from autodual.bounds import Crown
 from autodual.certify.cascade import load_combination
+from autodual.cli.notes import warnings_as_notes
 from autodual.cli.signals import Signals
 from autodual.digits import digits_network, load_digits
 
@@ -248,3 +251,33 @@ def test_a_probability_is_said_and_written_with_what_it_rests_on(call: Call, run
         assert code == 2
         assert "is for --engine high-probability" in complaint
     assert "delta must be a probability" in ask(call, run, "--engine", "high-probability", "--delta", "2")[2]
+
+
+@pytest.mark.filterwarnings("always:2,000 projections")
+def test_a_notice_is_one_line_and_a_probability_is_not_claimed_where_nothing_was_estimated(
+    call: Call, run: Path
+) -> None:
+    code, said, complaint = call("certify", str(run), "--device", "cpu", "--engine", "high-probability")
+    assert code == 0, complaint
+    notes = [line for line in complaint.splitlines() if not line.startswith("certifying")]
+    assert len(notes) == 1
+    assert notes[0].startswith("note: 2,000 projections are no fewer than the ")
+    assert "images, nothing was estimated: the bounds are exact); " in said
+    assert json.loads((run / "certificates-high-probability.summary.json").read_text())["estimates"] == 0
+
+
+def test_warnings_of_others_look_as_usual(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="theirs"), warnings_as_notes():
+        warnings.warn("theirs", stacklevel=1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", "note: of ours, in two lines\n"), ("1", "")])
+def test_a_note_is_told_once_by_the_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rank: str, told: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with warnings_as_notes():
+        for line in (1, 2):
+            warnings.showwarning("of ours,\n  in two lines", UserWarning, autodual.__file__, line)
+    assert capsys.readouterr().err == told

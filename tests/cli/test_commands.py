@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,20 @@ from autodual.train.data.known import KNOWN
 Call = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.filterwarnings("always:4,000,000,000 projections")
 def test_too_many_projections_train_with_exact_bounds(call: Call, small: list[str], tmp_path: Path) -> None:
     options = [*small, "--k", "4000000000", "--epochs", "1", "--limit-train", "50", "--out", str(tmp_path / "run")]
-    with pytest.warns(UserWarning, match="4,000,000,000 projections are no fewer than .* using exact bounds"):
-        assert call("train", *options)[0] == 0
+    code, _, complaint = call("train", *options)
+    assert code == 0, complaint
+    assert (
+        len(
+            re.findall(
+                "^note: 4,000,000,000 projections are no fewer than .*: using exact bounds$", complaint, re.MULTILINE
+            )
+        )
+        == 1
+    )
+    assert "Warning" not in complaint
 
 
 def test_train_certify_attack_and_report(call: Call, small: list[str], tmp_path: Path) -> None:
@@ -160,13 +171,13 @@ MISTAKES = {
     "a word for a number": (["train", "--eps", "2/x"], "'--eps': expected a number, such as 0.1 or 2/255, got '2/x'"),
     "grey levels": (["train", "--eps", "8"], "eps must be at most 1 for norm linf"),
     "negative": (["train", "--eps", "-1"], "eps must be positive"),
-    "late start": (["train", "--eps", "0.1", "--eps-start", "0.2"], "eps_start must not be larger than eps"),
+    "late start": (["train", "--eps", "0.1", "--eps-start", "0.2"], "--eps-start must not be larger than eps"),
     "wrong type": (["train", "--epochs", "many"], "--epochs"),
     "no report": (["report", "nowhere"], "nowhere"),
     "not a number": (["train", "--lr", "nan"], "lr must be a finite number"),
-    "infinite": (["train", "--clip-gradients", "inf"], "clip_gradients must be a finite number"),
+    "infinite": (["train", "--clip-gradients", "inf"], "--clip-gradients must be a finite number"),
     "momentum": (["train", "--momentum", "1"], "momentum must lie between 0 and 1"),
-    "weight decay": (["train", "--weight-decay", "-1"], "weight_decay must not be negative"),
+    "weight decay": (["train", "--weight-decay", "-1"], "--weight-decay must not be negative"),
     "seed": (["train", "--seed", "-1"], "seed must not be negative"),
     "narrow clip": (["train", "--clip", "0.2", "0.8"], "clip must hold the images themselves"),
     "no device": (["train", "--device", "meta", "--dataset", "digits", "--model", "digits"], "device: 'meta'"),
@@ -188,6 +199,36 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     assert message in said
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+BLAME = {
+    "the flag": ("eps: 0.1\n", ["--eps", "-1"], "--eps must be positive, got -1.0"),
+    "the flag, though the file is wrong": ("eps: -2\n", ["--eps", "-1"], "--eps must be positive, got -1.0"),
+    "the flag, though it puts the file right": (
+        "adversarial: true\n", ["--engine", "none", "--batch", "0"], "--batch must be at least 1"
+    ),
+    "the file": ("eps: -2\n", ["--k", "5"], "{}: eps must be positive, got -2.0"),
+    "the file, for a name": ("epoch: 2\n", ["--k", "5"], "{}: unknown option 'epoch'"),
+    "both": (
+        "engine: none\nadversarial: true\n", ["--engine", "dual"], "--engine with {}: adversarial training uses no bounds"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", BLAME)
+def test_a_mistake_is_blamed_on_whoever_made_it(call: Call, tmp_path: Path, who: str) -> None:
+    text, flags, message = BLAME[who]
+    config = tmp_path / "mine.yaml"
+    config.write_text(text)
+    code, _, complaint = call("train", str(config), *flags, "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert complaint.startswith(f"error: {message.format(config)}")
+    assert complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["certify", "attack"])
+def test_a_wrong_flag_on_a_run_is_named(call: Call, run_folder: Path, command: str) -> None:
+    assert call(command, str(run_folder), "--eps", "-1")[2].startswith("error: --eps must be positive, got -1.0")
 
 
 def test_unknown_names_in_yaml(call: Call, tmp_path: Path) -> None:

@@ -113,8 +113,6 @@ def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
     counts = [stage.classes for stage in stages]
     if len(set(counts)) > 1:
         raise ArgumentError(f"models: all stages must have the same classes, but they have {counts} of them")
-    if counts[0] < 2:
-        raise ArgumentError("models: at least two classes are needed, found 1")
     return stages
 
 

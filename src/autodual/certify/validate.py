@@ -62,4 +62,9 @@ def check_classifier(shape: Shape) -> int:
             f"the model's output must be [N, C], one score per class, but it is [N, {', '.join(map(str, shape))}]; "
             f"use bounds() for other shapes"
         )
+    if shape[0] < 2:
+        raise ArgumentError(
+            f"the model's output must be [N, C], one score for each of at least two classes, but it is [N, {shape[0]}]; if a single "
+            f"score z decides by its sign, return torch.cat([-z, z], 1)"
+        )
     return shape[0]

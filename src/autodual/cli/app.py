@@ -25,6 +25,7 @@ def _run_command() -> None:
         print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
     from autodual.cli import attack, certify, data, report, train
+    from autodual.cli.notes import warnings_as_notes
     from autodual.cli.options import UsageError, usage_message
     from autodual.cli.signals import InterruptedRunError
     from autodual.train.group import speaks
@@ -42,7 +43,8 @@ def _run_command() -> None:
     app.command("report")(report.report)
     app.add_typer(data.app, name="data")
     try:
-        code = app(standalone_mode=False)
+        with warnings_as_notes():
+            code = app(standalone_mode=False)
     except UsageError as error:  # all processes have the same arguments
         if speaks():
             print(usage_message(error), file=sys.stderr)

@@ -93,19 +93,28 @@ def certify(
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
         return
+    rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     record = {
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
-    } | basis(opened.model, opened.data, opened.ball, chosen)  # fmt: skip
+    } | rests_on  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
-    sure = f", each with probability {1 - chosen.delta:.10g}" if isinstance(chosen, HighProbability) else ""
     first = "" if together is None else "first stage alone, "
     print(
         f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
-        f"({len(opened.data)} images{sure}); {file}"
+        f"({len(opened.data)} images{_sure(rests_on)}); {file}"
     )
+
+
+def _sure(rests_on: dict[str, Any]) -> str:
+    """How sure the certificates are that do not come from an engine whose bounds are proofs."""
+    if not rests_on:
+        return ""
+    if rests_on["estimates"] == 0:
+        return ", nothing was estimated: the bounds are exact"
+    return f", each with probability {1 - rests_on['delta']:.10g}"
 
 
 def choose(engine: Engine, given: dict[str, Any]) -> BoundEngine:

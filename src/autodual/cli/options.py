@@ -17,6 +17,8 @@ from autodual.train.group import speaks
 TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")
 """What `certify` and `attack` may change about a run, or must know about bare weights."""
 
+SOURCE, DEFAULTS = "options", "the defaults"
+
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 """Any mistake in the arguments; click's class, or that of typer's own copy of click."""
 
@@ -78,6 +80,21 @@ def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     if speaks():
         print(f"note: clip {clip} {DROPPED}", file=sys.stderr)
     return options | {"clip": None}
+
+
+def checked(before: Any, changes: dict[str, Any], place: str) -> TrainConfig:
+    """The config of options as they were at `place` and those of the command line over them; blames whoever said what is wrong."""
+    if not isinstance(before, Mapping):
+        return TrainConfig.from_mapping(before, place)  # refuses it
+    try:
+        return TrainConfig.from_mapping(merged(before, changes), SOURCE)
+    except ArgumentError as error:
+        message = str(error).removeprefix(f"{SOURCE}: ")
+    name = message.split()[0].rstrip(":")
+    if name in changes:
+        raise ArgumentError(f"{_flag(name)}{message.removeprefix(name)}")
+    TrainConfig.from_mapping(before, place)  # refuses what is wrong by itself
+    raise ArgumentError(f"{', '.join(map(_flag, changes))} with {place}: {message}")
 
 
 def _flag(name: str) -> str:

@@ -9,16 +9,16 @@ from typing import Any
 from torch import nn
 
 from autodual._errors import ArgumentError
-from autodual.certify import Combination, load_combination
-from autodual.cli.options import merged
+from autodual.certify import Combination
+from autodual.cli.options import checked
 from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, load, mean_std
 from autodual.train.fit import OWN
 from autodual.train.group import own_device
-from autodual.train.run import Run
 from autodual.train.setup import make_ball, make_device, make_model
+from autodual.train.trained import trained_config, with_weights
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,14 @@ class Target:
 
 def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target:
     """`given`: options of `TrainConfig`; a run folder supplies the others, but the device is this machine's."""
-    changes = {"device": "auto"} | given
     if place.is_dir():
-        run = Run(place)
-        if not run.config_file.exists():
-            raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
-        own, weights = run.config(), run.model_file
-        if not weights.exists():
-            raise ArgumentError(
-                f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
-            )
+        own = trained_config(place)
     elif place.is_file():
-        own, weights = TrainConfig(), place
+        own = TrainConfig()
     else:
         raise ArgumentError(f"{place}: no such file or folder")
-    config = TrainConfig.from_mapping(merged(own.to_mapping(), changes), "options")
-    _check_named(place, config, changes)
+    config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
+    _check_named(place, config, given)
     data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
     if limit is not None:
         data = data.take(limit)
@@ -64,19 +56,19 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     def build(stage: int) -> nn.Module:
         return make_model(config.model, data.shape, len(data.classes), statistics).to(device).eval()
 
-    model = build(0)
-    load_model(weights, model)
-    saved = place / "cascade"
-    combination = (
-        load_combination(saved, build).around(make_ball(config)) if place.is_dir() and saved.is_dir() else None
-    )
+    combination: Combination | None = None
+    if place.is_dir():
+        model, combination = with_weights(place, build, make_ball(config))
+    else:
+        model = build(0)
+        load_model(place, model)
     return Target(config, own, model, data.to(device), make_ball(config), combination)
 
 
-def _check_named(place: Path, config: TrainConfig, changes: dict[str, Any]) -> None:
+def _check_named(place: Path, config: TrainConfig, given: dict[str, Any]) -> None:
     """Weights alone, and runs of ad.fit, do not know their model and data."""
     for name in ("model", "dataset"):
-        if getattr(config, name) == OWN or (place.is_file() and name not in changes):
+        if getattr(config, name) == OWN or (place.is_file() and name not in given):
             raise ArgumentError(
                 f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
             )

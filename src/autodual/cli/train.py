@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from autodual.cli.cascade import tell_cascade
-from autodual.cli.options import merged, with_config_options
+from autodual.cli.options import DEFAULTS, checked, with_config_options
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
-from autodual.train.config import TrainConfig
 from autodual.train.fit import train as run_training
 from autodual.train.group import speaks
 from autodual.train.loop import StoppedError
@@ -28,14 +27,11 @@ def train(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Train a network that can be certified, evaluate it exactly, and keep everything in a run folder."""
-    given = {} if config is None else read_yaml(config)
     folder = out or Path("runs") / (config.stem if config is not None else "run")
+    given, place = ({}, DEFAULTS) if config is None else (read_yaml(config), str(config))
     if resume and config is None and Run(folder).config_file.exists():
-        given = Run(folder).config().to_mapping()
-    options = TrainConfig.from_mapping(
-        merged(given or {}, changes or {}) if isinstance(given, dict | None) else given,
-        "options" if config is None else str(config),
-    )
+        given, place = Run(folder).config().to_mapping(), str(folder)
+    options = checked({} if given is None else given, changes or {}, place)
     with Signals() as signals:
         display = Display(signals.stop)
         try:

@@ -57,9 +57,17 @@ def fit(
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """The same for a module and data of your own; the module ends with the trained weights."""
+    if not isinstance(config, TrainConfig):
+        raise ArgumentError(
+            f"config must be a TrainConfig, such as ad.TrainConfig(eps=0.1, epochs=30), got {type(config).__name__}"
+        )
+    for name, data in (("train_data", train_data), ("test_data", test_data)):
+        if not isinstance(data, ImageData):
+            raise ArgumentError(f"{name} must be an ImageData, got {type(data).__name__}; see ad.ImageData")
     if config.cascade > 1:
         raise ArgumentError(
-            "fit trains one module; a cascade needs a fresh one per stage: use train() with model=file.py:factory"
+            "fit trains one module; a cascade needs a fresh one per stage: name model and data as file.py:factory, and use `autodual "
+            "train --cascade 2 --model ... --dataset ...`, or `from autodual.train.fit import train` and train(config, folder)"
         )
     if config.normalise:
         raise ArgumentError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual.train import checkpoint
+from autodual.train.batches import check_single, count, cut
 from autodual.train.checkpoint import Position
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData, augment
@@ -86,6 +87,8 @@ class Loop:
         eps = torch.tensor(config.eps, device=device)
         optimiser = make_optimiser(config, self.model)
         generator = torch.Generator(device)
+        if 1 in (config.batch, len(self.data)):
+            self.group.by_first(lambda: check_single(self.model, self.data.scaled(slice(0, 1))))
         position, sums = self._resume(optimiser, device)
         if config.tensorboard:
             self.log = StepLog(self.run.events / f"stage-{self.stage}", position.step, self.group)
@@ -94,7 +97,7 @@ class Loop:
         self.model.train()
         objective = self.group.wrap(make_objective(config, self.model, eps))
         step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch)
-        batches = math.ceil(len(self.data) / config.batch)
+        batches = count(len(self.data), config.batch)
         saved = time.monotonic()
         for epoch in range(position.epoch, config.epochs):
             started, first = time.monotonic(), position.batch
@@ -105,7 +108,7 @@ class Loop:
                 device
             )
             for batch in range(first, batches):
-                index = order[batch * config.batch : (batch + 1) * config.batch]
+                index = cut(order, batch, config.batch)
                 share = self.group.share(index)
                 generator.manual_seed(_seed(config, self.stage, "step", position.step, *self._rank()))
                 images = self._images(share.index, generator)

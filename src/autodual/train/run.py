@@ -9,7 +9,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,9 @@ import torch
 from autodual._errors import ArgumentError
 from autodual._files import claim, write_bytes, write_json, write_text
 from autodual.train.config import TrainConfig
+
+LATER = ("tensorboard",)
+"""Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,11 @@ class Run:
         return self.folder / "stages" / f"{stage}.safetensors"
 
     def config(self) -> TrainConfig:
-        """As it was written: with every field, so that none that has got lost is replaced by a default."""
+        """As it was written: with every field that there was then, so that none that has got lost is replaced by a default."""
         values = read_yaml(self.config_file)
         config = TrainConfig.from_mapping(values, str(self.config_file))
         missing = [name for name in config.to_mapping() if name not in values]
-        if missing:
+        if not _newer_than(values).issuperset(missing):
             raise ArgumentError(
                 f"{self.config_file}: a run's config has every field, but this one lacks {', '.join(missing)}; put back what the "
                 f"run was begun with"
@@ -170,6 +173,12 @@ class Run:
             kept = [line for line in lines if line.endswith(b"\n") and _stage_of(line) < stage]
             if len(kept) < len(lines):
                 write_bytes(self.metrics_file, b"".join(kept))
+
+
+def _newer_than(values: Mapping[str, Any]) -> set[str]:
+    """Fields that came after a run was written: later than every one that its config has."""
+    known = max((number for number, name in enumerate(LATER, 1) if name in values), default=0)
+    return set(LATER[known:])
 
 
 def _stage_of(line: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -150,3 +151,33 @@ def test_parts_that_do_not_fit(train: ImageData, test: ImageData, message: str) 
     with pytest.raises(ArgumentError, match=message) as raised:
         check_parts(train, test)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(6, 4, 5), (6, 3, 4, 5), (6, 4, 5, 3)])
+def test_numpy_arrays_become_tensors(kind: type, shape: tuple[int, ...]) -> None:
+    images, labels = np.ones(shape, kind), np.arange(6, dtype=np.int32) % 3
+    data = ImageData(images, labels, tuple("abc"), "mine")  # type: ignore[arg-type]
+    assert data.shape == ((1, 4, 5) if len(shape) == 3 else (3, 4, 5))
+    assert (data.images.dtype, data.labels.dtype) == (torch.uint8 if kind is np.uint8 else torch.float32, torch.int64)
+    assert data.labels.tolist() == labels.tolist()
+    assert data.digest() == ImageData(data.images.clone(), data.labels.clone(), tuple("abc"), "mine").digest()
+    images[:] = 0
+    assert bool((data.images == 1).all()), "a copy, so that it stays what was checked"
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ({"images": np.zeros((10, 2, 3, 4), np.int64)}, "data 'mine': images are int64; pass bytes"),
+        ({"images": np.full((10, 2, 3, 4), 2.0)}, r"must be in \[0, 1\]"),
+        ({"images": [[1]]}, "data 'mine': images must be a tensor or a NumPy array, got list"),
+        ({"labels": np.zeros(10)}, "labels are float64, but must be integers"),
+        ({"labels": np.zeros(9, np.int64)}, "there are 10 images; pass one for each"),
+        ({"labels": np.full(10, 7)}, "label 7 of image 0 is outside"),
+        ({"labels": [0] * 10}, "labels must be a tensor or a NumPy array, got list"),
+    ],
+)
+def test_bad_arrays_are_refused(spoilt: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        record(**spoilt)

@@ -9,9 +9,10 @@ import torch
 
 from autodual._errors import ArgumentError
 from autodual.train.data.idx import AGAIN, read_bytes
-from autodual.train.data.images import ImageData, check_labels
+from autodual.train.data.images import ImageData
 from autodual.train.data.known import KnownData
 from autodual.train.data.places import find_files, is_file
+from autodual.train.data.values import check_labels
 
 RECORD = 1 + 3 * 32 * 32
 NAMES_FILE = "batches.meta.txt"

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from autodual._errors import ArgumentError
-from autodual.train.data.images import ImageData, check_labels
+from autodual.train.data.images import ImageData
 from autodual.train.data.known import KNOWN, KnownData
 from autodual.train.data.places import find_files
+from autodual.train.data.values import check_labels
 
 AGAIN = "the file is damaged: remove it and run `autodual data fetch {}`"
 

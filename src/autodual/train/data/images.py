@@ -12,6 +12,8 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
 from autodual._types import Shape
+from autodual.train.data.pixels import as_images, as_labels
+from autodual.train.data.values import check_labels, check_range
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +21,8 @@ class ImageData:
     """Images with labels.
 
     Images are bytes, of which `scale` means 1.0, or floats in [0, 1] if their source was not bytes. Values are checked
-    on the CPU, where all data is read; a copy on another device is not looked at again.
+    on the CPU, where all data is read; a copy on another device is not looked at again. NumPy arrays become tensors: images
+    may then be [N, H, W] or [N, H, W, C], too, and labels of any integer type.
     """
 
     images: Tensor
@@ -31,7 +34,9 @@ class ImageData:
     scale: int = 255
 
     def __post_init__(self) -> None:
-        where, images = f"data {self.name!r}", self.images
+        where = f"data {self.name!r}"
+        self._take_arrays(where)
+        images = self.images
         if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise ArgumentError(
                 f"{where}: images must be [N, C, H, W], bytes or floats; got {tuple(images.shape)} of {images.dtype}"
@@ -48,6 +53,16 @@ class ImageData:
         if values_at_hand(images):
             check_labels(self.labels, len(self.classes), where)
             check_range(images, self.scale, where)
+
+    def _take_arrays(self, where: str) -> None:
+        """Tensors in the place of NumPy arrays; anything else is refused."""
+        if isinstance(self.images, np.ndarray):
+            object.__setattr__(self, "images", as_images(self.images, where))
+        if isinstance(self.labels, np.ndarray):
+            object.__setattr__(self, "labels", as_labels(self.labels, len(self.images), where))
+        for name, value in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(value, Tensor):
+                raise ArgumentError(f"{where}: {name} must be a tensor or a NumPy array, got {type(value).__name__}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -99,33 +114,6 @@ class ImageData:
         digest.update(self.images.cpu().contiguous().numpy().data)
         digest.update(self.labels.cpu().contiguous().numpy().data)
         return digest.hexdigest()
-
-
-def check_labels(
-    labels: Tensor, classes: int, where: str, advice: str = "correct the labels, or name all the classes"
-) -> None:
-    """Refuses labels outside 0..classes-1 and names the first."""
-    outside = ((labels < 0) | (labels >= classes)).nonzero().flatten()
-    if len(outside):
-        first = int(outside[0])
-        raise ArgumentError(
-            f"{where}: label {int(labels[first])} of image {first} is outside 0..{classes - 1}, the {classes} classes "
-            f"({len(outside)} of {len(labels)} labels are); {advice}"
-        )
-
-
-def check_range(images: Tensor, scale: int, where: str) -> None:
-    """Refuses images that would not be in [0, 1] once scaled."""
-    if images.dtype == torch.uint8:
-        if not 1 <= scale <= 255 or (scale < 255 and int(images.max()) > scale):
-            raise ArgumentError(f"{where}: images hold bytes up to {int(images.max())}, but scale is {scale}")
-        return
-    low, high = float(images.min()), float(images.max())
-    if not (low >= 0 and high <= 1):  # so that NaN is refused
-        raise ArgumentError(
-            f"{where}: images hold floats from {low:g} to {high:g}, but must be in [0, 1]; scale them, or keep them as bytes "
-            "(uint8). Normalisation belongs in the network: autodual.models.Normalize"
-        )
 
 
 def check_parts(train: ImageData, test: ImageData) -> None:

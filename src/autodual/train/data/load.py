@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from autodual._errors import ArgumentError
+from autodual._types import Shape
 from autodual.digits import load_digits
 from autodual.train.data.cifar import load_cifar
 from autodual.train.data.factory import is_factory, load_factory
@@ -45,6 +46,14 @@ def load(name: str | Path, split: Literal["train", "test"], folder: Path | str |
     if path.suffix == ".npz" or os.sep in name:
         raise ArgumentError(f"{path}: there is no such file or folder; check the path")
     return _load_known(known(name), split, folder)
+
+
+def form_of(name: str, folder: Path | str | None = None) -> tuple[Shape, int]:
+    """Shape of an image and number of classes; a data set that is known by name need not be there."""
+    if name in KNOWN:
+        return KNOWN[name].shape, len(KNOWN[name].classes)
+    data = load(name, "test", folder)
+    return data.shape, len(data.classes)
 
 
 def _load_known(data: KnownData, split: Literal["train", "test"], folder: Path | str | None) -> ImageData:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual.train.data.images import check_range
+from autodual.train.data.values import check_range
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """What Pillow may open: not all of its formats, since some of them start other programs."""

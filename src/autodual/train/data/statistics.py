@@ -15,6 +15,7 @@ from autodual.train.data.known import KNOWN
 Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
 """Mean and deviation, for each channel or, of the deviation, for all."""
 
+PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
 CONSTANT = 1e-6  # a channel that varies less than this is only shifted
 PIECE = 1000  # images
 
@@ -24,12 +25,16 @@ def mean_std(name: str, data: ImageData) -> Statistics:
 
     Weights hold them, so that whoever loads weights needs values of the right shape only: those of any images will do.
     """
-    published = KNOWN[name].mean_std if name in KNOWN else None
-    if published is not None:
-        return published
+    if name in PUBLISHED:
+        return PUBLISHED[name]
     of_channel = _of_bytes if data.images.dtype == torch.uint8 else _of_floats
     moments = [of_channel(data.images[:, channel].cpu(), data.scale) for channel in range(data.shape[0])]
     return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)
+
+
+def any_mean_std(name: str, channels: int) -> Statistics:
+    """Values of the right shape, for a network whose weights are loaded: without images."""
+    return PUBLISHED.get(name, ((0.0,) * channels, (1.0,) * channels))
 
 
 def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:

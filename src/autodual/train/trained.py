@@ -1,0 +1,90 @@
+"""From a run folder back to Python: the trained network, and what it was trained against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from autodual._errors import ArgumentError
+from autodual.certify import Combination, load_combination
+from autodual.sets import Perturbation
+from autodual.train.checkpoint import load_model
+from autodual.train.config import TrainConfig
+from autodual.train.data import any_mean_std, form_of
+from autodual.train.fit import OWN
+from autodual.train.run import Run
+from autodual.train.setup import make_ball, make_device, make_model
+
+CASCADE = "cascade"
+"""Where a run keeps the stages of a cascade together."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """What a run has trained."""
+
+    model: nn.Module
+    """In evaluation mode, with its weights; of a cascade, the first stage alone."""
+    ball: Perturbation
+    """What it was trained against."""
+    cascade: Combination | None
+    """All stages together, if there are several."""
+    config: TrainConfig
+
+
+def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.device | str = "cpu") -> TrainedRun:
+    """The network that a run folder holds, ready for certify(), attack() and the like.
+
+    model: a module of the same architecture, of which a copy gets the weights; a run of `fit` needs it, since its folder does
+    not know the module. Without it, the network is built from its name: file.py:factory is run, and a data set of your own is
+    read for the shape of its images. Weights are safetensors; nothing is unpickled.
+    """
+    place, on = Path(folder), make_device(str(device))
+    config = trained_config(place)
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if model is None and config.model == OWN:
+        raise ArgumentError(
+            f"{place}: was begun by ad.fit, with a module of its own; pass one like it: ad.load_run(folder, model=...)"
+        )
+    if config.cascade > 1 and not (place / CASCADE).is_dir():
+        raise ArgumentError(f"{place}: its cascade is not finished; go on with `autodual train --resume --out {place}`")
+    fresh = _named(config) if model is None else model
+    found, cascade = with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
+    return TrainedRun(found, make_ball(config), cascade, config)
+
+
+def trained_config(place: Path) -> TrainConfig:
+    """Of a run folder that has a trained model."""
+    run = Run(place)
+    if not run.config_file.exists():
+        raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
+    config = run.config()
+    if not run.model_file.exists():
+        raise ArgumentError(
+            f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
+        )
+    return config
+
+
+def with_weights(
+    place: Path, build: Callable[[int], nn.Module], ball: Perturbation
+) -> tuple[nn.Module, Combination | None]:
+    """The network of a run folder, and its cascade for this ball if it has one; build(stage) makes untrained modules."""
+    model = build(0)
+    load_model(Run(place).model_file, model)
+    saved = place / CASCADE
+    return model, load_combination(saved, build).around(ball) if saved.is_dir() else None
+
+
+def _named(config: TrainConfig) -> nn.Module:
+    """Untrained; leaves the CPU's random state alone."""
+    shape, classes = form_of(config.dataset, config.data_folder)
+    statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
+    with torch.random.fork_rng(devices=[]):
+        return make_model(config.model, shape, classes, statistics)
