@@ -120,8 +120,8 @@ def test_stages_of_a_cascade_have_folders_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_write_what_one_does(tmp_path: Path) -> None:
-    """Means over whole batches, also over the last one, of which one process has nothing."""
-    rest = ["--dataset", "digits", "--model", "digits", "--engine", "dual", "--eps", "0.03", "--epochs", "1", "--limit-train", "55",
+    """Means over whole batches, also over the last one, of two examples, which both processes take and one counts."""
+    rest = ["--dataset", "digits", "--model", "digits", "--engine", "dual", "--eps", "0.03", "--epochs", "1", "--limit-train", "56",
             "--limit-test", "8", "--batch", "18", "--optimiser", "sgd", "--evaluate-every", "0", "--device", "cpu",
             "--tensorboard", "--out"]  # fmt: skip
     for name, command in (("one", ALONE), ("two", TOGETHER)):
