@@ -99,9 +99,8 @@ class ConcreteTracer(fx.Tracer):
             node = self.create_node("get_attr", name, (), {})
             self.values[node] = self._copies[name]
             return node
-        if isinstance(a, tuple) and hasattr(
-            a, "_fields"
-        ):  # a named tuple, which torch.fx would record as a call of its class
+        # A named tuple, which torch.fx would record as a call of its class.
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
             return tuple(self.create_arg(part) for part in a)
         return super().create_arg(a)
 
