@@ -39,6 +39,15 @@ class Interval:
     def width(self) -> Tensor:
         return self.upper - self.lower
 
+    @property
+    def largest(self) -> Tensor:
+        """The largest absolute value."""
+        return torch.maximum(self.lower.abs(), self.upper.abs())
+
+    def widened(self, below: Tensor, above: Tensor) -> Interval:
+        """The interval moved outwards by `below` and `above`."""
+        return Interval(self.lower - below, self.upper + above)
+
     def intersect(self, other: Interval) -> Interval:
         """What both allow. Where rounding makes them miss each other, this interval is kept as it is."""
         lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)

@@ -4,9 +4,12 @@ from autodual.bounds.base import BoundEngine as BoundEngine
 from autodual.bounds.base import Bounds as Bounds
 from autodual.bounds.base import Confidence as Confidence
 from autodual.bounds.base import EstimatedBounds as EstimatedBounds
+from autodual.bounds.base import EstimatedPreactivations as EstimatedPreactivations
 from autodual.bounds.base import Minimum as Minimum
 from autodual.bounds.base import Preactivations as Preactivations
 from autodual.bounds.base import ProbableBounds as ProbableBounds
+from autodual.bounds.base import ProbablePreactivations as ProbablePreactivations
+from autodual.bounds.base import ProbableProof as ProbableProof
 from autodual.bounds.base import Proof as Proof
 from autodual.bounds.base import SoundBounds as SoundBounds
 from autodual.bounds.draws import Draws as Draws

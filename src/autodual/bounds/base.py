@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from autodual._errors import ArgumentError, UnsupportedOperationError
+from autodual._errors import ArgumentError, UnsoundError, UnsupportedOperationError
 from autodual.bounds.rounding import Outside
 from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.interval import Interval
@@ -32,19 +34,47 @@ class Confidence:
 
 @dataclass(frozen=True)
 class Preactivations:
-    """Bounds on what enters every activation, by the activation's place in the network."""
+    """Bounds on what enters every activation, by the activation's place in the network. These hold for every input of the set."""
 
     intervals: dict[int, Interval]
-    sound: bool
-    confidence: Confidence | None = None
-    """For bounds that are not sound, but hold with a stated probability."""
-    outside: dict[int, Outside] = field(default_factory=dict)
+    outside: dict[int, Outside] = field(default_factory=dict, kw_only=True)
     """How far rounding may have left values outside, where that has been found out."""
 
     def __getitem__(self, examples: slice) -> Preactivations:
-        """Those of some of the examples."""
+        """Bounds for some of the examples."""
         intervals = {i: Interval(v.lower[examples], v.upper[examples]) for i, v in self.intervals.items()}
         return replace(self, intervals=intervals, outside={i: v[examples] for i, v in self.outside.items()})
+
+    def with_output(self, output: Interval, layers: dict[str, Interval]) -> Bounds:
+        """Bounds of the kind that rest on these."""
+        return SoundBounds(output, layers)
+
+    def proof(self, lower: Tensor, slack: Tensor, run_error: Tensor, engine: BoundEngine) -> Proof | ProbableProof:
+        """What bounds that rest on these prove; estimates prove nothing."""
+        return Proof(lower, slack, run_error)
+
+
+class EstimatedPreactivations(Preactivations):
+    """Bounds that hold on average only."""
+
+    def with_output(self, output: Interval, layers: dict[str, Interval]) -> Bounds:
+        return EstimatedBounds(output, layers)
+
+    def proof(self, lower: Tensor, slack: Tensor, run_error: Tensor, engine: BoundEngine) -> Proof | ProbableProof:
+        raise only_estimates(engine)
+
+
+@dataclass(frozen=True)
+class ProbablePreactivations(Preactivations):
+    """Bounds that hold, for every example, with a stated probability."""
+
+    confidence: Confidence
+
+    def with_output(self, output: Interval, layers: dict[str, Interval]) -> Bounds:
+        return ProbableBounds(output, layers, self.confidence)
+
+    def proof(self, lower: Tensor, slack: Tensor, run_error: Tensor, engine: BoundEngine) -> Proof | ProbableProof:
+        return ProbableProof(lower, slack, run_error, self.confidence)
 
 
 @dataclass(frozen=True)
@@ -56,7 +86,7 @@ class Bounds:
 
 
 class SoundBounds(Bounds):
-    """Bounds that hold for every input of the set."""
+    """Bounds that hold for every input of the set. Those of `autodual.bounds` have room for rounding: they hold as printed."""
 
 
 class EstimatedBounds(Bounds):
@@ -72,18 +102,46 @@ class ProbableBounds(Bounds):
 
 @dataclass(frozen=True)
 class Minimum:
-    """Bounds from below on the rows of a specification, [N, K]."""
+    """Bounds from below on the rows of a specification, [N, K]: for a loss. They claim nothing, and count no rounding."""
 
     lower: Tensor
-    sound: bool
-    confidence: Confidence | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Proof(Minimum):
-    """The same, with `slack` [N, K]: how far rounding may have moved each of them."""
+class Proof:
+    """Bounds from below on the rows of a specification, [N, K] each, with all that a certificate must allow for."""
 
+    lower: Tensor
     slack: Tensor
+    """How far rounding may have moved each bound."""
+    run_error: Tensor
+    """How far a row of the network as it runs, in its own dtype, may be from that of the exact function."""
+
+
+@dataclass(frozen=True)
+class ProbableProof:
+    """Bounds from below on the rows of a specification, [N, K] each, that hold with a stated probability for every example."""
+
+    lower: Tensor
+    slack: Tensor
+    run_error: Tensor
+    confidence: Confidence
+
+
+def join_proofs(parts: Sequence[Proof | ProbableProof]) -> Proof | ProbableProof:
+    """Concatenates the proofs of the parts of a batch."""
+    if len(parts) == 1:
+        return parts[0]
+    kinds = zip(*((part.lower, part.slack, part.run_error) for part in parts), strict=True)
+    lower, slack, run_error = map(torch.cat, kinds)
+    return replace(parts[0], lower=lower, slack=slack, run_error=run_error)
+
+
+def only_estimates(engine: BoundEngine) -> UnsoundError:
+    return UnsoundError(
+        f"{engine!r} only estimates bounds: they can train a network, but they certify nothing. "
+        f"Use Dual(), Crown(), IBP() or another engine whose intermediate bounds are sound"
+    )
 
 
 class BoundEngine(ABC):
@@ -100,6 +158,11 @@ class BoundEngine(ABC):
         """Whether bounds come from random numbers, and so depend on which examples are bounded together."""
         return False
 
+    @property
+    def coarse_in_float32(self) -> bool:
+        """Whether rounding in float32 counts in proportion to the network's values, and so is often more than a margin."""
+        return False
+
     @abstractmethod
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         """Bounds on what enters every activation."""
@@ -110,15 +173,19 @@ class BoundEngine(ABC):
 
     @abstractmethod
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        """A bound from below on every row of the specification."""
+        """Bounds from below on every row of the specification, for a loss."""
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        """The bounds that a proof may rest on, which say how far rounding may have moved them, if the engine knows."""
+        """Bounds that a proof may rest on, which say how far rounding may have moved them, if the engine knows."""
         return self.preactivations(network, region)
 
     @abstractmethod
-    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        """The same bounds together with the rounding slack that a certificate must allow for."""
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof | ProbableProof:
+        """Bounds from below together with their errors; an engine that only estimates raises UnsoundError."""
+
+    def enclose(self, network: DualNetwork, region: InputSet) -> Bounds | None:
+        """Bounds that hold as computed, rounded outwards; None where the engine's bounds are not sound."""
+        return None
 
 
 def _usual(f: Field[Any]) -> Any:

@@ -36,19 +36,21 @@ class CrownSolver(Solver):
     def lower(self, index: int, rows: Rows) -> Tensor:
         return self._lower(index, rows, [])
 
-    def lower_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        found: list[Tensor] = []
-        lower = self._lower(index, rows, found)
-        return lower, added(found or [torch.zeros_like(lower)])
+    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        kinds = [self._errors(), self._run_errors()] if as_run else [self._errors()]
+        found: list[list[Tensor]] = [[] for _ in kinds]
+        lower = self._lower(index, rows, list(zip(kinds, found, strict=True)))
+        sums = [added(parts or [torch.zeros_like(lower)]) for parts in found]
+        return lower, sums[0], sums[-1]
 
-    def _lower(self, index: int, rows: Rows, errors: list[Tensor]) -> Tensor:
+    def _lower(self, index: int, rows: Rows, errors: list[tuple[dict[int, Tensor], list[Tensor]]]) -> Tensor:
+        """errors: pairs of known errors of activations, and where to put what each adds to the rows."""
         total: list[Tensor] = []
-        known = self._errors()
 
         def through(activation: int, coefficients: Tensor) -> Tensor:
             lines = self.chosen[activation]
-            if activation in known:
-                errors.append(rows.norm(activation, coefficients, known[activation]))
+            for known, found in errors:
+                found.append(rows.norm(activation, coefficients, known[activation]))
             positive, negative = coefficients.clamp(min=0), coefficients.clamp(max=0)
             total.append(rows.inner(activation, positive, lines.lower_offset))
             total.append(rows.inner(activation, negative, lines.upper_offset))
@@ -84,7 +86,7 @@ class CrownSolver(Solver):
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
         """[R, 2 N, ...]: results and, after them, errors."""
-        return torch.cat(torch.broadcast_tensors(*self.lower_with_errors(index, rows)), dim=1)
+        return torch.cat(torch.broadcast_tensors(*self.lower_with_errors(index, rows)[:2]), dim=1)
 
 
 def _bias(network: DualNetwork, index: int, like: Tensor) -> Tensor | None:

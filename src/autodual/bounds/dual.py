@@ -14,16 +14,17 @@ from autodual._errors import ArgumentError
 from autodual.bounds.base import (
     BoundEngine,
     Bounds,
-    EstimatedBounds,
     Minimum,
     Preactivations,
-    ProbableBounds,
+    ProbableProof,
     Proof,
     SoundBounds,
+    join_proofs,
     name_layers,
     require_bands,
 )
 from autodual.bounds.crown_solver import CrownSolver
+from autodual.bounds.decide import exceeds
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget, check_max_bytes
@@ -90,39 +91,45 @@ class BackwardEngine(BoundEngine):
             output = solver.bound(network.output)
             return output.intersect(intervals.at(network.output)) if intervals else output, found
 
-        parts = self._in_parts(network, region, None, one)
-        joined = {i: _join([p.intervals[i] for _, p in parts]) for i in network.activations}
-        output, layers, found = _join([o for o, _ in parts]), name_layers(network, joined), parts[0][1]
-        if found.confidence is not None:
-            return ProbableBounds(output, layers, found.confidence)
-        return SoundBounds(output, layers) if found.sound else EstimatedBounds(output, layers)
+        return _joined_bounds(network, self._in_parts(network, region, None, one))
+
+    def enclose(self, network: DualNetwork, region: InputSet) -> Bounds | None:
+        def one(part: Part) -> tuple[Interval, Preactivations]:
+            rounding = self._rounding(network, part.region)
+            solver, found, intervals = self._relaxed(network, part, rounding=rounding)
+            inside = {i: found.outside[i].around(interval) for i, interval in found.intervals.items()}
+            output = solver.bound(network.output)
+            if intervals is not None:
+                output = intervals.intersect(network.output, output)
+            return rounding.outside[network.output].around(output), replace(found, intervals=inside)
+
+        found = _joined_bounds(network, self._in_parts(network, region, None, one, proof=True))
+        return found if isinstance(found, SoundBounds) else None
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        def one(part: Part) -> Minimum:
+        def one(part: Part) -> Tensor:
             assert part.spec is not None
             solver, found, beside = self._relaxed(network, part, exact=False)
-            lower = solver.minimum(network.output, part.spec)
-            return Minimum(_tighter(lower, part.spec, solver, found, beside), found.sound, confidence=found.confidence)
+            return _tighter(solver.minimum(network.output, part.spec), part.spec, solver, found, beside)
 
-        parts = self._in_parts(network, region, spec, one)
-        return replace(parts[0], lower=torch.cat([p.lower for p in parts]))
+        return Minimum(torch.cat(self._in_parts(network, region, spec, one)))
 
-    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        def one(part: Part) -> Proof:
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof | ProbableProof:
+        def one(part: Part) -> Proof | ProbableProof:
             assert part.spec is not None
             rounding = self._rounding(network, part.region)
             solver, found, beside = self._relaxed(network, part, exact=False, rounding=rounding)
-            lower, slack = solver.prove(network.output, part.spec)
+            lower, slack, run_error = solver.prove(network.output, part.spec)
             if beside is not None:
                 plain = constant_bands(DualSolver(network, part.region, solver.budget, rounding), found.intervals)
-                other, its_slack = plain.prove(network.output, part.spec)
-                better = other - its_slack > lower - slack
+                other, its_slack, _ = plain.prove(network.output, part.spec)
+                better = torch.where(
+                    exceeds(other, its_slack, run_error), other - its_slack > lower - slack, other > lower
+                )
                 lower, slack = torch.where(better, other, lower), torch.where(better, its_slack, slack)
-            return Proof(lower, found.sound, slack, confidence=found.confidence)
+            return found.proof(lower, slack, run_error, self)
 
-        parts = self._in_parts(network, region, spec, one, proof=True)
-        lower, slack = torch.cat([p.lower for p in parts]), torch.cat([p.slack for p in parts])
-        return replace(parts[0], lower=lower, slack=slack)
+        return join_proofs(self._in_parts(network, region, spec, one, proof=True))
 
     def _relaxed(
         self, network: DualNetwork, part: Part, exact: bool = True, rounding: Rounding | None = None
@@ -151,7 +158,7 @@ class BackwardEngine(BoundEngine):
             solver.relax(index, known[source])
         outside = {} if rounding is None else {i: rounding.outside[network.nodes[i].inputs[0]] for i in intervals}
         if given is None:
-            return solver, Preactivations(intervals, sound=True, outside=outside), beside
+            return solver, Preactivations(intervals, outside=outside), beside
         return solver, replace(given, intervals=intervals, outside=outside), beside
 
     def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
@@ -204,6 +211,10 @@ class Crown(BackwardEngine):
     ) -> CrownSolver:
         return CrownSolver(network, region, budget, rounding)
 
+    @property
+    def coarse_in_float32(self) -> bool:
+        return True
+
     def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
         return Rounding(network, region, pulls_centres=True)
 
@@ -217,13 +228,19 @@ def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, b
 
 
 def _join_all(parts: list[Preactivations]) -> Preactivations:
-    """Of all examples, from those of some at a time."""
+    """Concatenates what was found for the parts of a batch."""
     intervals = {i: _join([p.intervals[i] for p in parts]) for i in parts[0].intervals}
     outside = {
         i: Outside(torch.cat([p.outside[i].below for p in parts]), torch.cat([p.outside[i].above for p in parts]))
         for i in parts[0].outside
     }
     return replace(parts[0], intervals=intervals, outside=outside)
+
+
+def _joined_bounds(network: DualNetwork, parts: list[tuple[Interval, Preactivations]]) -> Bounds:
+    """Concatenates the bounds of the parts of a batch."""
+    joined = {i: _join([p.intervals[i] for _, p in parts]) for i in network.activations}
+    return parts[0][1].with_output(_join([output for output, _ in parts]), name_layers(network, joined))
 
 
 def _join(intervals: list[Interval]) -> Interval:

@@ -46,7 +46,7 @@ class DualSolver(Solver):
         parts = [band.slope, band.radius]
         if self.rounding is not None:
             self.rounding.enter(index, interval, (band.slope,), band.radius)
-            parts.append(self.rounding.errors[index])
+            parts += [self.rounding.errors[index], self.rounding.run_errors[index]]
         alive = None if torch.is_grad_enabled() else alive_channels(*parts)
         if alive is not None:
             self._alive[index] = alive
@@ -125,15 +125,20 @@ class DualSolver(Solver):
     def lower(self, index: int, rows: Rows) -> Tensor:
         return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows)
 
-    def lower_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        radius, error = self._radius().of_rows_with_errors(index, rows)
-        return rows.inner(index, rows.seed, self.centre(index)) - radius, error
+    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        run_errors = {i: channels_inside(error) for i, error in self._run_errors().items()} if as_run else {}
+        radius, error, run_error = self._radius().of_rows_with_errors(index, rows, run_errors)
+        return rows.inner(index, rows.seed, self.centre(index)) - radius, error, run_error
 
     def _errors(self) -> dict[int, Tensor]:
         if self.rounding is None:
             return {}
-        errors = self.rounding.errors | {i: self.rounding.error_of_image(i) for i in self.constant}
-        return {i: self.narrow(i, error) for i, error in errors.items()}
+        return self._narrowed(self.rounding.errors | {i: self.rounding.error_of_image(i) for i in self.constant})
+
+    def _run_errors(self) -> dict[int, Tensor]:
+        if self.rounding is None:
+            return {}
+        return self._narrowed(self.rounding.run_errors | {i: self.rounding.run(i) for i in self.constant})
 
     def _drift(self, index: int) -> Tensor:
         return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index)

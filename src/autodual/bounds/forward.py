@@ -135,7 +135,7 @@ class ForwardDual(BoundEngine):
     max_bytes: int | None = None
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return Preactivations(self._run(network, region).preactivations, sound=True)
+        return Preactivations(self._run(network, region).preactivations)
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         run = self._run(network, region)
@@ -143,19 +143,27 @@ class ForwardDual(BoundEngine):
         return SoundBounds(output, name_layers(network, run.preactivations))
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        return Minimum(self._project(self._run(network, region), spec), sound=True)
+        return Minimum(self._project(self._run(network, region), spec))
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
         run = self._run(network, region)
         rounding = Rounding(network, region, generators(network))
         self._pull_back(run, rounding)
         outside = {i: rounding.outside[network.nodes[i].inputs[0]] for i in network.activations}
-        return Preactivations(run.preactivations, sound=True, outside=outside)
+        return Preactivations(run.preactivations, outside=outside)
+
+    def enclose(self, network: DualNetwork, region: InputSet) -> SoundBounds:
+        run, rounding = self._run(network, region), Rounding(network, region, generators(network))
+        self._pull_back(run, rounding).bound(network.output)
+        inside = {i: rounding.outside[network.nodes[i].inputs[0]].around(v) for i, v in run.preactivations.items()}
+        output = rounding.outside[network.output].around(run.interval(run.values[network.output]))
+        return SoundBounds(output, name_layers(network, inside))
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         run = self._run(network, region)
         solver = self._pull_back(run, Rounding(network, region, generators(network)))
-        return Proof(self._project(run, spec), True, solver.prove(network.output, spec)[1])
+        _, slack, run_error = solver.prove(network.output, spec)
+        return Proof(self._project(run, spec), slack, run_error)
 
     @staticmethod
     def _pull_back(run: ForwardPass, rounding: Rounding) -> DualSolver:

@@ -17,6 +17,8 @@ from autodual.bounds.base import (
     Confidence,
     Minimum,
     Preactivations,
+    ProbablePreactivations,
+    ProbableProof,
     Proof,
     check_switches,
     exact_is_cheaper,
@@ -122,7 +124,8 @@ class HighProbability(BoundEngine):
         confidence = self.confidence(network, region)
         if self._exact(network):
             warn_of_exact_bounds(confidence.k * confidence.m, network)
-            return replace(exactly(network, region), sound=False, confidence=confidence)
+            exact = exactly(network, region)
+            return ProbablePreactivations(exact.intervals, confidence, outside=exact.outside)
         reading = Reading.of(confidence, gaussian=region.dual_norm == 2)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
         known = first_radii(network, region, confidence.k) if self.exact_first else {}
@@ -132,7 +135,7 @@ class HighProbability(BoundEngine):
             if source not in known:
                 known[source] = self._estimate(network, region, found.wide, source, reading, generator)
             found.enter(index, known[source])
-        return Preactivations(found.intervals, sound=False, confidence=confidence, outside=found.outside())
+        return ProbablePreactivations(found.intervals, confidence, outside=found.outside())
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         return Dual(intermediate=self).bounds(network, region)
@@ -140,7 +143,7 @@ class HighProbability(BoundEngine):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         return Dual(intermediate=self).minimum(network, region, spec)
 
-    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof | ProbableProof:
         return Dual(intermediate=self).prove(network, region, spec)
 
     def _counts(self) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
 from autodual.bounds.dual_solver import DualSolver, constant_bands
@@ -13,7 +14,7 @@ from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import Outside, Rounding
 from autodual.dual import DualNetwork
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import Box, InputSet
 from autodual.spec import Spec
 
 
@@ -22,7 +23,7 @@ class IBP(BoundEngine):
     """Interval arithmetic, layer by layer; minima of linear functions are taken before the last affine layers."""
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return Preactivations(self._intervals(IntervalPass(network, region)), sound=True)
+        return Preactivations(self._intervals(IntervalPass(network, region)))
 
     def bounds(self, network: DualNetwork, region: InputSet) -> SoundBounds:
         intervals = IntervalPass(network, region)
@@ -31,20 +32,28 @@ class IBP(BoundEngine):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         found = self.preactivations(network, region)
         solver = DualSolver(network, region, Budget.of(None, region.centre.device))
-        return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec), sound=True)
+        return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec))
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
         rounding = Rounding(network, region)
         intervals = self._noted(IntervalPass(network, region, rounding), rounding)
         outside = {i: rounding.outside[network.nodes[i].inputs[0]] for i in intervals}
-        return Preactivations(intervals, sound=True, outside=outside)
+        return Preactivations(intervals, outside=outside)
+
+    def enclose(self, network: DualNetwork, region: InputSet) -> SoundBounds:
+        rounding = Rounding(network, region)
+        intervals = IntervalPass(network, region, rounding)
+        found, errors = self._noted(intervals, rounding), intervals.errors
+        assert errors is not None
+        layers = {i: rounding.outside[network.nodes[i].inputs[0]].around(v) for i, v in found.items()}
+        output = Outside.both(errors.at(network.output)).around(intervals.at(network.output))
+        return SoundBounds(output, name_layers(network, layers))
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         rounding = Rounding(network, region)
         intervals = self._noted(IntervalPass(network, region, rounding), rounding)
         solver = DualSolver(network, region, Budget.of(None, region.centre.device), rounding)
-        lower, slack = constant_bands(solver, intervals).prove(network.output, spec)
-        return Proof(lower, True, slack)
+        return Proof(*constant_bands(solver, intervals).prove(network.output, spec))
 
     @staticmethod
     def _intervals(intervals: IntervalPass) -> dict[int, Interval]:
@@ -53,7 +62,7 @@ class IBP(BoundEngine):
 
     @staticmethod
     def _noted(intervals: IntervalPass, rounding: Rounding) -> dict[int, Interval]:
-        """The same, with errors on the way."""
+        """Intervals of what enters every activation, with their errors noted on the way."""
         assert intervals.errors is not None
         found: dict[int, Interval] = {}
         for index in rounding.network.activations:
@@ -62,3 +71,11 @@ class IBP(BoundEngine):
             zero = torch.zeros_like(found[index].lower)
             rounding.enter(index, found[index], (zero,), zero)
         return found
+
+
+def run_error_at(network: DualNetwork, x: Tensor) -> Tensor:
+    """Bounds |fl z - z| of the output, [N, *shape], for the network evaluated at the points x in their dtype."""
+    points = Box.around(x, torch.zeros_like(x))
+    rounding = Rounding(replace(network, run_dtype=x.dtype), points)
+    IBP._noted(IntervalPass(network, points, rounding), rounding)
+    return rounding.run(network.output)

@@ -14,6 +14,7 @@ from autodual.bounds.base import (
     BoundEngine,
     Bounds,
     EstimatedBounds,
+    EstimatedPreactivations,
     Minimum,
     Preactivations,
     Proof,
@@ -85,7 +86,7 @@ class Projected(BoundEngine):
         return True
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return Preactivations(self._relaxed(network, region, last=False).intervals, sound=False)
+        return EstimatedPreactivations(self._relaxed(network, region, last=False).intervals)
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         relaxed = self._relaxed(network, region)
@@ -95,7 +96,7 @@ class Projected(BoundEngine):
         return EstimatedBounds(Interval(ends[0], -ends[1]), name_layers(network, relaxed.intervals))
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        return Minimum(self._relaxed(network, region).minimum(network, region, spec), sound=False)
+        return Minimum(self._relaxed(network, region).minimum(network, region, spec))
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         raise UnsoundError(

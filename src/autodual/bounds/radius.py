@@ -54,17 +54,29 @@ class RadiusPass:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
         return self._pulled_back(index, rows, [])
 
-    def of_rows_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        """The same, and what the errors of activations add up to, multiplied by their coefficients."""
-        found: list[Tensor] = []
-        radius = self._pulled_back(index, rows, found)
-        return radius, added(found or [torch.zeros_like(radius)])
+    def of_rows_with_errors(
+        self, index: int, rows: Rows, more: dict[int, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The radius, and what the errors of activations add up to, multiplied by their coefficients; and so for `more` errors."""
+        errors, others = list[Tensor](), list[Tensor]()
+        radius = self._pulled_back(index, rows, errors, more or {}, others)
+        none = [torch.zeros_like(radius)]
+        return radius, added(errors or none), added(others or none)
 
-    def _pulled_back(self, index: int, rows: Rows, errors: list[Tensor]) -> Tensor:
+    def _pulled_back(
+        self,
+        index: int,
+        rows: Rows,
+        errors: list[Tensor],
+        more: dict[int, Tensor] | None = None,
+        others: list[Tensor] | None = None,
+    ) -> Tensor:
         total: list[Tensor] = []
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
             slope, radius = self.bands[activation].slope, self.bands[activation].radius
+            if more and others is not None:
+                others.append(rows.norm(activation, coefficients, more[activation]))
             if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
@@ -145,7 +157,7 @@ class RadiusPass:
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
         """[R, 2 N, ...]: results and, after them, errors."""
-        return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)), dim=1)
+        return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[:2]), dim=1)
 
     def _of_patches(self, patches: Patches) -> tuple[Tensor, Tensor | None]:
         """Every unit as the output of a small network over many virtual examples, some at a time."""

@@ -1,17 +1,41 @@
-"""How far rounding may have moved a bound.
+"""How far rounding may have moved a bound, and how far the network as it runs may be from the one that is bounded.
 
-A sum of n products of floating-point numbers is wrong by at most n u / (1 - n u) times the sum of their absolute values, where u is
-half the machine epsilon, in any order and with or without fused multiplication. A node's error reaches the result multiplied by
-the coefficient that stands before it; so do those of pulling coefficients back through it. Sizes are taken over the whole
-interval of each activation, since relaxations of wide intervals have large offsets even where the centre is small. What is added
-up over all features of a node is not its values but how far they can move, or, with two lines per unit, the lines' offsets.
+Notation: u is half the machine epsilon; a sum of n products, in any order, fused or not, is wrong by at most gamma_n = n u / (1 - n u)
+times the sum of the absolute products, plus n times the smallest normal number where products underflow [Higham, ch. 3].
 
-The intervals themselves are computed, too. What enters an activation may lie outside its interval by as much as rounding has moved
-that; there, the function may leave its relaxation, and by how much is one more error of the activation. So errors are found
-together with intervals, layer by layer, from the same rows: with the coefficients that there are, which cancel, and not with
-absolute weights from layer to layer, which would add up to far more than any network computes. A function mostly leaves its
-relaxation on one side only, such as ReLU the upper one: half of that counts as an error to both sides, and half as a drift, which
-goes forward with its sign, through the same slopes.
+**Bounds.** Node i computes z_i = W z + b or z_i = f(z). Every node has
+
+    size_i     bounds |z_i|:                    |W| size + |b|, or the largest |f| on the interval
+    moves_i    how far z_i can move:            |W| moves,      or |slope| * radius + offset of the relaxation
+    local_i    what computing the node adds:    gamma_forward size_i + gamma_back moves_i + errors of constants, or of f
+    since_i    errors since the last activation: |W| since + local_i
+
+The first part of local_i belongs to the centre, which goes forward; the second to coefficients, which are pulled back through the node
+and multiplied by how far it moves. (Engines with two lines per unit pull centres back, too: there, moves_i is size_i.) An error at a
+node reaches a row of coefficients nu as |nu_i| times the error. So a bound from below on nu'z is wrong by at most
+
+    slack = sum over activations of |nu_i| error_i  +  |nu| since  +  gamma_features |nu| size.
+
+What enters an activation was bounded by computed numbers as well: it may lie outside its interval, by `outside`, which is the slack of
+those bounds. There the function may leave its relaxation; by how much is one more part of error_i. Errors are found together with
+intervals, layer by layer, from the same rows: coefficients cancel, where absolute weights from layer to layer would add up to far more
+than any network computes. A function mostly leaves its relaxation on one side only, such as ReLU the upper one: half of that counts as
+an error to both sides, and half as a drift, which goes forward with its sign, through the same slopes.
+
+**The network as it runs.** In its own dtype, PyTorch computes fl z_i instead of z_i, for the same input. With r_i >= |fl z_i - z_i|,
+
+    r_0 = 0
+    r_i = |W| r + gamma (size_i + |W| r) + what the operation's own evaluation adds     for affine nodes
+    r_i = the most that f changes when its operand moves by r, + the error of f         for activations
+
+where an activation whose operand cannot leave a flat piece passes nothing on. These absolute weights add up. For the margins, the
+error is pulled back along the same rows as the bound, where coefficients cancel: with the slope a of the relaxation, an activation
+does to an error what the line does, up to the most that f(z) - a z changes when z moves by r. So the margins of the network as it runs
+differ from those of the exact function by at most
+
+    run error = sum over activations of |nu_i| (change_i + error of f + |a| run_since)  +  |nu| run_since
+
+where run_since adds up, as `since` does, what evaluating the affine nodes since the last activations has added.
 """
 
 from __future__ import annotations
@@ -24,20 +48,28 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from autodual._tensor import flat
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
 
 FEW = 16
-"""Roundings beside those of sums: of a band's slope and offsets, of differences, of the margin itself."""
+"""Roundings beside those of sums: of a band's slope and offsets, of differences, of the margin itself, of a function of PyTorch."""
 OWN = 1.1
 """Errors are rounded as well, by far less than a tenth."""
+LOST = 1024
+"""Smallest normal numbers that a function may lose where it underflows (silu(-89) does, by a few of them)."""
 
 
 def of_sum(terms: int, dtype: torch.dtype) -> float:
     """What a sum of so many terms of total size 1 may be wrong by."""
     part = terms * torch.finfo(dtype).eps / 2
     return OWN * part / (1 - part) if part < 1 else math.inf
+
+
+def of_underflow(terms: int, dtype: torch.dtype) -> float:
+    """What a sum of so many products may lose where they are smaller than normal numbers, also if those are flushed to zero."""
+    return (terms + LOST) * torch.finfo(dtype).tiny
 
 
 @dataclass(frozen=True)
@@ -58,6 +90,10 @@ class Outside:
     def farther(self) -> Tensor:
         return torch.maximum(self.below, self.above)
 
+    def around(self, interval: Interval) -> Interval:
+        """Where the values lie for certain."""
+        return interval.widened(self.below, self.above)
+
 
 class Rounding:
     """The errors of one computation, in the order in which its activations are relaxed."""
@@ -77,21 +113,29 @@ class Rounding:
         self.errors: dict[int, Tensor] = {}
         """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
         self._dtype = region.centre.dtype
+        self._run_dtype = network.run_dtype or self._dtype
         box = region.box()
-        self._sizes = [_largest(box)]
+        self._sizes = [box.largest]
         self._moves = [self._sizes[0] if pulls_centres or region.dual_norm is None else box.radius]
-        self._since = [self.local(0) + self._over_features(0, self._moves[0])]
+        self._local = [self._of_sums(0)]
+        self._since = [self._local[0] + self._over_features(0, self._moves[0])]
         self._drift = [torch.zeros_like(self._sizes[0])]
         self._leaning: dict[int, Tensor] = {}
+        self.run_errors: dict[int, Tensor] = {}
+        """By activation: how far it may be from its line as the network runs, and what evaluating the affine nodes before it adds."""
+        self._run = [torch.zeros_like(self._sizes[0])]
+        self._run_since = [torch.zeros_like(self._sizes[0])]
+        self._lost = self._coefficients_lost(0)
+        if region.dual_norm == 2:  # squares underflow, too
+            self._lost = self._lost + math.sqrt(of_underflow(box.lower[0].numel(), self._dtype))
 
     def local(self, index: int) -> Tensor:
-        """What a node adds to the errors of its operands: forward in proportion to values, back to how far they can move."""
+        """Error that a node adds to those of its operands."""
         self._go_on(index)
-        forward, back = self._grains(index)
-        return forward * self._sizes[index] + back * self._moves[index]
+        return self._local[index]
 
     def since(self, index: int) -> Tensor:
-        """What a node and the affine ones before it, back to the last activations, add to those activations' errors."""
+        """Error of a node and the affine ones before it, back to the last activations, that those activations' errors do not count."""
         self._go_on(index)
         return self._since[index]
 
@@ -100,14 +144,31 @@ class Rounding:
         self._go_on(index)
         return self._drift[index]
 
+    def run(self, index: int) -> Tensor:
+        """Bounds |fl z - z| at a node, for the network evaluated in its own dtype at any representable input."""
+        self._go_on(index)
+        return self._run[index]
+
+    def run_since(self, index: int) -> Tensor:
+        """The part of `run` that evaluating a node and the affine ones before it, back to the last activations, adds."""
+        self._go_on(index)
+        return self._run_since[index]
+
+    @property
+    def lost(self) -> Tensor:
+        """[N]: what coefficients that underflow on their way back may add to any row of size 1."""
+        return self._lost
+
     def note(self, index: int, error: Tensor | None) -> None:
         """A node has been bounded, where the errors of activations add up to `error`."""
-        total = OWN * (self.since(index) if error is None else error + self.since(index))
+        since = self.since(index)
+        total = since if error is None else error + since
+        total = OWN * (total + self._lost.reshape(-1, *[1] * (since.dim() - 1)))
         below, above = total - self.drift(index), total + self.drift(index)
         self.outside[index] = Outside(below.clamp(min=0), above.clamp(min=0))
 
     def ending(self, index: int) -> Tensor:
-        """The same, with what is added where a linear function of the node is computed."""
+        """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
         return self.since(index) + self._over_features(index, self._sizes[index])
 
     def enter(self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor) -> None:
@@ -116,18 +177,37 @@ class Rounding:
         layer = self._activation(index)
         source = self.network.nodes[index].inputs[0]
         outside = self.outside[source]
+        wide, steepest = outside.around(interval), _steepest(slopes)
+        size = layer.image(wide).largest
+        moves = steepest * (interval.radius + outside.farther) + offset
         self.intervals[index] = interval
-        self._sizes.append(
-            _largest(layer.image(Interval(interval.lower - outside.below, interval.upper + outside.above)))
-        )
-        moves = _steepest(slopes) * (interval.radius + outside.farther) + offset
-        self._moves.append(self._sizes[index] if self.pulls_centres else moves)
-        self._since.append(torch.zeros_like(self._sizes[index]))
+        self._sizes.append(size)
+        self._moves.append(size if self.pulls_centres else moves)
+        evaluating = layer.error(wide, size, of_sum(FEW, self._dtype))
+        self._local.append(evaluating + self._of_sums(index, torch.maximum(size, steepest * wide.largest)))
+        self._since.append(torch.zeros_like(size))
+        self._lost = self._lost + self._coefficients_lost(index)
+        self._enter_run(index, wide, size, slopes)
         up, down = _strayed(layer, interval, outside, slopes)
         self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
         strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
         self._drift.append(slopes[0] * self.drift(source) + self._leaning[index])
         self.errors[index] = self._error(index, slopes, offset, strayed)
+
+    def _enter_run(self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...]) -> None:
+        """r of an activation, and how far it may be from its line as the network runs."""
+        layer, source = self._activation(index), self.network.nodes[index].inputs[0]
+        operand = self._run[source]
+        wider = wide.widened(operand, operand)
+        moved = layer.moved(wider, operand, torch.zeros_like(operand))
+        evaluating = layer.error(wider, size + moved, of_sum(FEW, self._run_dtype))
+        evaluating = evaluating + of_underflow(0, self._run_dtype) * (evaluating > 0)
+        own = 1 + of_sum(FEW, self._dtype)
+        self._run.append(own * (moved + evaluating))
+        self._run_since.append(torch.zeros_like(operand))
+        bent = reduce(torch.maximum, (layer.moved(wider, operand, slope) for slope in slopes))
+        before = _steepest(slopes) * self._run_since[source]
+        self.run_errors[index] = own * (bent + evaluating + before)
 
     def _error(self, index: int, slopes: tuple[Tensor, ...], offset: Tensor, strayed: Tensor) -> Tensor:
         """Of an activation that has been entered."""
@@ -136,10 +216,10 @@ class Rounding:
 
     def error_of_image(self, index: int) -> Tensor:
         """Of an activation whose values are bounded by an interval of their own."""
-        flat = (torch.zeros_like(self._sizes[index]),)
+        flat_line = (torch.zeros_like(self._sizes[index]),)
         outside = self.outside[self.network.nodes[index].inputs[0]]
-        strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat))
-        return self._error(index, flat, self._sizes[index], strayed)
+        strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat_line))
+        return self._error(index, flat_line, self._sizes[index], strayed)
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
@@ -151,31 +231,75 @@ class Rounding:
         for i in range(len(self._sizes), index + 1):
             node = self.network.nodes[i]
             assert isinstance(node.layer, AffineDual)
-            before = zip(*((self._sizes[j], self._moves[j], self._since[j]) for j in node.inputs), strict=True)
-            size, moves, since = _together(node.layer.absolute, [list(operands) for operands in before])
+            carried = (self._sizes, self._moves, self._since, self._run, self._run_since)
+            known = [[values[j] for j in node.inputs] for values in carried]
+            size, moves, since, run, run_since = _together(node.layer.absolute, known)
             bias = node.layer.bias()
-            self._sizes.append(size if bias is None else size + bias.abs().to(size))
-            self._moves.append(self._sizes[i] if self.pulls_centres else moves)
-            since = since + self.local(i)
+            size = size if bias is None else size + bias.abs().to(size)
+            self._sizes.append(size)
+            self._moves.append(size if self.pulls_centres else moves)
+            self._local.append(self._of_affine(i, node.layer))
+            since = since + self._local[i]
             if bias is not None and self.pulls_centres:
                 since = since + self._over_features(i, bias.abs().to(size))
             self._since.append(since)
             self._drift.append(node.layer.linear(*(self._drift[j] for j in node.inputs)))
+            self._lost = self._lost + self._coefficients_lost(i)
+            running, own = self._of_running(i, node.layer, run), 1 + 2 * self._grains(i)[0]
+            self._run.append(own * (run + running))
+            self._run_since.append(own * (run_since + running))
+
+    def _of_affine(self, index: int, layer: AffineDual) -> Tensor:
+        """local_i: of both sums, and of constants that the layer computed."""
+        operands = [self._sizes[j] + self._moves[j] for j in self.network.nodes[index].inputs]
+        constants = layer.constant_error(*operands)
+        sums = self._of_sums(index)
+        return sums if constants is None else sums + constants
+
+    def _of_running(self, index: int, layer: AffineDual, before: Tensor) -> Tensor:
+        """What evaluating an affine node in the network's own dtype adds to `before`, which its operands' errors have become."""
+        if layer.exact:
+            return torch.zeros_like(before)
+        dtype = self._run_dtype
+        operands = [self._sizes[j] + self._run[j] for j in self.network.nodes[index].inputs]
+        terms, counted = self._terms(index)[0] + FEW, layer.nonzero_terms(*operands)
+        error = of_sum(terms, dtype) * (self._sizes[index] + before)
+        if counted is not None:
+            error = error * ((counted.to(before) + FEW) / terms).clamp(max=1)
+        error = error + of_underflow(terms, dtype)
+        more = layer.run_error(of_sum(FEW, dtype), *operands)
+        return error if more is None else error + more
+
+    def _of_sums(self, index: int, size: Tensor | None = None) -> Tensor:
+        """gamma_forward size_i + gamma_back moves_i."""
+        forward, back = self._grains(index)
+        size = self._sizes[index] if size is None else size
+        return forward * size + back * self._moves[index] + of_underflow(self._terms(index)[0], self._dtype)
+
+    def _coefficients_lost(self, index: int) -> Tensor:
+        """[N]: coefficients on a node that underflow, times how far it moves, over all its features."""
+        lost = of_underflow(self._terms(index)[1], self._dtype)
+        return lost * flat(self._moves[index], 1).sum(1)
 
     def _activation(self, index: int) -> ElementwiseDual:
         layer = self.network.nodes[index].layer
         assert isinstance(layer, ElementwiseDual)
         return layer
 
+    def _terms(self, index: int) -> tuple[int, int]:
+        """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
+        node = self.network.nodes[index]
+        if not isinstance(node.layer, AffineDual):
+            return 0, 0
+        return node.layer.terms(self.network.operand_shapes(index), node.shape)
+
     def _grains(self, index: int) -> tuple[float, float]:
-        """What a node's own sums, forward and back, may be wrong by, for terms of total size 1."""
-        node, terms = self.network.nodes[index], (0, 0)
-        if isinstance(node.layer, AffineDual):
-            terms = node.layer.terms(self.network.operand_shapes(index), node.shape)
-        return of_sum(terms[0] + FEW, self._dtype), of_sum(terms[1] + FEW, self._dtype)
+        """gamma of a node's own sums, forward and back."""
+        forward, back = self._terms(index)
+        return of_sum(forward + FEW, self._dtype), of_sum(back + FEW, self._dtype)
 
     def _over_features(self, index: int, values: Tensor) -> Tensor:
-        """The same of a sum of coefficients times values over all features of a node, which others are added to."""
+        """gamma_features values: of a sum of coefficients times values over all features of a node, which others are added to."""
         terms = math.prod(self.network.nodes[index].shape) + len(self.network.nodes) + self.more_terms
         return of_sum(terms, self._dtype) * values
 
@@ -240,7 +364,3 @@ def _together(function: Callable[..., Tensor], calls: list[list[Tensor]]) -> tup
 
 def _steepest(slopes: tuple[Tensor, ...]) -> Tensor:
     return reduce(torch.maximum, (slope.abs() for slope in slopes))
-
-
-def _largest(interval: Interval) -> Tensor:
-    return torch.maximum(interval.lower.abs(), interval.upper.abs())

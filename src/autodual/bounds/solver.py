@@ -37,8 +37,14 @@ class Solver(ABC):
         """Bounds on the value of a node."""
 
     def _errors(self) -> dict[int, Tensor]:
-        """Of the channels that coefficients are kept for."""
-        errors = {} if self.rounding is None else self.rounding.errors
+        """Errors of activations, for the channels that coefficients are kept for."""
+        return {} if self.rounding is None else self._narrowed(self.rounding.errors)
+
+    def _run_errors(self) -> dict[int, Tensor]:
+        """Errors of activations as the network runs."""
+        return {} if self.rounding is None else self._narrowed(self.rounding.run_errors)
+
+    def _narrowed(self, errors: dict[int, Tensor]) -> dict[int, Tensor]:
         return {i: self.narrow(i, error) for i, error in errors.items()}
 
     def settle(self, index: int) -> Interval:
@@ -50,20 +56,24 @@ class Solver(ABC):
         """Bounds from below on the rows."""
 
     @abstractmethod
-    def lower_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        """The same, and what the errors of activations add up to, multiplied by their coefficients."""
+    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds from below, and what the errors of activations add up to, multiplied by their coefficients: those of the bound, and,
+        if asked for, those of the network as it runs."""
 
     def minimum(self, index: int, spec: Spec) -> Tensor:
         """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
         return self.lower(index, self.rows(index, spec)).T
 
-    def prove(self, index: int, spec: Spec) -> tuple[Tensor, Tensor]:
-        """The same, and its rounding slack [N, K]."""
-        assert self.rounding is not None
+    def prove(self, index: int, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds from below, their rounding slack, and the error of the network as it runs; [N, K] each."""
+        rounding = self.rounding
+        assert rounding is not None
         rows = self.rows(index, spec)
-        lower, error = self.lower_with_errors(index, rows)
-        total = OWN * (error + rows.norm(index, rows.seed, self.rounding.ending(index)))
-        return lower.T, (total - rows.inner(index, rows.seed, self._drift(index))).T
+        lower, error, run_error = self.lower_with_errors(index, rows, as_run=True)
+        total = OWN * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
+        slack = total - rows.inner(index, rows.seed, self._drift(index))
+        run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.run_since(index)))
+        return lower.T, slack.T, run_error.T
 
     def _drift(self, index: int) -> Tensor:
         assert self.rounding is not None

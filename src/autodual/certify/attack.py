@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError
-from autodual.bounds.prepare import check_evaluation_mode, check_placement
+from autodual._errors import ArgumentError, CaptureError
+from autodual._tensor import full_precision
+from autodual.bounds.ibp import run_error_at
+from autodual.bounds.prepare import check_evaluation_mode, check_placement, prepare
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.graph import Network
 from autodual.sets import InputSet, Perturbation
@@ -26,9 +29,20 @@ class Attack:
     margins: Tensor
     """[N]: z_label minus the largest other score there."""
 
+    confirmed: Tensor
+    """[N] bool: the exact function, too, gives the example another label (or a tie): evaluated in float64, whatever its error."""
+
     @property
     def success(self) -> Tensor:
-        """[N] bool: the model gives the example another label."""
+        """[N] bool: a counterexample in real numbers. No example with one can be `certified`."""
+        return self.confirmed
+
+    @property
+    def success_as_run(self) -> Tensor:
+        """[N] bool: the model, as it runs, gives the example another label; perhaps only because of rounding.
+
+        No example with one can be `certified_as_run`.
+        """
         return ~(self.margins > 0)
 
 
@@ -41,7 +55,10 @@ def attack(
     restarts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Attack:
-    """Search each example's set for an input that gets another label. The first start is x itself, the others are random."""
+    """Search each example's set for an input that gets another label. The first start is x itself, the others are random.
+
+    A counterexample of the model as it runs is evaluated again in float64: `success` says whether it holds in real numbers.
+    """
     module = model.model if isinstance(model, Network) else model
     labels = check_problem(x, labels, ball)
     check_placement(module, x, "x")
@@ -54,11 +71,34 @@ def attack(
         with torch.no_grad():
             scores = module(x.clone())  # a model may write into its input
             check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
-        best = Attack(x, _margin(scores, labels))
+        best = Attack(x, _margin(scores, labels), torch.zeros_like(labels, dtype=torch.bool))
         for restart in range(restarts):
             start = x if restart == 0 else region.sample(generator)
             best = _ascend(module, start, labels, region, steps, best)
-    return best
+        return replace(best, confirmed=_confirm(model, best, labels))
+
+
+def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tensor:
+    """[N] bool: some other score exceeds the label's, or ties with it, in the captured network evaluated in float64 with its error."""
+    confirmed = torch.zeros_like(found.success_as_run)
+    some = found.success_as_run.nonzero().squeeze(1)
+    if len(some) == 0:
+        return confirmed
+    points, own = found.examples[some], labels[some].unsqueeze(1)
+    try:
+        with full_precision(), torch.no_grad():
+            network = prepare(model, points).in_double
+            scores, error = network.forward(points.double()), run_error_at(network, points.double())
+    except CaptureError as reason:
+        warnings.warn(
+            f"{len(some)} counterexamples could not be confirmed in real numbers, so `success` does not count them; `success_as_run` "
+            f"does ({reason})",
+            stacklevel=3,
+        )
+        return confirmed
+    margin = scores.gather(1, own) - scores + error.gather(1, own) + error
+    beaten = (margin <= 0).scatter(1, own, False).any(1)
+    return confirmed.index_copy(0, some, beaten)
 
 
 def _ascend(module: nn.Module, x: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack) -> Attack:
@@ -76,7 +116,7 @@ def _ascend(module: nn.Module, x: Tensor, labels: Tensor, region: InputSet, step
 def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
     improved = margins < best.margins
     spread = improved.reshape(-1, *[1] * (x.dim() - 1))
-    return Attack(torch.where(spread, x, best.examples), torch.where(improved, margins, best.margins))
+    return Attack(torch.where(spread, x, best.examples), torch.where(improved, margins, best.margins), best.confirmed)
 
 
 def _margin(scores: Tensor, labels: Tensor) -> Tensor:

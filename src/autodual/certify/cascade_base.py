@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,17 @@ from autodual.certify.cascade_stage import Stage, check_models, open_stages
 from autodual.certify.certify import describe
 from autodual.certify.validate import check_ball, check_label_range, check_problem
 from autodual.sets import Perturbation
+
+
+class Evaluated(NamedTuple):
+    """What is answered to clean inputs, and what is proved about the balls around them; [N] each."""
+
+    answers: Answers
+    sound: Tensor
+    """Every input of the ball is answered with the label, by exact scores."""
+    sound_as_run: Tensor
+    """It is so, too, by the scores that the models compute in their own dtype."""
+    no_wrong_certificate: Tensor
 
 
 class Combination(ABC):
@@ -59,8 +70,8 @@ class Combination(ABC):
         """All the ways to a wrong answer; those with a certificate first."""
 
     @abstractmethod
-    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
-        """Answers, what is proved to be answered rightly everywhere, and where no wrong label is certified; [N] each."""
+    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Evaluated:
+        """Answers, and what is proved about them."""
 
     def predict(self, x: Tensor) -> Answers:
         """The answer to every received input, and whether it comes with a certificate."""
@@ -75,9 +86,9 @@ class Combination(ABC):
         with full_precision(), torch.no_grad():
             stages = open_stages(self.models, x)
             check_label_range(labels, stages[0].classes)
-            answers, sound, silent = self._evaluate(stages, x, labels)
+            found = self._evaluate(stages, x, labels)
         known = (describe(self.ball), repr(self.engine))
-        return CascadeCertificate(self.kind, self.answering(), labels, answers, sound, silent, *known)
+        return CascadeCertificate(self.kind, self.answering(), labels, *found, *known)
 
     def attack(
         self,
@@ -147,18 +158,18 @@ class Combination(ABC):
 
 
 def together(
-    answers: Answers, labels: Tensor, ball: Perturbation, exactly: Callable[[Tensor], Tensor]
-) -> tuple[Answers, Tensor, Tensor]:
+    answers: Answers, as_run: Tensor, labels: Tensor, ball: Perturbation, exactly: Callable[[Tensor], Tensor]
+) -> Evaluated:
     """`_evaluate` where a certificate is about all models together: a right answer with a certificate is sound.
 
+    as_run: [N] bool, where the certificate holds for the models as they run, too.
     And a certificate at x' holds at x, too, if the ball is symmetric; so where x is answered rightly, no wrong label is certified.
     `exactly` says where, of some examples [N], that answer would be the same without any rounding, which is what a proof is about.
     """
     right = answers.label == labels
     sound = right & answers.certified
-    if not is_symmetric(ball):
-        return answers, sound, sound
-    return answers, sound, sound | exactly(right & ~sound)
+    silent = sound | exactly(right & ~sound) if is_symmetric(ball) else sound
+    return Evaluated(answers, sound, sound & as_run, silent)
 
 
 def _tell_part(tell: Callable[[float], None], before: int, of: int, part: float) -> None:

@@ -42,18 +42,17 @@ class Reach:
 
 
 def reach(stage: Stage, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Reach:
-    """Rounding allowed for twice: once for the bounds, and once for the scores that are compared with a threshold at inference."""
-    found = stage.differences(x, ball, engine)
-    return Reach.of(found.bound - 2 * found.slack, labels)
+    """Bounds on the scores as they are computed at inference, where they are compared with a threshold."""
+    return Reach.of(stage.differences(x, ball, engine).at_least, labels)
 
 
 def does(
     stage: Stage, threshold: float, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine
 ) -> tuple[Tensor, Tensor]:
-    """What `Reach` says with a threshold, also where only bounds in float64 can tell. The scores at inference stay in float32, and
-    keep their slack; so what is found in float64 exceeds no bound of float32."""
+    """What `Reach` says with a threshold, also where only bounds in float64 can tell. The scores at inference stay in the dtype of the
+    network, and keep their error."""
     found = stage.differences(x, ball, engine)
-    silent, answers = Reach.of(found.bound - 2 * found.slack, labels).with_threshold(threshold)
+    silent, answers = Reach.of(found.at_least, labels).with_threshold(threshold)
     if x.dtype != torch.float32:
         return silent, answers
     may_be_silent, may_answer = Reach.of(found.bound, labels).with_threshold(threshold)
@@ -63,7 +62,7 @@ def does(
     exact = stage.differences_in_double(x[unclear], ball, engine)
     if exact is None:
         return silent, answers
-    sharper = Reach.of(exact.bound - exact.slack - found.slack[unclear].double(), labels[unclear])
+    sharper = Reach.of(exact.at_least, labels[unclear])
     silent[unclear], answers[unclear] = sharper.with_threshold(threshold)
     return silent, answers
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from autodual.bounds.base import BoundEngine
 from autodual.certify.attack import attack
 from autodual.certify.cascade_ball import check_symmetric
-from autodual.certify.cascade_base import Combination
+from autodual.certify.cascade_base import Combination, Evaluated
 from autodual.certify.cascade_margin import margin_of
 from autodual.certify.cascade_records import Answers
 from autodual.certify.cascade_search import Goal
@@ -46,34 +46,37 @@ class Cascade(Combination):
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
         return self._run(stages, x, [stage.scores(x).argmax(1) for stage in stages])[0]
 
-    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
+    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Evaluated:
+        """Who answers with a certificate answers with the label that it gives to x as it runs. So only the last stage, which answers
+        without one, must be certified as it runs, too."""
         predicted = [stage.scores(x).argmax(1) for stage in stages]
         agree = (torch.stack(predicted) == labels).all(0)
-        answers, last = self._run(stages, x, predicted, agree)
+        answers, last, last_as_run = self._run(stages, x, predicted, agree)
         agree = last & agree | stages[-1].labels_exactly(x, labels, self.ball, agree & ~last)
         for stage in stages[:-1]:
             agree = stage.labels_exactly(x, labels, self.ball, agree)
-        return answers, agree & last, agree
+        return Evaluated(answers, agree & last, agree & last_as_run, agree)
 
     def _run(
         self, stages: list[Stage], x: Tensor, predicted: list[Tensor], asked: Tensor | None = None
-    ) -> tuple[Answers, Tensor]:
-        """Stage after stage on what is still open; and whether the last stage certifies its label [N], known where nobody before it
-        has answered, and where `asked`."""
+    ) -> tuple[Answers, Tensor, Tensor]:
+        """Stage after stage on what is still open; and whether the last stage certifies its label, exactly and as it runs [N], known
+        where nobody before it has answered, and where `asked`."""
         open_ = torch.ones(len(x), dtype=torch.bool, device=x.device)
         label, stage = predicted[-1].clone(), torch.full_like(predicted[-1], len(stages) - 1)
-        proved = ~open_
+        proved = as_run = ~open_
         for one in stages:
             some = open_ if asked is None or one is not stages[-1] else open_ | asked
-            proved = torch.zeros_like(open_)
+            proved, as_run = torch.zeros_like(open_), torch.zeros_like(open_)
             index = some.nonzero().squeeze(1)
             if len(index) > 0:
-                proved[index] = one.certifies(x[index], predicted[one.number][index], self.ball, self.engine)
+                found = one.certify(x[index], predicted[one.number][index], self.ball, self.engine)
+                proved[index], as_run[index] = found.certified, found.certified_as_run
             answered = open_ & proved
             label = torch.where(answered, predicted[one.number], label)
             stage = torch.where(answered, one.number, stage)
             open_ = open_ & ~proved
-        return Answers(label, ~open_, stage), proved
+        return Answers(label, ~open_, stage), proved, as_run
 
     def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
         """A stage can certify no other label inside the ball than the one it gives to the clean x (see above). So stage j can be

@@ -78,6 +78,8 @@ class CascadeCertificate:
     answers: Answers
     sound: Tensor
     """[N] bool: proved that every input of the ball is answered with the label."""
+    sound_as_run: Tensor
+    """[N] bool: proved for the models as they run in their own dtype, too."""
     no_wrong_certificate: Tensor
     """[N] bool: proved that no input of the ball is given a wrong label with a certificate."""
     perturbation: str
@@ -104,6 +106,11 @@ class CascadeCertificate:
     def sound_certified_error(self) -> float:
         """Fraction not proved to be answered rightly everywhere in the ball: an upper bound on the error under any attack."""
         return 1.0 - _mean(self.sound)
+
+    @property
+    def sound_certified_error_as_run(self) -> float:
+        """`sound_certified_error` for the models as they run, in their own dtype."""
+        return 1.0 - _mean(self.sound_as_run)
 
     def by_stage(self) -> list[dict[str, int]]:
         """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the
@@ -144,12 +151,12 @@ class CascadeCertificate:
             "attacked_error": attack.error,
             "attacked_certified_error": _mean(attack.certified_wrong),
             "broken_claims": int((self.claimed & attack.found).sum()),
-            "broken_proofs": int((self.sound & attack.found).sum()),
+            "broken_proofs": int((self.sound_as_run & attack.found).sum()),
             "on_attacked": self._errors(),
         }
 
     def _errors(self) -> dict[str, float]:
-        names = ("error", "stage_certified_error", "sound_certified_error")
+        names = ("error", "stage_certified_error", "sound_certified_error", "sound_certified_error_as_run")
         return {name: getattr(self, name) for name in names}
 
     def to_json(self, attack: CascadeAttack | None = None) -> str:
@@ -160,6 +167,7 @@ class CascadeCertificate:
             "certified": self.answers.certified,
             "stage": self.answers.stage,
             "sound": self.sound,
+            "sound_as_run": self.sound_as_run,
         }
         if attack is not None:
             lists |= {"attacked": attack.found, "attacked_certified": attack.certified_wrong}
@@ -172,10 +180,9 @@ class CascadeCertificate:
         answers = Answers(
             *(values[:count] for values in (self.answers.label, self.answers.certified, self.answers.stage))
         )
-        silent = self.no_wrong_certificate[:count]
-        return replace(
-            self, labels=self.labels[:count], answers=answers, sound=self.sound[:count], no_wrong_certificate=silent
-        )
+        names = ("labels", "sound", "sound_as_run", "no_wrong_certificate")
+        cut: dict[str, Any] = {name: getattr(self, name)[:count] for name in names}
+        return replace(self, answers=answers, **cut)
 
     @classmethod
     def join(cls, parts: Sequence[CascadeCertificate]) -> CascadeCertificate:
@@ -185,10 +192,9 @@ class CascadeCertificate:
         same = {(p.kind, p.stages, p.perturbation, p.engine) for p in parts}
         if len(same) > 1:
             raise ArgumentError(f"join: these certificates are not about one combination: {sorted(map(str, same))}")
-        labels, sound = torch.cat([p.labels for p in parts]), torch.cat([p.sound for p in parts])
-        silent = torch.cat([p.no_wrong_certificate for p in parts])
-        answers = _join_answers([p.answers for p in parts])
-        return cls(first.kind, first.stages, labels, answers, sound, silent, first.perturbation, first.engine)
+        names = ("labels", "sound", "sound_as_run", "no_wrong_certificate")
+        joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in parts]) for name in names}
+        return replace(first, answers=_join_answers([p.answers for p in parts]), **joined)
 
 
 def _mean(flags: Tensor) -> float:

@@ -14,7 +14,7 @@ from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.bounds.base import BoundEngine
 from autodual.certify import cascade_folder as folders
-from autodual.certify.cascade_base import Combination, together
+from autodual.certify.cascade_base import Combination, Evaluated, together
 from autodual.certify.cascade_fit import choose_thresholds, does, validation
 from autodual.certify.cascade_margin import margin_of, others
 from autodual.certify.cascade_records import Answers
@@ -83,15 +83,17 @@ class RoutedCascade(Combination):
 
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
         label, stage = self._route([s.scores(x) for s in stages])
-        return Answers(label, self._prove(stages, x, label), stage)
+        return Answers(label, self._prove(stages, x, label)[0], stage)
 
-    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
+    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Evaluated:
         def exactly(some: Tensor) -> Tensor:
             early = answers.stage < len(stages) - 1  # proved for scores as they are rounded
             return some & early | stages[-1].labels_exactly(x, labels, self.ball, some & ~early)
 
-        answers = self._answer(stages, x)
-        return together(answers, labels, self.ball, exactly)
+        label, stage = self._route([s.scores(x) for s in stages])
+        proved, as_run = self._prove(stages, x, label)
+        answers = Answers(label, proved, stage)
+        return together(answers, as_run, labels, self.ball, exactly)
 
     def _route(self, scores: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Label and answering stage, [N] each, from the scores of all stages."""
@@ -103,21 +105,24 @@ class RoutedCascade(Combination):
             label, stage = torch.where(answers, top, label), torch.where(answers, j, stage)
         return label, stage
 
-    def _prove(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Tensor:
-        """[N] bool: ok(0), from the first stage to the last on what is still undecided."""
+    def _prove(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] bool each: ok(0), from the first stage to the last on what is still undecided; by exact scores of the last stage, and
+        as it runs. Thresholds are compared with scores as they are computed, in both."""
         proved = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        as_run = proved.clone()
         open_ = torch.arange(len(x), device=x.device)
         for stage, threshold in zip(stages[:-1], self.thresholds, strict=True):
             if threshold == math.inf:
                 continue  # never answers: nothing to prove
             if len(open_) == 0:
-                return proved
+                return proved, as_run
             silent, answers = does(stage, threshold, x[open_], labels[open_], self.ball, self.engine)
-            proved[open_[silent & answers]] = True
+            proved[open_[silent & answers]] = as_run[open_[silent & answers]] = True
             open_ = open_[silent & ~answers]
         if len(open_) > 0:
-            proved[open_] = stages[-1].certifies(x[open_], labels[open_], self.ball, self.engine)
-        return proved
+            last = stages[-1].certify(x[open_], labels[open_], self.ball, self.engine)
+            proved[open_], as_run[open_] = last.certified, last.certified_as_run
+        return proved, as_run
 
     def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
         """Stage j answers wrongly, for every j. (With a certificate only where the clean x is wrong: nothing to search for.)"""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError, AutodualError, UnsoundError
-from autodual.bounds.base import BoundEngine, Proof
+from autodual._errors import ArgumentError, AutodualError
+from autodual.bounds.base import BoundEngine, ProbableProof, Proof
 from autodual.bounds.ibp import IBP
 from autodual.bounds.memory import COPIES, Budget
-from autodual.bounds.prepare import dual_network
+from autodual.bounds.prepare import Prepared, prepare
 from autodual.certify.cascade_margin import Lower
-from autodual.certify.second_look import SecondLook
+from autodual.certify.second_look import look
+from autodual.certify.second_look import prove as prove_margins
 from autodual.certify.validate import check_classifier
 from autodual.dual import DualNetwork
 from autodual.sets import Perturbation
@@ -28,22 +29,29 @@ class Stage:
     """Dual layers at today's parameters. Lives for one call."""
 
     number: int
-    network: DualNetwork
-    model: nn.Module
+    prepared: Prepared
+
+    @property
+    def network(self) -> DualNetwork:
+        return self.prepared.network
 
     @property
     def classes(self) -> int:
-        return self.network.nodes[self.network.output].shape[0]
+        return self.prepared.graph.output_shape[0]
 
     def scores(self, x: Tensor) -> Tensor:
         return self.network.forward(x)
 
+    def certify(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
+        """[N, C]: bounds on the margins of a label, as sharp as `ad.certify` finds them; +inf at the label."""
+        with at_stage(self.number):
+            everyone = torch.ones_like(labels, dtype=torch.bool)
+            proof = _sound(prove_margins(self.prepared, x, labels, ball, engine, everyone), engine)
+        return Lower.of(proof, x).beyond(labels)
+
     def certifies(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Tensor:
         """[N] bool: proved that the stage gives every input of the ball this label; the test that `certify` makes."""
-        with at_stage(self.number):
-            proof = prove(self.network, x, ball, engine, margins(labels, self.classes, x.dtype))
-            proof = SecondLook(self.model, engine).at(proof, x, labels, ball, torch.ones_like(labels, dtype=torch.bool))
-        return Lower.of(proof, x).beyond(labels).certified
+        return self.certify(x, labels, ball, engine).certified
 
     def labels_exactly(self, x: Tensor, labels: Tensor, ball: Perturbation, some: Tensor) -> Tensor:
         """[N] bool: those of `some` [N] to which the stage would give this label without any rounding, too. Certificates are about
@@ -54,16 +62,16 @@ class Stage:
         return some.index_copy(0, index, self.certifies(x[index], labels[index], ball.with_eps(0.0), IBP()))
 
     def margins(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
-        """[N, C]: lower bounds on z_label - z_j; +inf at the label."""
+        """[N, C]: lower bounds on z_label - z_j in the dtype of x; +inf at the label."""
         with at_stage(self.number):
             proof = prove(self.network, x, ball, engine, margins(labels, self.classes, x.dtype))
         return Lower.of(proof, x).beyond(labels)
 
     def margins_in_double(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
-        """The same once more, where float32 could not tell; None where that cannot be had."""
+        """Bounds in float64, where float32 could not tell; None where they cannot be had."""
         every, spec = torch.arange(len(x), device=x.device), margins(labels, self.classes, torch.float64)
-        proof = SecondLook(self.model, engine).look(x, spec, ball, every)
-        return None if proof is None else Lower.of(proof, x).beyond(labels)
+        proof = look(self.prepared, x, spec, ball, engine, every)
+        return None if proof is None else Lower.of(_sound(proof, engine), x).beyond(labels)
 
     def differences(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
         """[N, C, C]: at [a, b], a lower bound on z_a - z_b; -inf on the diagonal."""
@@ -76,13 +84,13 @@ class Stage:
         return self._square(parts)
 
     def differences_in_double(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
-        """The same once more, where float32 could not tell; None where that cannot be had."""
-        spec, second, parts = self._pairs(x.double()), SecondLook(self.model, engine), list[Lower]()
+        """Bounds in float64, where float32 could not tell; None where they cannot be had."""
+        spec, parts = self._pairs(x.double()), list[Lower]()
         for part in torch.arange(len(x), device=x.device).split(self._examples_at_once(x.double())):
-            proof = second.look(x, spec, ball, part)
+            proof = look(self.prepared, x, spec, ball, engine, part)
             if proof is None:
                 return None
-            parts.append(Lower.of(proof, x[part]))
+            parts.append(Lower.of(_sound(proof, engine), x[part]))
         return self._square(parts)
 
     def _pairs(self, x: Tensor) -> Spec:
@@ -96,10 +104,10 @@ class Stage:
         return max(1, Budget.of(None, x.device).max_bytes // example)
 
     def _square(self, parts: list[Lower]) -> Lower:
-        bound, slack = torch.cat([p.bound for p in parts]), torch.cat([p.slack for p in parts])
-        square = (-1, self.classes, self.classes)
+        kinds = zip(*((p.bound, p.slack, p.run_error) for p in parts), strict=True)
+        bound, slack, run_error = (torch.cat(kind).reshape(-1, self.classes, self.classes) for kind in kinds)
         diagonal = torch.eye(self.classes, dtype=torch.bool, device=bound.device)
-        return Lower(bound.reshape(square).masked_fill(diagonal, -torch.inf), slack.reshape(square))
+        return Lower(bound.masked_fill(diagonal, -torch.inf), slack, run_error)
 
 
 def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
@@ -107,9 +115,9 @@ def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
     stages = []
     for number, model in enumerate(models):
         with at_stage(number):
-            network = dual_network(model, x)
-            check_classifier(network.nodes[network.output].shape)
-        stages.append(Stage(number, network, model))
+            prepared = prepare(model, x)
+            check_classifier(prepared.graph.output_shape)
+        stages.append(Stage(number, prepared))
     counts = [stage.classes for stage in stages]
     if len(set(counts)) > 1:
         raise ArgumentError(f"models: all stages must have the same classes, but they have {counts} of them")
@@ -118,14 +126,15 @@ def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
 
 def prove(network: DualNetwork, x: Tensor, ball: Perturbation, engine: BoundEngine, spec: Spec) -> Proof:
     """Bounds on the rows of `spec` that hold for certain, whatever they are worth."""
-    proof = engine.prove(network, ball.around(x), spec)
-    if proof.confidence is not None:
+    return _sound(engine.prove(network, ball.around(x), spec), engine)
+
+
+def _sound(proof: Proof | ProbableProof, engine: BoundEngine) -> Proof:
+    if isinstance(proof, ProbableProof):
         raise ArgumentError(
             f"{engine!r} promises each bound with probability 1 - delta, and every stage needs some: their deltas add up. "
             f"Use Dual(), Crown() or IBP() for several models"
         )
-    if not proof.sound:
-        raise UnsoundError(f"{engine!r} only estimates bounds: they certify nothing. Use Dual(), Crown() or IBP()")
     return proof
 
 

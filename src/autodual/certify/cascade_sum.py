@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from autodual.bounds.base import BoundEngine
-from autodual.bounds.prepare import dual_network
-from autodual.certify.cascade_base import Combination, together
+from autodual.bounds.prepare import prepare
+from autodual.certify.cascade_base import Combination, Evaluated, together
 from autodual.certify.cascade_margin import Lower, margin_of
 from autodual.certify.cascade_records import Answers
 from autodual.certify.cascade_search import Goal
@@ -56,43 +56,55 @@ class SumEnsemble(Combination):
         return SummedScores(self.models)
 
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
+        return self._judge(stages, x)[0]
+
+    def _judge(self, stages: list[Stage], x: Tensor) -> tuple[Answers, Tensor]:
+        """Answers, and where their certificates hold for the sum as it runs, too."""
         whole = self._whole(stages, x)
         label = whole.scores(x).argmax(1)
-        certified = self._certifies(whole, stages, x, label)
-        return Answers(label, certified, torch.zeros_like(label))
+        certified, as_run = self._certifies(whole, stages, x, label)
+        return Answers(label, certified, torch.zeros_like(label)), as_run
 
-    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> tuple[Answers, Tensor, Tensor]:
+    def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Evaluated:
         def exactly(some: Tensor) -> Tensor:
             return self._whole(stages, x).labels_exactly(x, labels, self.ball, some)
 
-        return together(self._answer(stages, x), labels, self.ball, exactly)
+        return together(*self._judge(stages, x), labels, self.ball, exactly)
 
     def _whole(self, stages: list[Stage], x: Tensor) -> Stage:
-        return stages[0] if len(stages) == 1 else Stage(len(stages), dual_network(self.model, x), self.model)
+        return stages[0] if len(stages) == 1 else Stage(len(stages), prepare(self.model, x))
 
-    def _certifies(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> Tensor:
-        """[N] bool: by the bound of the whole, else by the better of both, else by both in float64 where float32 could not tell."""
+    def _certifies(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] bool each: proved, and proved for the sum as it runs. By the bound of the whole, else by the better of both, else by
+        both in float64 where float32 could not tell."""
         if len(stages) == 1:
-            return whole.certifies(x, label, self.ball, self.engine)
+            found = whole.certify(x, label, self.ball, self.engine)
+            return found.certified, found.certified_as_run
         joint = whole.margins(x, label, self.ball, self.engine)
-        certified = joint.certified
-        rest = (~certified).nonzero().squeeze(1)
+        certified, as_run = joint.certified, joint.certified_as_run
+        rest = (~as_run).nonzero().squeeze(1)
         if len(rest) == 0:
-            return certified
+            return certified, as_run
         ours = (x[rest], label[rest], self.ball, self.engine)
-        joint, apart = joint.at(rest), Lower.total([stage.margins(*ours) for stage in stages])
-        proved = joint.better(apart).certified
-        certified = certified.index_copy(0, rest, proved)
+        joint = joint.at(rest)
+        apart = Lower.total([stage.margins(*ours) for stage in stages], joint.run_error)
+        best = joint.better(apart)
+        certified = certified.index_copy(0, rest, certified[rest] | best.certified)
+        as_run = as_run.index_copy(0, rest, best.certified_as_run)
         possible = torch.maximum(joint.bound + joint.slack, apart.bound + apart.slack) > 0
-        unclear = rest[possible.all(1) & ~proved]
+        unclear = rest[possible.all(1) & ~best.certified_as_run]
         if len(unclear) == 0 or x.dtype != torch.float32:
-            return certified
-        return certified.index_copy(0, unclear, self._certifies_in_double(whole, stages, x[unclear], label[unclear]))
+            return certified, as_run
+        sharper = self._bounds_in_double(whole, stages, x[unclear], label[unclear])
+        return (
+            certified.index_copy(0, unclear, certified[unclear] | sharper.certified),
+            as_run.index_copy(0, unclear, sharper.certified_as_run),
+        )
 
-    def _certifies_in_double(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> Tensor:
+    def _bounds_in_double(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> Lower:
         found = [stage.margins_in_double(x, label, self.ball, self.engine) for stage in (whole, *stages)]
         joint, *apart = [Lower.nothing(x, stages[0].classes).beyond(label) if one is None else one for one in found]
-        return joint.better(Lower.total(apart)).certified
+        return joint.better(Lower.total(apart, joint.run_error))
 
     def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
         whole = self._whole(stages, x)

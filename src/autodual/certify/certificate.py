@@ -1,17 +1,19 @@
-"""What has been proved, about which examples, and how."""
+"""What has been proved, about which examples, for which arithmetic, and how."""
 
 from __future__ import annotations
 
 import enum
 import json
 import math
+import platform
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autodual.bounds.base import Confidence
+from autodual.bounds.decide import all_exceed
 
 
 class Verdict(enum.Enum):
@@ -24,54 +26,80 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """Bounds on every margin, and which examples they certify.
+class Subject:
+    """What a certificate is about. Two certificates with the same subject answer the same question."""
 
-    An example is certified only when every margin is finite and exceeds its rounding slack.
-    """
+    network: str
+    """SHA-256 of the captured network: its operations, their settings and all constants."""
+    inputs: str
+    """SHA-256 of the inputs and labels."""
+    perturbation: str
+    engine: str
+    dtype: str
+    """What the network computes in."""
+    device: str
+    torch: str
+    python: str
+
+    @classmethod
+    def of(cls, network: str, inputs: str, perturbation: str, engine: str, x: Tensor) -> Subject:
+        dtype, device = str(x.dtype).removeprefix("torch."), x.device.type
+        if device == "cuda":
+            device = torch.cuda.get_device_name(x.device)
+        return cls(network, inputs, perturbation, engine, dtype, device, torch.__version__, platform.python_version())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Bounds on every margin, with their errors: what certificates of either kind consist of."""
 
     margins: Tensor
     """[N, C]: lower bound on z_label - z_j over the set; +inf at j = label."""
     slack: Tensor
-    """[N, C]: how far rounding may have moved each margin, for the dtype that was used."""
+    """[N, C]: how far rounding may have moved each margin."""
+    run_error: Tensor
+    """[N, C]: how far each margin of the network as it runs, in its own dtype, may be from that of the exact function."""
     predicted: Tensor
     """[N]: the label that the model gives to the clean input."""
     labels: Tensor
-    perturbation: str
-    engine: str
-
-    proved_verdict: ClassVar[Verdict] = Verdict.CERTIFIED
-
-    @property
-    def confidence(self) -> float:
-        """How sure each certified example is: 1, since this is a proof."""
-        return 1.0
+    subject: Subject
 
     @property
     def certified(self) -> Tensor:
-        """[N] bool; NaN and infinite bounds never certify."""
-        margins, slack = self.margins.detach(), self.slack.detach()
-        other = torch.ones_like(margins, dtype=torch.bool).scatter(1, self.labels.unsqueeze(1), False)
-        proved = (margins > slack) & margins.isfinite() & slack.isfinite()
-        return (proved | ~other).all(1) & (self.predicted == self.labels)
+        """[N] bool: holds for the function over the real numbers that the weights define. NaN and infinite bounds never certify."""
+        return self._proved(self.slack)
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        wrong = (self.predicted != self.labels).tolist()
-        return [
-            Verdict.WRONG if w else self.proved_verdict if c else Verdict.UNKNOWN
-            for w, c in zip(wrong, self.certified.tolist(), strict=True)
-        ]
+    def certified_as_run(self) -> Tensor:
+        """[N] bool: holds as well for the network evaluated in its own dtype, in any order of summation: margin > slack + run_error.
 
-    @property
-    def robust_error(self) -> float:
-        """Fraction of the examples that are not certified: an upper bound on the error under any attack."""
-        return 1.0 - self.certified.double().mean().item()
+        Excluded are TF32, bfloat16, Winograd and FFT convolutions and fast-math; docs/certificates.md says what is counted.
+        """
+        return self._proved(self.slack, self.run_error)
+
+    def _proved(self, *errors: Tensor) -> Tensor:
+        detached = [error.detach() for error in errors]
+        return all_exceed(self.margins.detach(), self.labels, *detached) & (self.predicted == self.labels)
 
     @property
     def error(self) -> float:
         """Fraction of the clean inputs that get a wrong label."""
         return (self.predicted != self.labels).double().mean().item()
+
+    @property
+    def perturbation(self) -> str:
+        return self.subject.perturbation
+
+    @property
+    def engine(self) -> str:
+        return self.subject.engine
+
+    def _verdicts(self, proved: Verdict) -> list[Verdict]:
+        wrong = (self.predicted != self.labels).tolist()
+        return [
+            Verdict.WRONG if w else proved if c else Verdict.UNKNOWN
+            for w, c in zip(wrong, self.certified.tolist(), strict=True)
+        ]
 
     def to_json(self) -> str:
         """Everything as JSON; infinite or undefined numbers are null."""
@@ -79,33 +107,59 @@ class Certificate:
 
     def _record(self) -> dict[str, Any]:
         return {
-            "perturbation": self.perturbation,
-            "engine": self.engine,
-            "confidence": self.confidence,
-            "dtype": str(self.margins.dtype).removeprefix("torch."),
+            **asdict(self.subject),
             "examples": len(self.labels),
             "error": self.error,
-            "robust_error": self.robust_error,
             "labels": self.labels.tolist(),
             "predicted": self.predicted.tolist(),
             "certified": self.certified.tolist(),
+            "certified_as_run": self.certified_as_run.tolist(),
             "margins": _finite(self.margins.detach().tolist()),
             "slack": _finite(self.slack.detach().tolist()),
+            "run_error": _finite(self.run_error.detach().tolist()),
         }
 
 
 @dataclass(frozen=True)
-class HighProbabilityCertificate(Certificate):
-    """No proof: for each example, the bounds hold with probability at least 1 - delta over the random numbers."""
+class Certificate(Claim):
+    """A proof, for every certified example, that no input of its set gets another label."""
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return self._verdicts(Verdict.CERTIFIED)
+
+    @property
+    def robust_error(self) -> float:
+        """Fraction of the examples that are not certified: an upper bound on the error under any attack, in real numbers."""
+        return 1.0 - self.certified.double().mean().item()
+
+    @property
+    def robust_error_as_run(self) -> float:
+        """Fraction that is not certified for the network as it runs: an upper bound on the error of the running model."""
+        return 1.0 - self.certified_as_run.double().mean().item()
+
+    def _record(self) -> dict[str, Any]:
+        errors = {"robust_error": self.robust_error, "robust_error_as_run": self.robust_error_as_run}
+        return super()._record() | errors
+
+
+@dataclass(frozen=True)
+class HighProbabilityCertificate(Claim):
+    """No proof: for each example, the bounds hold with probability at least 1 - delta over the random numbers.
+
+    It has no `robust_error`: over many examples the deltas add up, and a fraction of them would say less than it seems to.
+    """
 
     basis: Confidence
     """delta, the number of estimates N that must hold at once, k, m and the seed."""
 
-    proved_verdict: ClassVar[Verdict] = Verdict.PROBABLE
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return self._verdicts(Verdict.PROBABLE)
 
     @property
     def confidence(self) -> float:
-        """1 - delta, for each example by itself; for all of them together, delta adds up."""
+        """1 - delta, for each example by itself."""
         return 1.0 - self.basis.delta
 
     @property
@@ -113,7 +167,7 @@ class HighProbabilityCertificate(Certificate):
         return self.basis.delta
 
     def _record(self) -> dict[str, Any]:
-        return super()._record() | asdict(self.basis)
+        return super()._record() | {"confidence": self.confidence} | asdict(self.basis)
 
 
 def _finite(value: Any) -> Any:

@@ -2,60 +2,78 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import UnsoundError
 from autodual._tensor import full_precision
-from autodual.bounds.base import BoundEngine, Proof
+from autodual.bounds.base import BoundEngine, ProbableProof, Proof
+from autodual.bounds.decide import own
 from autodual.bounds.dual import Dual
-from autodual.bounds.prepare import check_engine, dual_network
-from autodual.certify.certificate import Certificate, HighProbabilityCertificate
-from autodual.certify.second_look import SecondLook
+from autodual.bounds.high_probability import HighProbability
+from autodual.bounds.prepare import Prepared, check_engine, prepare
+from autodual.certify.certificate import Certificate, HighProbabilityCertificate, Subject
+from autodual.certify.second_look import prove
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
-from autodual.dual import DualNetwork
 from autodual.graph import Network
+from autodual.graph.digest import digest_network, digest_tensors
 from autodual.sets import Perturbation
-from autodual.spec import margins
 
 
+@overload
+def certify(
+    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: HighProbability
+) -> HighProbabilityCertificate: ...
+@overload
+def certify(
+    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: None = None
+) -> Certificate: ...
+@overload
+def certify(
+    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine | None
+) -> Certificate | HighProbabilityCertificate: ...
 def certify(
     model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine | None = None
-) -> Certificate:
+) -> Certificate | HighProbabilityCertificate:
     """Try to prove that no input that `ball` allows instead of x gets another label than the given one.
 
     model: any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
     engine: how to bound; `Dual()` if not given. An engine that only estimates is refused; `HighProbability()` gives a
     `HighProbabilityCertificate`, which holds with a stated probability.
+
+    `certified` is about the function over the real numbers that the weights define, `certified_as_run` also about the model as
+    PyTorch evaluates it in its own dtype.
     """
     engine = Dual() if engine is None else engine
     check_engine(engine)
     labels = check_problem(x, labels, ball)
     with full_precision(), torch.no_grad():
-        network = dual_network(model, x)
-        classes = check_classifier(network.nodes[network.output].shape)
+        prepared = prepare(model, x)
+        classes = check_classifier(prepared.graph.output_shape)
         check_label_range(labels, classes)
-        predicted = network.forward(x).argmax(1)
-        proof = prove(network, x, labels, ball, engine)
-        proof = SecondLook(model, engine).at(proof, x, labels, ball, predicted == labels)
-    own = torch.nn.functional.one_hot(labels, classes).bool()
-    margin, slack = proof.lower.masked_fill(own, torch.inf), proof.slack.masked_fill(own, 0.0)
-    if proof.confidence is not None:
-        found = (margin, slack, predicted, labels, describe(ball), repr(engine), proof.confidence)
-        return HighProbabilityCertificate(*found)
-    return Certificate(margin, slack, predicted, labels, describe(ball), repr(engine))
+        predicted = prepared.network.forward(x).argmax(1)
+        proof = prove(prepared, x, labels, ball, engine, predicted == labels)
+        return _certificate(prepared, proof, x, labels, predicted, ball, engine)
 
 
-def prove(network: DualNetwork, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Proof:
-    """Lower bounds on all margins with their rounding slack; estimates are refused."""
-    spec = margins(labels, network.nodes[network.output].shape[0], x.dtype)
-    proof = engine.prove(network, ball.around(x), spec)
-    if not proof.sound and proof.confidence is None:
-        raise UnsoundError(
-            f"{engine!r} only estimates bounds: they can train a network, but they certify nothing. "
-            f"Use Dual(), Crown(), IBP() or another engine whose intermediate bounds are sound"
-        )
-    return proof
+def _certificate(
+    prepared: Prepared,
+    proof: Proof | ProbableProof,
+    x: Tensor,
+    labels: Tensor,
+    predicted: Tensor,
+    ball: Perturbation,
+    engine: BoundEngine,
+) -> Certificate | HighProbabilityCertificate:
+    mine = own(labels, proof.lower.shape[1])
+    margin, slack = proof.lower.masked_fill(mine, torch.inf), proof.slack.masked_fill(mine, 0.0)
+    claim = margin, slack, proof.run_error.masked_fill(mine, 0.0), predicted, labels
+    network, inputs = digest_network(prepared.graph), digest_tensors((x, labels))
+    subject = Subject.of(network, inputs, describe(ball), repr(engine), x)
+    if isinstance(proof, ProbableProof):
+        return HighProbabilityCertificate(*claim, subject, proof.confidence)
+    return Certificate(*claim, subject)
 
 
 def describe(ball: Perturbation) -> str:

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
-from autodual.bounds.base import BoundEngine, Proof
+from autodual.bounds.base import BoundEngine, ProbableProof
+from autodual.bounds.decide import all_exceed
 from autodual.bounds.dual import Dual
-from autodual.bounds.prepare import check_engine, dual_network
-from autodual.certify.certify import prove
-from autodual.certify.second_look import SecondLook
+from autodual.bounds.prepare import Prepared, check_engine, prepare
+from autodual.certify.second_look import prove
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
-from autodual.dual import DualNetwork
 from autodual.graph import Network
 from autodual.sets import Perturbation
 
@@ -41,38 +40,31 @@ def certified_radius(
     ball.around(x)  # refuses an eps that does not fit x
     largest = _per_example(ball, x)
     with full_precision(), torch.no_grad():
-        network = dual_network(model, x)
-        check_label_range(labels, check_classifier(network.nodes[network.output].shape))
-        return _bisect(network, SecondLook(model, engine), x, labels, ball, engine, largest, tol)
+        prepared = prepare(model, x)
+        check_label_range(labels, check_classifier(prepared.graph.output_shape))
+        return _bisect(prepared, x, labels, ball, engine, largest, tol)
 
 
 def _bisect(
-    network: DualNetwork,
-    second: SecondLook,
-    x: Tensor,
-    labels: Tensor,
-    ball: Perturbation,
-    engine: BoundEngine,
-    largest: Tensor,
-    tol: float,
+    prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine, largest: Tensor, tol: float
 ) -> Tensor:
     def certified(radius: Tensor, some: Tensor) -> Tensor:
         part = ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1)))
-        proof = prove(network, x[some], labels[some], part, engine)
-        if proof.confidence is not None:
+        proof = prove(prepared, x[some], labels[some], part, engine, torch.ones_like(some, dtype=torch.bool))
+        if isinstance(proof, ProbableProof):
             raise ArgumentError(
                 f"{engine!r} promises each bound with probability 1 - delta, and a search makes many: their deltas add up. "
                 f"Use Dual(), or certify() at radii and deltas that you choose beforehand"
             )
-        everyone = torch.ones_like(some, dtype=torch.bool)
-        return _all_above_slack(second.at(proof, x[some], labels[some], part, everyone), labels[some])
+        return all_exceed(proof.lower, labels[some], proof.slack)
 
     low = torch.zeros_like(largest)
     high = largest.clone()
     open_ = torch.arange(len(x), device=x.device)
-    full = certified(largest, open_)
+    right = prepared.network.forward(x).argmax(1) == labels
+    full = certified(largest, open_) & right
     low[full] = largest[full]
-    open_ = open_[~full & (network.forward(x).argmax(1) == labels)]
+    open_ = open_[~full & right]
     for _ in range(max(0, math.ceil(math.log2(max(largest.max().item() / tol, 1.0))))):
         if len(open_) == 0:
             break
@@ -81,11 +73,6 @@ def _bisect(
         low[open_[proved]] = middle[open_[proved]]
         high[open_[~proved]] = middle[open_[~proved]]
     return low
-
-
-def _all_above_slack(proof: Proof, labels: Tensor) -> Tensor:
-    own = torch.nn.functional.one_hot(labels, proof.lower.shape[1]).bool()
-    return (((proof.lower > proof.slack) & proof.lower.isfinite() & proof.slack.isfinite()) | own).all(1)
 
 
 def _per_example(ball: Perturbation, x: Tensor) -> Tensor:

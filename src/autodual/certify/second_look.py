@@ -1,86 +1,97 @@
-"""Margins that float32 cannot tell from zero, once more in float64, where rounding is half a billion times smaller."""
+"""Proofs of margins: in the network's own dtype, and in float64 where float32 cannot tell a margin from zero.
+
+In float64 the *captured* graph is bounded, with its constants cast: the same function, with half a billion times less rounding. The
+model's code does not run again; in float64 it might compute something else.
+"""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from autodual._errors import AutodualError
-from autodual.bounds.base import BoundEngine, Proof
-from autodual.bounds.prepare import dual_network
-from autodual.dual import DualNetwork
-from autodual.graph import Network
+from autodual.bounds.base import BoundEngine, ProbableProof, Proof, join_proofs
+from autodual.bounds.decide import worth_another_look
+from autodual.bounds.prepare import Prepared
 from autodual.sets import InputSet, Perturbation
 from autodual.spec import Spec, margins
 
-UNLIKELY = 64
-"""Rounding moves margins by a far smaller part of what it might: one that is farther below zero than this part stays there."""
+PROBED = 8
+"""From so many examples on, an engine whose slack in float32 tends to be large is tried on one of them first."""
 
 
-class SecondLook:
-    """A model's twin in float64, made when it is needed; where that cannot be had, it says so, and nothing becomes clearer."""
+def prove(
+    prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine, right: Tensor
+) -> Proof | ProbableProof:
+    """Lower bounds on all margins [N, C] with their errors, as sharp as the `right` examples need them to be decided."""
+    classes = prepared.graph.output_shape[0]
+    everyone = torch.arange(len(x), device=x.device)
+    if float32_is_in_vain(prepared, x, labels, ball, engine):
+        found = look(prepared, x, margins(labels, classes, torch.float64), ball, engine, everyone)
+        if found is not None:
+            return _to_single(found)
+    proof = engine.prove(prepared.network, ball.around(x), margins(labels, classes, x.dtype))
+    if x.dtype != torch.float32 or isinstance(proof, ProbableProof):
+        return proof  # to try twice would double delta
+    lower, slack, run_error = (v.expand(len(x), -1) for v in (proof.lower, proof.slack, proof.run_error))
+    unclear = (right & worth_another_look(lower, labels, slack, run_error)).nonzero().squeeze(1)
+    if len(unclear) == 0:
+        return proof
+    found = look(prepared, x, margins(labels[unclear], classes, torch.float64), ball, engine, unclear)
+    if found is None:
+        return proof
+    sharper = _to_single(found)
+    return replace(
+        proof,
+        lower=lower.index_copy(0, unclear, sharper.lower),
+        slack=slack.index_copy(0, unclear, sharper.slack),
+        run_error=run_error.index_copy(0, unclear, sharper.run_error),
+    )
 
-    def __init__(self, model: nn.Module | Network, engine: BoundEngine) -> None:
-        self.module = model.model if isinstance(model, Network) else model
-        self.engine = engine
-        self._twin: DualNetwork | None = None
-        self._explained = False
 
-    def at(self, proof: Proof, x: Tensor, labels: Tensor, ball: Perturbation, right: Tensor) -> Proof:
-        """The proof with sharper margins for those `right` examples that are certified or not depending on what rounding did.
+def float32_is_in_vain(prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> bool:
+    """Whether float64 is where proofs will come from, so that bounds in float32 would be computed for nothing.
 
-        A proof with a probability is left alone: to try twice would double its delta.
-        """
-        if x.dtype != torch.float32 or proof.confidence is not None:
-            return proof
-        own = torch.nn.functional.one_hot(labels, proof.lower.shape[1]).bool()
-        lower, slack = proof.lower.expand_as(own), proof.slack.expand_as(own)
-        possible, proved = ((lower > -slack / UNLIKELY) | own).all(1), ((lower > slack) | own).all(1)
-        unclear = (right & possible & ~proved).nonzero().squeeze(1)
-        if len(unclear) == 0:
-            return proof
-        found = self.look(x, margins(labels[unclear], own.shape[1], torch.float64), ball, unclear)
-        if found is None:
-            return proof
-        return replace(
-            proof,
-            lower=lower.index_copy(0, unclear, _towards(-torch.inf, found.lower)),
-            slack=slack.index_copy(0, unclear, _towards(torch.inf, found.slack)),
+    Some engines have a slack in proportion to the network's values. Few examples are bounded in float64 at once; of many, the first
+    is tried in float32: there, no margin may be decided either way.
+    """
+    if x.dtype != torch.float32 or not engine.coarse_in_float32 or engine.random:
+        return False
+    if len(x) < PROBED or (isinstance(ball.eps, Tensor) and ball.eps.numel() > 1):
+        return True
+    spec = margins(labels[:1], prepared.graph.output_shape[0], x.dtype)
+    proof = engine.prove(prepared.network, ball.around(x[:1]), spec)
+    return bool((proof.lower.abs() <= proof.slack).all())
+
+
+def look(
+    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, examples: Tensor
+) -> Proof | ProbableProof | None:
+    """Bounds on the rows of `spec` for some examples, all in float64; None, with a warning, where that cannot be had."""
+    try:
+        return _look(prepared, x, spec, ball, engine, examples)
+    except (AutodualError, RuntimeError, TypeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        warnings.warn(
+            f"{len(examples)} examples are certified or not depending on rounding in float32, and could not be looked at in float64 "
+            f"({type(error).__name__}: {reason}); they count as not certified",
+            stacklevel=5,
         )
+        return None
 
-    def look(self, x: Tensor, spec: Spec, ball: Perturbation, examples: Tensor) -> Proof | None:
-        """The rows of `spec` for some examples, all in float64; None where that cannot be had."""
-        try:
-            return self._look(x, spec, ball, examples)
-        except (AutodualError, RuntimeError, TypeError, AttributeError, copy.Error) as error:
-            self._explain(error, len(examples))
-            return None
 
-    def _look(self, x: Tensor, spec: Spec, ball: Perturbation, examples: Tensor) -> Proof:
-        if self._twin is None:
-            self._twin = dual_network(copy.deepcopy(self.module).double(), x[examples].double())
-        proofs, done = list[Proof](), 0
-        for region in _regions(ball, x.double(), examples):
-            proofs.append(self.engine.prove(self._twin, region, spec[slice(done, done + len(region))]))
-            done += len(region)
-        lower, slack = torch.cat([p.lower for p in proofs]), torch.cat([p.slack for p in proofs])
-        return replace(proofs[0], lower=lower, slack=slack)
-
-    def _explain(self, error: Exception, examples: int) -> None:
-        """Once: these stay unknown, as they are in float32, whatever a model or the memory has against float64."""
-        if not self._explained:
-            reason = (str(error).splitlines() or [""])[0]
-            warnings.warn(
-                f"{examples} examples are certified or not depending on rounding in float32, and could not be looked at in float64 "
-                f"({type(error).__name__}: {reason}); they count as not certified",
-                stacklevel=5,
-            )
-        self._explained = True
+def _look(
+    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, examples: Tensor
+) -> Proof | ProbableProof:
+    proofs, done = list[Proof | ProbableProof](), 0
+    for region in _regions(ball, x.double(), examples):
+        proofs.append(engine.prove(prepared.in_double, region, spec[slice(done, done + len(region))]))
+        done += len(region)
+    return join_proofs(proofs)
 
 
 def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputSet]:
@@ -95,7 +106,16 @@ def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputS
         yield from (region[slice(i, i + 1)] for i in examples.tolist())
 
 
+def _to_single(proof: Proof | ProbableProof) -> Proof | ProbableProof:
+    """The same proof in float32, rounded to the safe side."""
+    return replace(
+        proof,
+        lower=_towards(-torch.inf, proof.lower),
+        slack=_towards(torch.inf, proof.slack),
+        run_error=_towards(torch.inf, proof.run_error),
+    )
+
+
 def _towards(end: float, values: Tensor) -> Tensor:
-    """In float32, and not on the wrong side of what it was."""
     single = values.float()
     return torch.nextafter(single, torch.full_like(single, end))

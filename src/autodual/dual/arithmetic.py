@@ -15,6 +15,9 @@ from autodual.dual.base import AffineDual, Window
 from autodual.dual.registry import register
 from autodual.graph import Call, Operand
 
+FOLDING = 8 * torch.finfo(torch.float64).eps
+"""Relative error of constants that are folded in float64, in proportion to the terms that they are the sum of."""
+
 
 @dataclass(frozen=True)
 class DualScale(AffineDual):
@@ -24,6 +27,8 @@ class DualScale(AffineDual):
     shift: Tensor | None
     shape: Shape
     """Shape of the result, which a broadcast may make larger than the operand."""
+    cancelling: Tensor | None = None
+    """Total size of the terms that the shift is the sum of, if it was folded (in float64) from several; they may cancel."""
 
     channelwise = True
 
@@ -35,6 +40,14 @@ class DualScale(AffineDual):
 
     def bias(self) -> Tensor | None:
         return self.shift
+
+    def constant_error(self, *operands: Tensor) -> Tensor | None:
+        """The shift, folded in float64, is wrong by a few units in the last place of its terms."""
+        return None if self.cancelling is None else FOLDING * self.cancelling.to(operands[0])
+
+    def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
+        """PyTorch folds as well, in the dtype of the network."""
+        return None if self.cancelling is None else grain * self.cancelling.to(operands[0])
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         if shapes[0] != self.shape:
@@ -121,7 +134,7 @@ def _subtract(call: Call) -> AffineDual:
 @register(torch.rsub)
 def _reverse_subtract(call: Call) -> AffineDual:
     swapped = (call.argument(1, "other"), call.argument(0, "input"))
-    return _combine(Call(call.path, call.shape, None, swapped, call.kwargs, call.batch), -1.0)
+    return _combine(Call(call.path, call.shape, None, swapped, call.kwargs, call.batch, dtype=call.dtype), -1.0)
 
 
 def _combine(call: Call, sign: float) -> AffineDual:
@@ -151,7 +164,9 @@ def _divide(call: Call) -> AffineDual:
     left, right = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(right, Operand) or call.kwargs.get("rounding_mode") is not None:
         raise ArgumentError(f"{call.path}: only a division by a constant, without rounding, has a dual layer")
-    return DualScale(1 / _number(call, right, left), None, call.shape)
+    divisor = _number(call, right, left)
+    inverse = 1 / divisor.double()  # never in less: an integer's would be taken in float32
+    return DualScale(inverse if inverse.dim() == 0 else inverse.to(call.floating(divisor)), None, call.shape)
 
 
 @register(*_NEGATE)
@@ -184,5 +199,6 @@ def _drop_probability(call: Call) -> float:
 
 def _number(call: Call, value: Any, operand: Operand) -> Any:
     if isinstance(value, Tensor):
-        return call.constant(value, operand.shape)
+        constant = call.constant(value, operand.shape)
+        return constant if constant.dim() == 0 else constant.to(call.floating(constant))
     return torch.tensor(float(value), dtype=torch.float64)  # exact, and as a scalar it leaves the operand's dtype alone

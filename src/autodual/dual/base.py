@@ -83,6 +83,28 @@ class AffineDual(ABC):
         read, reading = (len(shapes), 1) if self.channelwise else (sum(s[0] for s in shapes), shape[0])
         return read * size + 1, reading * size
 
+    def nonzero_terms(self, *operands: Tensor) -> Tensor | None:
+        """[N, 1, ...]: the most terms of a sum W x + b that are not zero, for operands up to x in size; None if nobody has counted.
+
+        Adding a product with zero rounds nothing, and robustly trained networks have many units that are zero on the whole set.
+        """
+        return None
+
+    def constant_error(self, *operands: Tensor) -> Tensor | None:
+        """Bounds how far the layer's constants may move W x + b from what the operation itself defines, for operands up to x in size.
+
+        Relative errors of a few units in the last place of W and b are counted for every layer. A layer whose constants are
+        computed with cancellation, so that they may be wrong by more than that, says by how much; None: there is nothing more.
+        """
+        return None
+
+    def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
+        """Bounds what PyTorch's own evaluation adds to the error of a sum of `terms` products, for operands up to x in size.
+
+        grain: the relative error of a few roundings in the dtype that the network runs in.
+        """
+        return None
+
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         """What each spatial position of the result reads of every operand; None when it may read everything."""
         return None
@@ -90,6 +112,9 @@ class AffineDual(ABC):
     def one_to_one(self, shapes: tuple[Shape, ...]) -> bool:
         """Whether every entry of the result is a multiple of one entry of the operand, and none of another result's entry."""
         return False
+
+    exact: bool = False
+    """Whether every entry of the result is an entry of an operand or a constant, so that evaluating the layer rounds nothing."""
 
     channelwise: bool = False
     """Whether a channel of the result reads only the same channel of every operand."""
@@ -162,6 +187,21 @@ class ElementwiseDual(ABC):
     @abstractmethod
     def lines(self, z: Interval) -> Lines:
         """One line from below and one from above, each as close as it can be."""
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        """Bounds |computed value - f(z)| for every z of the interval. `testing.check_dual_layer` measures it.
+
+        size: the largest |f(z)|; grain: the relative error of a few roundings. A function that adds terms which cancel has an absolute
+        error, so this counts the size of z as well; a layer that is more exact overrides it.
+        """
+        return grain * (size + z.largest)
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        """Bounds |f(a) - f(b) - slope * (a - b)| for all a and b of the interval whose distance is at most `by`."""
+        if not self.has_band:
+            return self.image(z).width + slope.abs() * by
+        band = self.band(z)
+        return (band.slope - slope).abs() * by + 2 * band.radius
 
 
 DualLayer = AffineDual | ElementwiseDual

@@ -53,6 +53,15 @@ class DualClip(ElementwiseDual):
         upper = torch.where(above >= straight + below, flat, upper)
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        inside = z.largest.clamp(max=max(abs(self.low), abs(self.high)))
+        return grain * (self.gain * inside + abs(self.shift))
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        flat = torch.where((z.lower < self.low) | (z.upper > self.high), slope.abs(), 0.0)
+        straight = torch.where((z.upper > self.low) & (z.lower < self.high), (slope - self.gain).abs(), 0.0)
+        return by * torch.maximum(flat, straight)
+
     @property
     def _finite(self) -> bool:
         return self.low > -torch.inf and self.high < torch.inf

@@ -133,6 +133,10 @@ class DualConv(AffineDual):
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
         return self.weight[0].numel() + 1, self.weight[:, 0].numel()
 
+    def nonzero_terms(self, *operands: Tensor) -> Tensor | None:
+        alive = (operands[0] > 0).flatten(2).any(2).sum(1).reshape(-1, *[1] * (self.dims + 1))
+        return alive * math.prod(self.weight.shape[2:]) + 1
+
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         low = tuple(-p for p in self.padding)
         return Window(self.stride, low, tuple(a + r for a, r in zip(low, self.reach, strict=True)))

@@ -25,6 +25,9 @@ SLOPE_STEPS = 30
 SEARCH_STEPS, FINAL_STEPS = 24, 52
 """Halvings of a piece when looking for a turning point: while slopes are compared, and for the final intercept."""
 
+SLOPE_ROOM = 1e-3
+"""Room for the rounding of derivatives, and for what they change between an end and a point just inside, relative to the largest."""
+
 
 class CurvedDual(ElementwiseDual):
     """Declare `breakpoints`, `slopes`, `value` and `derivative`; everything else follows."""
@@ -69,6 +72,29 @@ class CurvedDual(ElementwiseDual):
         lower = self._chord(_live(left, z), _live(right, z), z.centre, near)
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        """Relative errors of the value and, where a function scales its argument first, of the argument."""
+        return grain * (size + self.steepest(z) * z.largest)
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        lowest, highest = self._slope_range(z)
+        return by * torch.maximum((highest - slope).abs(), (lowest - slope).abs())
+
+    def steepest(self, z: Interval) -> Tensor:
+        """Bounds |f'| on the interval: it is monotone between borders, so it is largest at, or just inside, one of them."""
+        with torch.no_grad():
+            lowest, highest = self._slope_range(z)
+            return torch.maximum(lowest.abs(), highest.abs())
+
+    def _slope_range(self, z: Interval) -> tuple[Tensor, Tensor]:
+        """Bounds on f', with room for what it changes between an end and a point just inside, and for rounding."""
+        borders = self._borders(z)
+        low, high = borders[:-1], borders[1:]
+        margin = _just_inside(low, high)
+        found = torch.cat([self.derivative(point) for point in (borders, low + margin, high - margin)])
+        room = SLOPE_ROOM * found.abs().amax(0)
+        return found.amin(0) - room, found.amax(0) + room
+
     def _bracket(
         self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -109,8 +135,7 @@ class CurvedDual(ElementwiseDual):
             borders = self._borders(z)
             low, high = borders[:-1], borders[1:]
             length = high - low
-            ulps = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
-            margin = torch.minimum(ulps, length / 2)  # at a kink, an end itself may have the other side's slope
+            margin = _just_inside(low, high)
             left, right = self.derivative(low + margin) - slope, self.derivative(high - margin) - slope
             straight_through = left * right > 0
             turning = self._turning_points(slope, borders, FINAL_STEPS)
@@ -133,6 +158,12 @@ class CurvedDual(ElementwiseDual):
         """Where f' = slope in every piece between two borders; an end of the piece where there is no such point."""
         low, high = borders[:-1], borders[1:]
         return torch.minimum(torch.maximum(self.stationary(slope, low, high, steps), low), high)
+
+
+def _just_inside(low: Tensor, high: Tensor) -> Tensor:
+    """A distance from the ends of a piece: at a kink, an end itself may have the slope of the other side."""
+    ulps = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
+    return torch.minimum(ulps, (high - low) / 2)
 
 
 def _live(point: Tensor, z: Interval) -> Tensor:

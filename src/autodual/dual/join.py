@@ -24,6 +24,8 @@ class DualConcat(AffineDual):
     offset: Tensor | None = None
     """The constants in their places and zeros elsewhere."""
 
+    exact = True
+
     def linear(self, *operands: Tensor) -> Tensor:
         following = iter(operands)
         batch = operands[0].shape[0]
@@ -57,9 +59,10 @@ def _concat(call: Call) -> DualConcat:
     constants = tuple(None if isinstance(p, Operand) else call.constant(p, rank) for p in parts)
     if all(c is None for c in constants):
         return DualConcat(dim, constants)
-    filled = [torch.zeros(p.shape) if isinstance(p, Operand) else c for p, c in zip(parts, constants, strict=True)]
     like = next(c for c in constants if c is not None)
-    return DualConcat(dim, constants, torch.cat([f.to(like) for f in filled if f is not None], dim))
+    placed = like.to(call.floating(like))
+    filled = [placed.new_zeros(p.shape) if c is None else c.to(placed) for p, c in zip(parts, constants, strict=True)]
+    return DualConcat(dim, constants, torch.cat(filled, dim))
 
 
 @rewrite(torch.stack)

@@ -40,6 +40,9 @@ class DualLinear(AffineDual):
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
         return self.weight.shape[1] + 1, self.weight.shape[0]
 
+    def nonzero_terms(self, *operands: Tensor) -> Tensor | None:
+        return (operands[0] > 0).sum(-1, keepdim=True) + 1
+
     def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualLinear | None:
         if not self.flat:
             return None

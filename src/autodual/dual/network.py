@@ -29,6 +29,8 @@ class DualNetwork:
 
     nodes: tuple[DualNode, ...]
     output: int
+    run_dtype: torch.dtype | None = None
+    """What the model itself computes in; None: what it is bounded in."""
     activations: tuple[int, ...] = field(init=False)
     """Indices of the elementwise layers, in order."""
     readers: tuple[tuple[int, ...], ...] = field(init=False)
@@ -69,9 +71,13 @@ def evaluate(layer: DualLayer, *operands: Tensor) -> Tensor:
     return layer.apply(*operands) if isinstance(layer, AffineDual) else layer.value(operands[0])
 
 
-def build(network: Network, clean: Tensor | None = None) -> DualNetwork:
-    """Dual layers for today's parameters. `clean` is a training batch whose statistics batch normalisation may use."""
-    parameters = network.parameters_now()
+def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | None = None) -> DualNetwork:
+    """Dual layers for today's parameters.
+
+    clean: a training batch whose statistics batch normalisation may use. dtype: cast the captured graph's constants to it; what is
+    bounded then is still the captured function, not what the model's code would compute in that dtype.
+    """
+    parameters = network.parameters_now(dtype)
     position: dict[int, int] = {}
     nodes: list[DualNode] = []
     values: list[Tensor] = []
@@ -88,7 +94,7 @@ def build(network: Network, clean: Tensor | None = None) -> DualNetwork:
                     f"{node.name}: has got a hook or another forward since it was captured; capture the model again"
                 )
             operands = None if clean is None else tuple(values[i] for i in inputs)
-            layer = builder(network.call(node, parameters, operands))
+            layer = builder(network.call(node, parameters, operands, dtype))
             if not isinstance(layer, AffineDual | ElementwiseDual):
                 raise ArgumentError(
                     f"{node.name}: its builder returned {type(layer).__name__}, which is not a dual layer"
@@ -96,7 +102,7 @@ def build(network: Network, clean: Tensor | None = None) -> DualNetwork:
         nodes.append(DualNode(node.name, layer, inputs, node.shape))
         if clean is not None:
             values.append(clean if layer is None else evaluate(layer, *(values[i] for i in inputs)))
-    return DualNetwork(tuple(nodes), position[network.output])
+    return DualNetwork(tuple(nodes), position[network.output], network.dtype)
 
 
 def non_finite_parameter(network: Network) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,21 @@ def _statistics(batch: Tensor) -> tuple[Tensor, Tensor]:
 def _scale(
     call: Call, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> DualScale:
+    """slope * x + shift with slope = weight / sqrt(variance + eps) and shift = bias - mean * slope.
+
+    With running statistics, both are folded in float64: a large mean makes the shift cancel. A training step, whose bounds are no
+    certificate, folds the statistics of its batch in their own dtype.
+    """
+    dtype = variance.dtype
+    if call.clean is None:
+        mean, variance = mean.double(), variance.double()
+        weight, bias = (None if p is None else p.double() for p in (weight, bias))
     slope = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
     shift = -mean * slope if bias is None else bias - mean * slope
     columns = (-1, *[1] * (len(call.shape) - 1))
-    return DualScale(slope.reshape(columns), shift.reshape(columns), call.shape)
+    folded = DualScale(slope.to(dtype).reshape(columns), shift.to(dtype).reshape(columns), call.shape)
+    if call.clean is not None:
+        return folded
+    with torch.no_grad():
+        terms = (mean * slope).abs() if bias is None else bias.abs() + (mean * slope).abs()
+    return replace(folded, cancelling=terms.reshape(columns))

@@ -45,6 +45,12 @@ class DualReLU(ElementwiseDual):
         lower_slope = (z.upper + z.lower > 0).to(slope)
         return Lines(lower_slope, torch.zeros_like(slope), slope, -slope * negative)
 
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        return torch.zeros_like(size)  # no rounding at all
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        return _two_slopes(z, by, slope, 0.0, 1.0)
+
 
 @dataclass(frozen=True)
 class DualKink(ElementwiseDual):
@@ -78,6 +84,21 @@ class DualKink(ElementwiseDual):
             self.left + up * relu.upper_slope + down * relu.lower_slope,
             up * relu.upper_offset,
         )
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        return grain * size  # one product
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        return _two_slopes(z, by, slope, self.left, self.right)
+
+
+def _two_slopes(z: Interval, by: Tensor, slope: Tensor, left: Tensor | float, right: float) -> Tensor:
+    """by * the largest |f' - slope|, for f' = left below zero and f' = right above."""
+    below, above = (
+        torch.where(z.lower < 0, (slope - left).abs(), 0.0),
+        torch.where(z.upper > 0, (slope - right).abs(), 0.0),
+    )
+    return by * torch.maximum(below, above)
 
 
 @register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)

@@ -20,9 +20,11 @@ from autodual.graph import Call
 
 @dataclass(frozen=True)
 class DualReshape(AffineDual):
-    """The same entries in another shape."""
+    """The entries of the operand in another shape."""
 
     shape: Shape
+
+    exact = True
 
     def linear(self, *operands: Tensor) -> Tensor:
         return operands[0].reshape(operands[0].shape[0], *self.shape)
@@ -40,6 +42,7 @@ class DualMonotone(AffineDual):
 
     function: Callable[..., Tensor]
     reads: Window | None = None
+    exact: bool = False
 
     def linear(self, *operands: Tensor) -> Tensor:
         return self.function(*operands)
@@ -49,12 +52,30 @@ class DualMonotone(AffineDual):
 
 
 @dataclass(frozen=True)
+class DualInterpolation(DualMonotone):
+    """Linear interpolation between neighbours, whose coefficients PyTorch computes from positions in the dtype of the operand.
+
+    A position in a line of length L is wrong by a few units in the last place of L, and so is the weight of each neighbour.
+    """
+
+    def constant_error(self, *operands: Tensor) -> Tensor | None:
+        return self.run_error(8 * torch.finfo(operands[0].dtype).eps, *operands)
+
+    def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
+        space = operands[0].shape[2:]
+        largest = operands[0].abs().flatten(2).amax(2)
+        return 2 * grain * sum(space) * largest.reshape(*largest.shape, *[1] * len(space))
+
+
+@dataclass(frozen=True)
 class DualPad(AffineDual):
     """Padding with a constant."""
 
     amounts: tuple[int, ...]
     fill: float
     shape: Shape
+
+    exact = True
 
     def linear(self, *operands: Tensor) -> Tensor:
         return F.pad(operands[0], self.amounts)
@@ -99,13 +120,13 @@ def _permute(call: Call) -> DualMonotone:
     dims = [d % (len(call.shape) + 1) for d in (order if isinstance(order, list | tuple) else (order,))]
     if dims[0] != 0:
         call.dimension(0)
-    return DualMonotone(lambda x: x.permute(dims))
+    return DualMonotone(lambda x: x.permute(dims), exact=True)
 
 
 @register(torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes)
 def _transpose(call: Call) -> DualMonotone:
     first, second = call.dimension(call.argument(1, "dim0")), call.dimension(call.argument(2, "dim1"))
-    return DualMonotone(lambda x: x.transpose(first + 1, second + 1))
+    return DualMonotone(lambda x: x.transpose(first + 1, second + 1), exact=True)
 
 
 @register(operator.getitem, torch.Tensor.__getitem__)
@@ -117,7 +138,7 @@ def _index(call: Call) -> DualMonotone:
         index = (slice(None),) * (len(call.operand.shape) + 1 - named) + index[1:]
     if not index or index[0] != slice(None):
         call.dimension(0)
-    return DualMonotone(lambda x: x[index], _slice_window(index, call.operand.shape))
+    return DualMonotone(lambda x: x[index], _slice_window(index, call.operand.shape), exact=True)
 
 
 def _slice_window(index: tuple[Any, ...], shape: Shape) -> Window | None:
@@ -134,19 +155,19 @@ def _slice_window(index: tuple[Any, ...], shape: Shape) -> Window | None:
 def _narrow(call: Call) -> DualMonotone:
     dim, start = call.dimension(call.argument(1, "dim")), call.argument(2, "start")
     length = call.argument(3, "length")
-    return DualMonotone(lambda x: x.narrow(dim + 1, start, length))
+    return DualMonotone(lambda x: x.narrow(dim + 1, start, length), exact=True)
 
 
 @register(torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to)
 def _expand(call: Call) -> DualMonotone:
-    return DualMonotone(lambda x: x.expand(x.shape[0], *call.shape))
+    return DualMonotone(lambda x: x.expand(x.shape[0], *call.shape), exact=True)
 
 
 @register(torch.flip, torch.Tensor.flip)
 def _flip(call: Call) -> DualMonotone:
     given = call.args[1:] if len(call.args) > 2 else call.argument(1, "dims")
     dims = [call.dimension(d) + 1 for d in (given if isinstance(given, list | tuple) else (given,))]
-    return DualMonotone(lambda x: x.flip(dims))
+    return DualMonotone(lambda x: x.flip(dims), exact=True)
 
 
 @rewrite(torch.chunk, torch.Tensor.chunk)
@@ -194,7 +215,7 @@ def _pad(call: Call, amounts: tuple[int, ...], mode: str, fill: float) -> Affine
         call.dimension(0)
     if mode == "constant":
         return DualPad(amounts, float(fill), call.shape)
-    return DualMonotone(lambda x: F.pad(x, amounts, mode))
+    return DualMonotone(lambda x: F.pad(x, amounts, mode), exact=True)
 
 
 @register(nn.Upsample, F.interpolate, nn.UpsamplingNearest2d)
@@ -207,12 +228,13 @@ def _upsample(call: Call) -> DualMonotone:
     size = call.shape[1:]
     align = call.module.align_corners if call.module is not None else call.argument(4, "align_corners", None)
     scale = call.module.scale_factor if call.module is not None else call.argument(2, "scale_factor", None)
+    kind = DualInterpolation if mode.endswith("linear") else DualMonotone
     if scale is not None and mode not in ("nearest", "area"):
-        return DualMonotone(lambda x: F.interpolate(x, scale_factor=scale, mode=mode, align_corners=align))
-    return DualMonotone(lambda x: F.interpolate(x, size=size, mode=mode, align_corners=align))
+        return kind(lambda x: F.interpolate(x, scale_factor=scale, mode=mode, align_corners=align))
+    return kind(lambda x: F.interpolate(x, size=size, mode=mode, align_corners=align))
 
 
 @register(nn.PixelShuffle, F.pixel_shuffle)
 def _pixel_shuffle(call: Call) -> DualMonotone:
     factor = call.module.upscale_factor if call.module is not None else call.argument(1, "upscale_factor")
-    return DualMonotone(lambda x: F.pixel_shuffle(x, factor))
+    return DualMonotone(lambda x: F.pixel_shuffle(x, factor), exact=True)

@@ -79,6 +79,9 @@ class DualSoftplus(CurvedDual):
         lines, jump = super().lines(z), self._jump(z)
         return Lines(lines.lower_slope, lines.lower_offset - jump, lines.upper_slope, lines.upper_offset + jump)
 
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        return super().moved(z, by, slope) + self._jump(z)
+
     def _jump(self, z: Interval) -> Tensor:
         across = (self.beta * z.lower <= self.threshold) & (self.beta * z.upper > self.threshold)
         return across.to(z.lower) * (math.log1p(math.exp(-self.threshold)) / self.beta)
@@ -135,7 +138,18 @@ def _selu(call: Call) -> DualELU:
     return DualELU(SELU_ALPHA, SELU_SCALE)
 
 
-class DualGELU(CurvedDual):
+SATURATED = 9.0
+"""For z below minus this, 1 + erf and 1 + tanh of GELU are exactly zero in float64, and so is the computed value."""
+
+
+class _CancellingGate(CurvedDual):
+    """z / 2 * (1 + g(z)) with g near -1 for negative z: the sum cancels, so its error is absolute there, not relative to |f|."""
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        return super().error(z, size, grain) + grain * (-z.lower).clamp(0, SATURATED)
+
+
+class DualGELU(_CancellingGate):
     """z * Phi(z); f'' = (2 - z^2) phi(z)."""
 
     breakpoints = (-math.sqrt(2), math.sqrt(2))
@@ -149,7 +163,7 @@ class DualGELU(CurvedDual):
         return torch.special.ndtr(z) + z * density
 
 
-class DualTanhGELU(CurvedDual):
+class DualTanhGELU(_CancellingGate):
     """The tanh approximation of GELU; inflection points found to 17 digits."""
 
     breakpoints = (-1.4185040087908284, 1.4185040087908284)

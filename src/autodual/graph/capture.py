@@ -136,7 +136,7 @@ def _compact(model: nn.Module, nodes: list[Node], output: int, used: set[int], t
         args, kwargs = map_aggregate((node.args, node.kwargs), lambda a: Ref(new[a.index]) if isinstance(a, Ref) else a)
         renumbered.append(Node(node.name, node.path, node.target, args, kwargs, node.depends, node.shape))
     batch, *shape = tracer.sample.shape
-    return Network(model, tuple(renumbered), new[output], tuple(shape), batch, tracer.registry)
+    return Network(model, tuple(renumbered), new[output], tuple(shape), batch, tracer.registry, tracer.sample.dtype)
 
 
 def _replace(arguments: Any, change: Any) -> Any:

@@ -64,13 +64,18 @@ class Network:
     input_shape: Shape
     batch: int
     registry: Registry
+    dtype: torch.dtype
+    """What the model computes in."""
 
     @property
     def output_shape(self) -> Shape:
         return self.nodes[self.output].shape
 
-    def parameters_now(self) -> dict[int, Any]:
-        """Values of every node that does not depend on the input, computed from today's parameters."""
+    def parameters_now(self, dtype: torch.dtype | None = None) -> dict[int, Any]:
+        """Values of every node that does not depend on the input, computed from today's parameters.
+
+        They are computed as the model computes them, in its own dtype. dtype: cast the results to it.
+        """
         values: dict[int, Any] = {}
         for index, node in enumerate(self.nodes):
             if node.depends:
@@ -80,16 +85,47 @@ class Network:
             elif node.target is not None:
                 args, kwargs = fill((node.args, node.kwargs), values)
                 values[index] = node.target(*args, **kwargs)
-        return values
+        return values if dtype is None else {index: cast(value, dtype) for index, value in values.items()}
 
-    def call(self, node: Node, parameters: dict[int, Any], clean: tuple[Tensor, ...] | None) -> Call:
-        """The call of an input-dependent node, as its builder sees it."""
+    def call(
+        self,
+        node: Node,
+        parameters: dict[int, Any],
+        clean: tuple[Tensor, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Call:
+        """The call of an input-dependent node, as its builder sees it. dtype: what to see parameters cast to."""
         operands = {i: Operand(n.shape) for i, n in enumerate(self.nodes) if n.depends}
         args, kwargs = fill((node.args, node.kwargs), parameters | operands)
         module = node.target if isinstance(node.target, nn.Module) else None
         if module is not None:
             refresh_hooked_parameters(module)
-        return Call(node.path or node.name, node.shape, module, args, kwargs, self.batch, clean)
+        seen: Any = module if module is None or dtype is None else CastModule(module, dtype)
+        return Call(node.path or node.name, node.shape, seen, args, kwargs, self.batch, clean, dtype or self.dtype)
+
+
+class CastModule:
+    """A module as a builder sees it, with every tensor cast: the same constants in another dtype, and no second run of its code."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self._seen = module, dtype
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._seen[0])  # builders ask isinstance(call.module, nn.Identity)
+
+    def __getattr__(self, name: str) -> Any:
+        module, dtype = self.__dict__["_seen"]
+        return cast(getattr(module, name), dtype)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """A floating-point tensor, also inside tuples and lists, in another dtype; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+        return type(value)(cast(v, dtype) for v in value)
+    return value
 
 
 def fill(arguments: Any, values: dict[int, Any]) -> Any:

@@ -49,6 +49,14 @@ class Call:
     batch: int = 1
     clean: tuple[Tensor, ...] | None = None
     """Values of the operands on the clean batch, when a training step provides them."""
+    dtype: torch.dtype | None = None
+    """What the network computes in; None when a builder is called by hand."""
+
+    def floating(self, constant: Tensor) -> torch.dtype:
+        """The dtype in which a constant takes part: the network's own, or else that of a floating-point constant."""
+        if self.dtype is not None:
+            return self.dtype
+        return constant.dtype if constant.is_floating_point() else torch.get_default_dtype()
 
     def argument(self, position: int, name: str, default: Any = _MISSING) -> Any:
         """The argument given by position or by name."""

@@ -46,7 +46,7 @@ class LinfBall(Perturbation):
         if self.clip is None:
             return Box.around(x, eps)
         lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
-        return Box.around((lower + upper) / 2, (upper - lower) / 2)
+        return Box.between(lower, upper)
 
     def check_inside(self, x: Tensor) -> None:
         """Refuse inputs that are outside `clip` already: an adversary could not choose them."""
@@ -115,8 +115,22 @@ def _describe(values: Tensor) -> str:
 
 
 def _as_tensor(eps: float | Tensor, x: Tensor) -> Tensor:
-    """On the device of x; a number is written there by the device itself, since a copy would wait for it."""
-    return eps.to(x) if isinstance(eps, Tensor) else x.new_full((), eps)
+    """eps on the device of x, and not smaller; a number is written there by the device itself, since a copy would wait for it."""
+    if isinstance(eps, Tensor):
+        return _not_smaller(eps, x)
+    if not torch.compiler.is_compiling():  # a compiled step trains, and certifies nothing
+        rounded = torch.tensor(eps, dtype=x.dtype)
+        eps = (rounded if rounded.item() >= eps else rounded.nextafter(rounded.new_full((), torch.inf))).item()
+    return x.new_full((), eps)
+
+
+def _not_smaller(eps: Tensor, x: Tensor) -> Tensor:
+    """A tensor in the dtype of x, rounded up where it has to be rounded."""
+    cast = eps.to(x)
+    if torch.finfo(cast.dtype).bits >= torch.finfo(eps.dtype).bits:
+        return cast
+    up = torch.nextafter(cast, torch.full_like(cast, torch.inf))
+    return cast + torch.where(cast.detach().to(eps) < eps.detach(), up - cast, 0.0).detach()
 
 
 def _broadcast(eps: float | Tensor, x: Tensor) -> Tensor:

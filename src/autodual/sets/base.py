@@ -32,6 +32,10 @@ class InputSet(ABC):
     def __getitem__(self, examples: slice) -> InputSet:
         """The sets of some of the examples."""
 
+    def double(self) -> InputSet | None:
+        """This set, or one around it, in float64; None if it cannot say. Bounds of float32 that rounding blurs are computed there."""
+        return None
+
     def __len__(self) -> int:
         return int(self.centre.shape[0])
 

@@ -29,28 +29,48 @@ class Box(InputSet):
         if not bool((lower <= upper).all()):
             count = int((~(lower <= upper)).sum())
             raise ArgumentError(f"Box: lower must not exceed upper; {count} of {lower.numel()} entries do, or are NaN")
-        self._set((lower + upper) / 2, (upper - lower) / 2)
+        box = Box.between(lower, upper)
+        self.centre, self.radius, self._ends = box.centre, box.radius, box._ends
 
     @classmethod
     def around(cls, centre: Tensor, radius: Tensor) -> Box:
         """A box by centre and radius, which broadcast; unchecked."""
         box = cls.__new__(cls)
-        box._set(centre, radius)
+        box.centre, box.radius, box._ends = centre, radius, None
         return box
 
-    def _set(self, centre: Tensor, radius: Tensor) -> None:
-        self.centre, self.radius = centre, radius
+    @classmethod
+    def between(cls, lower: Tensor, upper: Tensor) -> Box:
+        """A box by its ends, unchecked; differentiable in them."""
+        centre, radius = lower + (upper - lower) / 2, (upper - lower) / 2
+        box = cls.around(centre, radius)
+        with torch.no_grad():
+            wide = torch.maximum(_at_least(upper, centre), _at_least(centre, lower))
+        box.radius, box._ends = radius + (wide - radius).detach(), Interval(lower, upper)
+        return box
+
+    _ends: Interval | None
+    """The ends that the box was made from. Centre and radius contain them, but may be rounded to a larger box."""
 
     @property
     def lower(self) -> Tensor:
-        return self.centre - self.radius
+        return self.centre - self.radius if self._ends is None else self._ends.lower
 
     @property
     def upper(self) -> Tensor:
-        return self.centre + self.radius
+        return self.centre + self.radius if self._ends is None else self._ends.upper
 
     def __getitem__(self, examples: slice) -> Box:
+        if self._ends is not None:
+            box = Box.around(self.centre[examples], self.radius[examples])
+            box._ends = Interval(self._ends.lower[examples], self._ends.upper[examples])
+            return box
         return Box.around(self.centre[examples], _some(self.radius, examples))
+
+    def double(self) -> Box:
+        if self._ends is not None:
+            return Box(self._ends.lower.double(), self._ends.upper.double())
+        return Box.around(self.centre.double(), self.radius.double())
 
     def minimise(self, coefficients: Tensor) -> Tensor:
         linear = (coefficients * self.centre).flatten(2).sum(-1)
@@ -60,7 +80,7 @@ class Box(InputSet):
         return Interval.around(self.centre, self.radius.expand_as(self.centre))
 
     def vertex(self, direction: Tensor) -> Tensor:
-        return self.centre + self.radius * direction.sign()
+        return self.project(self.centre + self.radius * direction.sign())
 
     def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
         return self.project(x + size * self.radius * direction.sign())
@@ -83,6 +103,10 @@ class NormSet(InputSet):
     def __getitem__(self, examples: slice) -> NormSet:
         assert self.dual_norm is not None
         return NormSet(self.centre[examples], _some(self.radius, examples), self.dual_norm)
+
+    def double(self) -> NormSet:
+        assert self.dual_norm is not None
+        return NormSet(self.centre.double(), self.radius.double(), self.dual_norm)
 
     def minimise(self, coefficients: Tensor) -> Tensor:
         linear = (coefficients * self.centre).flatten(2).sum(-1)
@@ -111,6 +135,15 @@ class NormSet(InputSet):
         radius = self.radius.expand(len(x), *self.radius.shape[1:]).reshape(-1, 1)
         inside = _into_l2(shift, radius) if self.dual_norm == 2 else _into_l1(shift, radius)
         return self.centre + inside.reshape(x.shape)
+
+
+def _at_least(high: Tensor, low: Tensor) -> Tensor:
+    """high - low, rounded up if it has to be rounded: never less than the exact difference."""
+    difference = high - low
+    # The rounding error of a difference is itself a floating-point number, and found without any error. [Knuth's two-sum]
+    part = difference - high
+    error = (high - (difference - part)) - (low + part)
+    return torch.where(error > 0, torch.nextafter(difference, torch.full_like(difference, torch.inf)), difference)
 
 
 def _into_l2(shift: Tensor, radius: Tensor) -> Tensor:

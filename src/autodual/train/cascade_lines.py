@@ -49,7 +49,8 @@ def certify_to_file(
     answers = Answers(_column(lines, "answer"), _column(lines, "certified").bool(), _column(lines, "stage"))
     return CascadeCertificate(
         combination.kind, combination.answering(), _column(lines, "label"), answers, _column(lines, "sound").bool(),
-        _column(lines, "no_wrong_certificate").bool(), describe(combination.ball), repr(combination.engine),
+        _column(lines, "sound_as_run").bool(), _column(lines, "no_wrong_certificate").bool(),
+        describe(combination.ball), repr(combination.engine),
     )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def _line(index: int, found: CascadeCertificate, offset: int) -> Line:
         "stage": int(found.answers.stage[offset]),
         "certified": bool(found.answers.certified[offset]),
         "sound": bool(found.sound[offset]),
+        "sound_as_run": bool(found.sound_as_run[offset]),
         "no_wrong_certificate": bool(found.no_wrong_certificate[offset]),
     }
 
@@ -68,7 +70,8 @@ def _line(index: int, found: CascadeCertificate, offset: int) -> Line:
 def _fault(line: Line, labels: list[int]) -> str | None:
     """Why a line cannot be what a cascade says about an example with its label."""
     kinds = {
-        "index": int, "label": int, "answer": int, "stage": int, "certified": bool, "sound": bool, "no_wrong_certificate": bool
+        "index": int, "label": int, "answer": int, "stage": int, "certified": bool, "sound": bool,
+        "sound_as_run": bool, "no_wrong_certificate": bool
     }  # fmt: skip
     if line.keys() != kinds.keys():
         return f"does not hold {', '.join(kinds)}, and nothing else"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autodual.bounds import BoundEngine, Dual, HighProbability
 from autodual.bounds.prepare import dual_network
-from autodual.certify import Certificate, certify
+from autodual.certify import Certificate, HighProbabilityCertificate, certify
 from autodual.sets import Perturbation
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
@@ -29,6 +29,7 @@ class Judged:
     labels: Tensor
     predicted: Tensor
     certified: Tensor
+    certified_as_run: Tensor
     margins: Tensor
     """The smallest one."""
 
@@ -40,14 +41,18 @@ class Judged:
     def robust_error(self) -> float:
         return 1 - self.certified.double().mean().item()
 
+    @property
+    def robust_error_as_run(self) -> float:
+        return 1 - self.certified_as_run.double().mean().item()
+
     @classmethod
-    def of(cls, certificate: Certificate) -> Judged:
-        smallest = certificate.margins.min(1).values
-        return on_cpu(cls(certificate.labels, certificate.predicted, certificate.certified, smallest))
+    def of(cls, found: Certificate | HighProbabilityCertificate) -> Judged:
+        smallest = found.margins.min(1).values
+        return on_cpu(cls(found.labels, found.predicted, found.certified, found.certified_as_run, smallest))
 
     @classmethod
     def join(cls, parts: list[Judged]) -> Judged:
-        names = ("labels", "predicted", "certified", "margins")
+        names = ("labels", "predicted", "certified", "certified_as_run", "margins")
         return cls(*(torch.cat([getattr(p, n) for p in parts]) for n in names))
 
 
@@ -97,6 +102,7 @@ def judge_to_file(
         torch.tensor([line["label"] for line in lines]),
         torch.tensor([line["predicted"] for line in lines]),
         torch.tensor([line["certified"] for line in lines], dtype=torch.bool),
+        torch.tensor([line["certified_as_run"] for line in lines], dtype=torch.bool),
         torch.tensor([torch.nan if line["margin"] is None else line["margin"] for line in lines]),
     )
 
@@ -125,7 +131,10 @@ def lines_to_file(
 
 def fault(line: Line, labels: list[int]) -> str | None:
     """Why a line cannot be what certification says about an example with its label."""
-    kinds = {"index": (int,), "label": (int,), "predicted": (int,), "certified": (bool,), "margin": (float, type(None))}
+    kinds = {
+        "index": (int,), "label": (int,), "predicted": (int,), "certified": (bool,), "certified_as_run": (bool,),
+        "margin": (float, type(None)),
+    }  # fmt: skip
     if line.keys() != kinds.keys():
         return f"does not hold {', '.join(kinds)}, and nothing else"
     for name, kind in kinds.items():
@@ -138,6 +147,8 @@ def fault(line: Line, labels: list[int]) -> str | None:
         return f"has {margin} as margin"
     if line["certified"] and (predicted != label or margin is None or margin <= 0):
         return f"is certified, but has the label {label}, predicted {predicted} and margin {margin}"
+    if line["certified_as_run"] and not line["certified"]:
+        return "is certified as it runs, but not in real numbers, which is less"
     return None
 
 
@@ -178,5 +189,6 @@ def _line(index: int, found: Judged, offset: int) -> Line:
         "label": int(found.labels[offset]),
         "predicted": int(found.predicted[offset]),
         "certified": bool(found.certified[offset]),
+        "certified_as_run": bool(found.certified_as_run[offset]),
         "margin": margin if math.isfinite(margin) else None,
     }
