@@ -46,7 +46,7 @@ from autodual.train.step import make_step
 IMAGES = 10
 BATCH = 50
 COUNTS = (10, 20, 50, 100)
-CIFAR = {"mean": (0.485, 0.456, 0.406), "std": (0.225, 0.225, 0.225)}
+CIFAR: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": 0.225}
 
 
 @dataclass(frozen=True)
