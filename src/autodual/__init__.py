@@ -26,6 +26,7 @@ with _commands_end_in_one_line():
     from autodual.bounds import Median as Median
     from autodual.bounds import ProbableBounds as ProbableBounds
     from autodual.bounds import Projected as Projected
+    from autodual.bounds import QuietGradient as QuietGradient
     from autodual.bounds import SoundBounds as SoundBounds
     from autodual.bounds import bounds as bounds
     from autodual.bounds import capture as capture

@@ -45,7 +45,7 @@ def test_recorded_draws_give_the_recorded_bounds(tag: str, ball: ad.Perturbation
     }
     fresh = {i: Angles.of(n) for i, n in numbers.items()}
     draws = Draws(fresh, first if "l2" in tag else Angles.of(first))
-    engine = ad.Projected(K, merged=False, exact_first=False, draws=draws)
+    engine = ad.Projected(K, False, ad.Median(), exact_first=False, draws=draws)
     found = engine.preactivations(network, ball.around(x)).intervals
     for i, index in enumerate(network.activations, start=1):
         for side, value in (("zl", found[index].lower), ("zu", found[index].upper)):

@@ -112,11 +112,14 @@ def test_gradients_are_those_of_finite_differences(merged: bool, estimator: ad.E
     assert (gradient * direction).sum().item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
 
 
+@pytest.mark.parametrize("estimator", [ad.Median(), ad.MaximumLikelihood(30)], ids=repr)
 @pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
 @pytest.mark.parametrize("ball", [ad.LinfBall(0.3), ad.LinfBall(0.3, clip=(0.0, 1.0)), ad.L2Ball(0.5)], ids=repr)
-def test_second_derivatives_are_those_of_finite_differences(ball: ad.Perturbation, merged: bool) -> None:
+def test_second_derivatives_are_those_of_finite_differences(
+    ball: ad.Perturbation, merged: bool, estimator: ad.Estimator
+) -> None:
     model, x, labels = mlp(6, 40, 30, 20, 3), batch(4, 6), torch.arange(4) % 3
-    loss = ad.RobustCrossEntropy(model, ball, ad.Projected(7, merged, exact_first=False))
+    loss = ad.RobustCrossEntropy(model, ball, ad.Projected(7, merged, estimator, exact_first=False))
     draws, weight = loss.draw(x), model[2].weight
     wanted = [x.requires_grad_(), weight]
     directions = [torch.randn_like(w) for w in wanted]
@@ -134,6 +137,14 @@ def test_second_derivatives_are_those_of_finite_differences(ball: ad.Perturbatio
         ends.append(slopes())
     for a, high, low in zip(found, *ends, strict=True):
         torch.testing.assert_close(a, (high - low) / (2 * step), rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives_of_the_default_are_refused() -> None:
+    model, x, labels = mlp(6, 40, 30, 3), batch(4, 6), torch.arange(4) % 3
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.3), ad.Projected(7))
+    slopes = torch.autograd.grad(loss(x, labels), list(model.parameters()), create_graph=True)
+    with pytest.raises(ad.ArgumentError, match="second derivatives"):
+        sum(s.square().sum() for s in slopes).backward()
 
 
 def test_the_same_generator_state_gives_the_same_loss() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import autodual as ad
 from autodual import kernels
 from autodual.bounds.draws import Angles
 from autodual.bounds.median import median_of_sizes
@@ -45,6 +46,128 @@ def test_median_of_nothing_but_zeros_and_of_nan() -> None:
     broken = torch.randn(10, 10, device="cuda")
     broken.fill_diagonal_(torch.nan)
     assert bool(median_of_sizes(broken).isnan().all())
+
+
+def _cauchy(*shape: int) -> Tensor:
+    return torch.empty(shape).uniform_(-1.57, 1.57, generator=torch.Generator().manual_seed(0)).tan()
+
+
+QUIET = [
+    ad.QuietGradient(0),
+    ad.QuietGradient(),
+    ad.MaximumLikelihood(0),
+    ad.MaximumLikelihood(1),
+    ad.MaximumLikelihood(),
+]
+
+
+def _value_and_gradient(estimator: ad.Estimator, samples: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    samples = samples.detach().requires_grad_()
+    found = estimator.scale(samples)
+    (gradient,) = torch.autograd.grad((found * weight.to(samples)).sum(), samples)
+    return found.detach().cpu().double(), gradient.cpu().double()
+
+
+def _compare_with_twin(estimator: ad.Estimator, samples: Tensor) -> None:
+    """float32 on the GPU against float64 on the CPU."""
+    weight = torch.randn(samples.shape[1:], generator=torch.Generator().manual_seed(1))
+    value, gradient = _value_and_gradient(estimator, samples, weight)
+    expected, slope = _value_and_gradient(estimator, samples.cpu().double(), weight)
+    torch.testing.assert_close(value, expected, rtol=2e-5, atol=0, equal_nan=True)
+    torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 10, 20, 50, 64, 65, 200, 256, 257])
+@pytest.mark.parametrize("shape", [(), (1,), (63,), (5, 3, 7, 7), (3, 1000)])
+@pytest.mark.parametrize("estimator", QUIET, ids=repr)
+def test_newton_scale(estimator: ad.Estimator, k: int, shape: tuple[int, ...]) -> None:
+    _compare_with_twin(estimator, _cauchy(k, *shape).cuda())
+
+
+@pytest.mark.parametrize("k", [10, 100])
+@pytest.mark.parametrize("estimator", QUIET[:3], ids=repr)
+def test_newton_scale_in_any_layout(estimator: ad.Estimator, k: int) -> None:
+    plain = _cauchy(k, 4, 6, 5, 7).cuda()
+    inside = plain.movedim(2, -1).contiguous().movedim(-1, 2)
+    swapped, shared = plain.transpose(0, 1).contiguous().transpose(0, 1), plain[:, :1].expand_as(plain)
+    for samples in (inside, swapped, shared, plain[:, ::2, :, 1:, ::3]):
+        _compare_with_twin(estimator, samples)
+    assert estimator.scale(inside).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("k", [1, 10, 50, 100, 257])
+@pytest.mark.parametrize("estimator", QUIET, ids=repr)
+def test_newton_scale_of_odd_values(estimator: ad.Estimator, k: int) -> None:
+    """Zeros, most of them zeros, tiny, huge, both, infinite, not a number."""
+    samples = _cauchy(k, 9)
+    samples[:, 0] = 0
+    samples[: (k - 1) // 2 + 1, 1] = 0
+    samples[:, 2] *= 1e-30
+    samples[:, 3] *= 1e28
+    samples[::3, 4] *= 1e30
+    samples[1::3, 4] *= 1e-30
+    samples[k // 2, 5] = torch.inf
+    samples[:, 6] = -torch.inf
+    samples[k // 2, 7] = torch.nan
+    weight = torch.ones(9)
+    found, gradient = _value_and_gradient(estimator, samples.cuda(), weight)
+    expected, slope = _value_and_gradient(estimator, samples, weight)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=0, equal_nan=True)
+    assert torch.equal(gradient.isfinite(), slope.isfinite())
+    torch.testing.assert_close(gradient.nan_to_num(), slope.nan_to_num(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [50, 100])
+def test_newton_scale_is_captured_as_a_graph(k: int) -> None:
+    samples = _cauchy(k, 300).cuda().requires_grad_()
+    estimator = ad.QuietGradient()
+
+    def both() -> tuple[Tensor, Tensor]:
+        found = estimator.scale(samples)
+        return found.detach(), torch.autograd.grad(found.sum(), samples)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        both()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    with torch.no_grad():
+        samples.mul_(3).add_(0.5)
+    graph.replay()
+    for a, b in zip(captured, both(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_newton_scale_runs_on_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autodual.kernels import median as kernel
+
+    calls = []
+    for name in ("newton_scale", "gradient_of_newton_scale"):
+        plain = getattr(kernel, name)
+        monkeypatch.setattr(
+            kernel, name, lambda *given, _name=name, _plain=plain: (calls.append(_name), _plain(*given))[1]
+        )
+    samples = _cauchy(50, 30).cuda().requires_grad_()
+    ad.QuietGradient().scale(samples).sum().backward()
+    assert calls == ["newton_scale", "gradient_of_newton_scale"]
+
+
+@pytest.mark.parametrize("k", [50, 100])
+def test_newton_scale_beyond_two_to_the_31(k: int) -> None:
+    units = (1 << 31) // k + 1000
+    if torch.cuda.mem_get_info()[0] < 40 << 30:
+        pytest.skip("needs 40 GiB of free GPU memory")
+    samples = torch.empty(k, units, device="cuda").uniform_(-1.57, 1.57).tan_().requires_grad_()
+    found = ad.QuietGradient().scale(samples)
+    (gradient,) = torch.autograd.grad(found.sum(), samples)
+    for part in (slice(0, 500), slice(units - 500, units)):
+        _compare_with_twin(ad.QuietGradient(), samples[:, part].contiguous())
+        value, slope = _value_and_gradient(ad.QuietGradient(), samples[:, part].contiguous(), torch.ones(500))
+        torch.testing.assert_close(found[part].detach().cpu().double(), value, rtol=1e-6, atol=0)
+        torch.testing.assert_close(gradient[:, part].cpu().double(), slope, rtol=1e-5, atol=1e-7)
 
 
 def _random(*shape: int) -> Tensor:

@@ -19,6 +19,7 @@ from autodual.bounds.estimators import Estimator as Estimator
 from autodual.bounds.estimators import GeometricMean as GeometricMean
 from autodual.bounds.estimators import MaximumLikelihood as MaximumLikelihood
 from autodual.bounds.estimators import Median as Median
+from autodual.bounds.estimators import QuietGradient as QuietGradient
 from autodual.bounds.forward import ForwardDual as ForwardDual
 from autodual.bounds.high_probability import HighProbability as HighProbability
 from autodual.bounds.ibp import IBP as IBP

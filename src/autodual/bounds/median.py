@@ -38,9 +38,24 @@ def _in_plain_operations(samples: Tensor) -> Tensor:
     """The same for a compiler, which fuses it: the mean of the samples, one unless there are ties, that are as large as the middle."""
     sizes = samples.abs()
     with torch.no_grad():
-        few = len(sizes) <= LARGEST_NETWORK
-        hit = sizes == (_run_network(list(sizes.unbind(0))) if few else sizes.median(0).values)
+        hit = sizes == middle_in_plain_operations(samples)
     return torch.where(hit, sizes, 0.0).sum(0) / hit.sum(0)
+
+
+def middle_in_plain_operations(samples: Tensor) -> Tensor:
+    """The median of the absolute values for a compiler or a function transform: nothing is written in place."""
+    sizes = samples.abs()
+    return _run_network(list(sizes.unbind(0))) if len(sizes) <= LARGEST_NETWORK else sizes.median(0).values
+
+
+def middle_in_place(sizes: Tensor) -> Tensor:
+    """The median of sizes [k, units], whose memory is used up."""
+    return _run_network_in_place(list(sizes.unbind(0))) if len(sizes) <= LARGEST_NETWORK else sizes.median(0).values
+
+
+def comparisons_for_kernel(k: int) -> tuple[tuple[int, int], ...] | None:
+    """What a GPU's registers are compared by; None where there are too many values for them."""
+    return tuple((a, b) for a, b, *_ in selection_network(k)) if k <= kernels.FEW else None
 
 
 class _MedianOfSizes(torch.autograd.Function):
@@ -51,9 +66,7 @@ class _MedianOfSizes(torch.autograd.Function):
         if len(samples) <= kernels.LARGEST_K and kernels.usable("median", samples):
             from autodual.kernels import median as kernel
 
-            few = len(samples) <= kernels.FEW
-            comparisons = tuple((a, b) for a, b, *_ in selection_network(len(samples))) if few else None
-            return kernel.median_of_sizes(samples.contiguous(), comparisons)
+            return kernel.median_of_sizes(samples.contiguous(), comparisons_for_kernel(len(samples)))
         return _select_middle(samples)
 
     @staticmethod
@@ -78,7 +91,7 @@ def _select_middle(samples: Tensor) -> Tensor:
     ordered = in_memory_order(samples)
     flat = ordered.flatten(1)
     chunk = CHUNK if samples.device.type == "cpu" else flat.shape[1]
-    parts = [_run_network_in_place(list(part.abs().unbind(0))) for part in flat.split(chunk, 1)]
+    parts = [middle_in_place(part.abs()) for part in flat.split(chunk, 1)]
     middle = torch.cat(parts).reshape(ordered.shape[1:])
     return middle.movedim(-1, 1) if has_channels_inside(samples) else middle
 

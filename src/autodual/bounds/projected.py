@@ -26,7 +26,7 @@ from autodual.bounds.base import (
 )
 from autodual.bounds.centres import Centres
 from autodual.bounds.draws import Angles, Draws, draw, passed
-from autodual.bounds.estimators import Estimator, Median
+from autodual.bounds.estimators import Estimator, QuietGradient
 from autodual.bounds.first import first_radii
 from autodual.bounds.memory import Budget
 from autodual.bounds.radius import RadiusPass
@@ -55,7 +55,7 @@ class Projected(BoundEngine):
 
     k: int = 50
     merged: bool = True
-    estimator: Estimator = field(default_factory=Median)
+    estimator: Estimator = field(default_factory=QuietGradient)
     exact_first: bool = True
     generator: torch.Generator | None = field(default=None, repr=False)
     draws: Draws | None = field(default=None, repr=False)
@@ -64,7 +64,7 @@ class Projected(BoundEngine):
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise ArgumentError(f"k must be a whole number of projections, at least 1, got {self.k!r}")
         if not isinstance(self.estimator, Estimator):
-            raise ArgumentError(f"estimator must be one such as Median(), got {self.estimator!r}")
+            raise ArgumentError(f"estimator must be one such as QuietGradient() or Median(), got {self.estimator!r}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ArgumentError(f"generator must be a torch.Generator, got {type(self.generator).__name__}")
         check_switches(self, "merged", "exact_first")

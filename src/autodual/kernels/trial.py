@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from autodual.kernels import Family, chord, median, narrow, starting, stream, weigh
+from autodual.kernels import FEW, Family, chord, median, narrow, starting, stream, weigh
 
 
 def _median(device: torch.device) -> None:
@@ -14,6 +14,11 @@ def _median(device: torch.device) -> None:
     median.median_of_sizes(three, ((0, 1), (1, 2), (0, 1)))
     middle = median.median_of_sizes(three, None)
     median.gradient_of_median(three, middle, middle)
+    scale = median.newton_scale(three, ((0, 1), (1, 2), (0, 1)), 1, 0.5)
+    median.gradient_of_newton_scale(three, scale, scale, 0.5, 1)
+    many = torch.ones(FEW + 1, 2, dtype=torch.float32, device=device)
+    scale = median.newton_scale(many, None, 1, 0.5)
+    median.gradient_of_newton_scale(many, scale, scale, 0.5, 1)
 
 
 def _stream(device: torch.device) -> None:

@@ -14,7 +14,7 @@ from autodual._errors import ArgumentError
 
 Norm = Literal["linf", "l2"]
 Training = Literal["projected", "dual", "ibp", "none"]
-EstimatorName = Literal["median", "geometric-mean", "maximum-likelihood"]
+EstimatorName = Literal["quiet-gradient", "median", "geometric-mean", "maximum-likelihood"]
 OptimiserName = Literal["adam", "sgd"]
 CascadeKind = Literal["paper", "routed", "sum"]
 
@@ -54,7 +54,7 @@ class TrainConfig:
     )
     k: int = option(50, "random projections")
     per_term: bool = option(False, "one stream of projections per term, as in the paper, instead of one for all")
-    estimator: EstimatorName = option("median", "how a norm is read off its projections")
+    estimator: EstimatorName = option("quiet-gradient", "how a norm is read off its projections")
     adversarial: bool = option(False, "train on PGD examples instead of bounds (needs engine none)")
     epochs: int = option(60, "passes over the training data")
     batch: int = option(50, "examples per step")

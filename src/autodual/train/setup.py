@@ -11,13 +11,18 @@ from torch import nn
 from autodual import models
 from autodual._errors import ArgumentError
 from autodual._types import Shape
-from autodual.bounds import IBP, BoundEngine, Dual, GeometricMean, MaximumLikelihood, Median, Projected
+from autodual.bounds import IBP, BoundEngine, Dual, GeometricMean, MaximumLikelihood, Median, Projected, QuietGradient
 from autodual.digits import digits_network
 from autodual.sets import L2Ball, LinfBall, Perturbation
 from autodual.train.config import TrainConfig
 from autodual.train.data import Statistics, in_words, is_factory, named_function
 
-ESTIMATORS = {"median": Median(), "geometric-mean": GeometricMean(), "maximum-likelihood": MaximumLikelihood()}
+ESTIMATORS = {
+    "quiet-gradient": QuietGradient(),
+    "median": Median(),
+    "geometric-mean": GeometricMean(),
+    "maximum-likelihood": MaximumLikelihood(),
+}
 PLAIN: dict[str, Callable[..., nn.Module]] = {"small": models.small, "large": models.large, "resnet": models.resnet}
 SIZED: dict[str, Callable[..., nn.Module]] = {"wide": models.wide, "deep": models.deep}
 
