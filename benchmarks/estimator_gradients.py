@@ -109,13 +109,13 @@ WAYS = (
     Way("median, ML gradient", ad.MaximumLikelihood(0)),
     Way("one Newton step, ML gradient", ad.MaximumLikelihood(1)),
     Way("maximum likelihood, solved", ad.MaximumLikelihood()),
-    Way("median, quiet gradient", ad.QuietGradient(0)),
-    Way("**one Newton step, quiet gradient**", ad.QuietGradient(1)),
-    Way("the same, stratified angles", ad.QuietGradient(1), True, stratified, (10, 20, 50)),
-    Way("the same, antithetic angles", ad.QuietGradient(1), True, antithetic, (10, 20, 50)),
-    Way("the same, layers of up to 128 units exact", ad.QuietGradient(1), exact_narrow=128),
+    Way("**median, quiet gradient**", ad.QuietGradient()),
+    Way("one Newton step, quiet gradient", ad.QuietGradient(1)),
+    Way("default, stratified angles", ad.QuietGradient(), True, stratified, (10, 20, 50)),
+    Way("default, antithetic angles", ad.QuietGradient(), True, antithetic, (10, 20, 50)),
+    Way("default, layers of up to 128 units exact", ad.QuietGradient(), exact_narrow=128),
     Way("one stream per term: median, autodiff", ad.Median(), False, counts=(10, 20, 50)),
-    Way("one stream per term: one Newton step, quiet gradient", ad.QuietGradient(1), False, counts=(10, 20, 50)),
+    Way("one stream per term: median, quiet gradient", ad.QuietGradient(), False, counts=(10, 20, 50)),
 )
 
 
@@ -313,10 +313,12 @@ def as_markdown(records: list[dict[str, Any]], options: argparse.Namespace, miss
     machine = describe()
     where = torch.cuda.get_device_name() if options.device != "cpu" else str(machine["cpu"])
     images = "test images" if options.data is not None else "**random** images and labels, without a data folder"
+    places = {str(options.data): "FOLDER", str(options.out): "FILE.md"}
+    command = " ".join(places.get(word, word) for word in sys.argv[1:])
     lines = [
         "# Loss gradients of whole networks: noise and bias",
         "",
-        f"`{' '.join(['python benchmarks/estimator_gradients.py', *sys.argv[1:]])}`",
+        f"`python benchmarks/estimator_gradients.py {command}`",
         "",
         f"The first {IMAGES} {images}; {options.draws} draws. Noise, error and bias relative to the exact gradient, loss in per cent, "
         f"one step on {BATCH} images in ms on {where}. What the columns mean: `benchmarks/estimator_gradients.py`.",
