@@ -190,8 +190,7 @@ def test_function_transforms(estimator: ad.QuietGradient) -> None:
     torch.testing.assert_close(along, (slopes[0] * direction).sum())
 
 
-@pytest.mark.parametrize("k", [1, 10])
-@pytest.mark.parametrize("estimator", KINDS, ids=repr)
+@pytest.mark.parametrize(("estimator", "k"), [(KINDS[0], 1), (KINDS[1], 10), (KINDS[-1], 10)], ids=repr)
 def test_compiled_as_one_graph(estimator: ad.QuietGradient, k: int) -> None:
     torch.compiler.reset()
     samples = _cauchy(k, 6)
