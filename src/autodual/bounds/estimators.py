@@ -100,8 +100,8 @@ class QuietGradient(Estimator):
 
         ds/dv_i = s v_i / (v_i^2 + s^2) / sum_j v_j^2 / (v_j^2 + s^2).
 
-    That halves the variance of the maximum-likelihood gradient, as twice the projections would. It is the gradient of the solution of
-    mean log(1 + v^2 / s^2) = 2 log 2, not of the value: second derivatives are refused.
+    In one unit that halves the variance of the maximum-likelihood gradient; in whole networks it gains less. It is the gradient of the
+    solution of mean log(1 + v^2 / s^2) = 2 log 2, not of the value: second derivatives are refused.
     """
 
     steps: int = 0
