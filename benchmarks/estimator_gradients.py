@@ -85,6 +85,10 @@ class Way:
     respread: Callable[[Tensor], Tensor] | None = None
     """Replaces angles [k, ...] by others of the same distribution, each of the k."""
     counts: tuple[int, ...] = COUNTS
+    exact_narrow: int = 0
+
+    def engine(self, k: int, generator: torch.Generator | None = None) -> ad.Projected:
+        return ad.Projected(k, self.merged, self.estimator, exact_narrow=self.exact_narrow, generator=generator)
 
 
 def stratified(angles: Tensor) -> Tensor:
@@ -105,12 +109,13 @@ WAYS = (
     Way("median, ML gradient", ad.MaximumLikelihood(0)),
     Way("one Newton step, ML gradient", ad.MaximumLikelihood(1)),
     Way("maximum likelihood, solved", ad.MaximumLikelihood()),
-    Way("median, quiet gradient", ad.QuietGradient(0)),
-    Way("**one Newton step, quiet gradient**", ad.QuietGradient(1)),
-    Way("the same, stratified angles", ad.QuietGradient(1), True, stratified, (10, 20, 50)),
-    Way("the same, antithetic angles", ad.QuietGradient(1), True, antithetic, (10, 20, 50)),
+    Way("**median, quiet gradient**", ad.QuietGradient()),
+    Way("one Newton step, quiet gradient", ad.QuietGradient(1)),
+    Way("default, stratified angles", ad.QuietGradient(), True, stratified, (10, 20, 50)),
+    Way("default, antithetic angles", ad.QuietGradient(), True, antithetic, (10, 20, 50)),
+    Way("default, layers of up to 128 units exact", ad.QuietGradient(), exact_narrow=128),
     Way("one stream per term: median, autodiff", ad.Median(), False, counts=(10, 20, 50)),
-    Way("one stream per term: one Newton step, quiet gradient", ad.QuietGradient(1), False, counts=(10, 20, 50)),
+    Way("one stream per term: median, quiet gradient", ad.QuietGradient(), False, counts=(10, 20, 50)),
 )
 
 
@@ -214,8 +219,7 @@ def compare(
     model: nn.Module, case: Case, way: Way, k: int, x: Tensor, labels: Tensor, exact: tuple[float, Tensor], draws: int
 ) -> dict[str, Any]:
     """The figures of one way with k projections; sums over draws, so that no gradient is kept."""
-    engine = ad.Projected(k, way.merged, way.estimator, generator=torch.Generator(x.device).manual_seed(1))
-    loss = ad.RobustCrossEntropy(model, case.ball, engine)
+    loss = ad.RobustCrossEntropy(model, case.ball, way.engine(k, torch.Generator(x.device).manual_seed(1)))
     torch.manual_seed(2)
     numbers, (value, truth) = loss.draw(x), exact
     losses, cosines, errors, squares = list[float](), list[float](), list[float](), 0.0
@@ -245,7 +249,7 @@ def compare(
 
 def milliseconds(model: nn.Module, case: Case, way: Way, k: int, x: Tensor, labels: Tensor) -> float:
     """One step of training without an update, median of some; random numbers count."""
-    objective = RobustObjective(model, case.ball, ad.Projected(k, way.merged, way.estimator))
+    objective = RobustObjective(model, case.ball, way.engine(k))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
     step = make_step(objective, optimiser, torch.Generator(x.device), None, len(x))
     rounds = 12 if x.is_cuda else 3
@@ -285,11 +289,13 @@ def measure(name: str, options: argparse.Namespace, clock: Clock) -> Iterator[di
         rows: list[dict[str, Any]] = []
         record = {"network": name, "weights": source, "loss": exact[0], "rows": rows, "complete": False}
         for way in WAYS:
+            if way.exact_narrow and name not in SMALL:
+                continue  # which have no such layers
             for k in way.counts:
                 if clock.over or (options.k and k not in options.k):
                     continue
                 row = compare(model, case, way, k, x, labels, exact, options.draws)
-                row["ms"] = None if way.respread else milliseconds(model, case, way, k, *batch)
+                row["ms"] = None if way.respread or options.untimed else milliseconds(model, case, way, k, *batch)
                 rows.append(row)
                 say(f"  {as_row(row)}")
         record["complete"] = not clock.over
@@ -307,10 +313,12 @@ def as_markdown(records: list[dict[str, Any]], options: argparse.Namespace, miss
     machine = describe()
     where = torch.cuda.get_device_name() if options.device != "cpu" else str(machine["cpu"])
     images = "test images" if options.data is not None else "**random** images and labels, without a data folder"
+    places = {str(options.data): "FOLDER", str(options.out): "FILE.md"}
+    command = " ".join(places.get(word, word) for word in sys.argv[1:])
     lines = [
         "# Loss gradients of whole networks: noise and bias",
         "",
-        f"`{' '.join(['python benchmarks/estimator_gradients.py', '--device', options.device, '--draws', str(options.draws)])}`",
+        f"`python benchmarks/estimator_gradients.py {command}`",
         "",
         f"The first {IMAGES} {images}; {options.draws} draws. Noise, error and bias relative to the exact gradient, loss in per cent, "
         f"one step on {BATCH} images in ms on {where}. What the columns mean: `benchmarks/estimator_gradients.py`.",
@@ -346,6 +354,7 @@ def main() -> None:
     parser.add_argument("--k", nargs="+", type=int, help="only these numbers of projections")
     parser.add_argument("--draws", type=int, default=24)
     parser.add_argument("--steps", type=int, default=400, help="of training, where results/ has no weights")
+    parser.add_argument("--untimed", action="store_true", help="no times, which mean little on a busy machine")
     parser.add_argument("--out", type=Path, help="Markdown; JSON goes beside it")
     options = parser.parse_args()
     out = options.out or RESULTS / f"estimator_gradients_{options.device.split(':')[0]}.md"

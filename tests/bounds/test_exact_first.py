@@ -114,3 +114,28 @@ def test_one_wide_layer_is_exact_since_its_rows_are_its_weights(ball: ad.Perturb
     x = batch(2, 60)
     network, region = dual_network(mlp(60, 30, 20, 3), x), ball.around(x)
     torch.testing.assert_close(_radii(ad.Projected(8), network, region), _radii(ad.Dual(), network, region))
+
+
+@pytest.mark.parametrize(
+    "ball", [ad.LinfBall(0.1), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.3), ad.L1Ball(0.4)], ids=repr
+)
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
+def test_narrow_layers_are_exact_where_that_is_asked_for(ball: ad.Perturbation, merged: bool) -> None:
+    """Exact bounds of a layer after an exact one are those of Dual(); a wider layer stays an estimate."""
+    x = batch(3, 6)
+    network, region = dual_network(mlp(6, 40, 20, 30, 20, 3), x), ball.around(x)
+    exact = ad.Dual().preactivations(network, region).intervals
+    engine = ad.Projected(9, merged, exact_narrow=40)
+    found = engine.preactivations(network, region).intervals
+    for index in network.activations:
+        torch.testing.assert_close(found[index].lower, exact[index].lower)
+    part = ad.Projected(9, merged, exact_narrow=20).preactivations(network, region).intervals
+    second, third = network.activations[1:3]
+    torch.testing.assert_close(part[second].lower, exact[second].lower)
+    assert not torch.allclose(part[third].lower, exact[third].lower)
+
+
+@pytest.mark.parametrize("bad", [-1, 2.5, True, None])
+def test_exact_narrow_is_a_number_of_units(bad: object) -> None:
+    with pytest.raises(ad.ArgumentError, match="exact_narrow must be a number of units"):
+        ad.Projected(9, exact_narrow=bad)  # type: ignore[arg-type]

@@ -49,6 +49,8 @@ class Projected(BoundEngine):
     estimator: how a norm is read off its projections.
     exact_first: exact bounds where no activation comes before and they are no dearer than k projections: after one layer that
         mixes features, or where a unit reads few of them. Others are estimated. False is the paper's form.
+    exact_narrow: exact bounds also where at most so many units enter an activation: their rows are pulled back as in the last step.
+        Late, narrow layers carry most of the noise; as many rows as projections cost about the same.
     generator: where random numbers come from; PyTorch's global one when None.
     draws: numbers to use instead of fresh ones, from `draw`.
     """
@@ -57,12 +59,15 @@ class Projected(BoundEngine):
     merged: bool = True
     estimator: Estimator = field(default_factory=QuietGradient)
     exact_first: bool = True
+    exact_narrow: int = 0
     generator: torch.Generator | None = field(default=None, repr=False)
     draws: Draws | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise ArgumentError(f"k must be a whole number of projections, at least 1, got {self.k!r}")
+        if isinstance(self.exact_narrow, bool) or not isinstance(self.exact_narrow, int) or self.exact_narrow < 0:
+            raise ArgumentError(f"exact_narrow must be a number of units, 0 for none, got {self.exact_narrow!r}")
         if not isinstance(self.estimator, Estimator):
             raise ArgumentError(f"estimator must be one such as QuietGradient() or Median(), got {self.estimator!r}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
@@ -155,12 +160,18 @@ def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: 
     bands, centres = streams.bands, Centres(network, region, streams.bands)
     intervals: dict[int, Interval] = {}
     sources = [network.nodes[i].inputs[0] for i in network.activations]
-    carried = {i for source in sources if source not in known for i in network.ancestors(source)}
+    narrow = {source for source in sources if math.prod(network.nodes[source].shape) <= engine.exact_narrow}
+    carried = {
+        i for source in sources if source not in known and source not in narrow for i in network.ancestors(source)
+    }
     values: dict[int, Streams] = {}
     for index in range(max(network.activations, default=-1) + 1):
         inputs = network.nodes[index].inputs
         if index in network.activations:
-            if inputs[0] not in known:
+            if inputs[0] not in known and inputs[0] in narrow:
+                exact = RadiusPass(network, region, bands, Budget.unlimited(), static=True)
+                known[inputs[0]] = exact.of_units(inputs[0])[0]
+            elif inputs[0] not in known:
                 known[inputs[0]] = read(values[inputs[0]], engine.estimator)
             centre, radius = channels_inside(centres.at(inputs[0])), channels_inside(known[inputs[0]])
             if last or index != network.activations[-1]:
