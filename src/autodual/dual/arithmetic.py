@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
+from autodual.dual.parameters import number, parameter
 from autodual.dual.registry import register
 from autodual.graph import Call, Operand
 
@@ -126,8 +127,12 @@ def _reverse_subtract(call: Call) -> AffineDual:
 
 def _combine(call: Call, sign: float) -> AffineDual:
     """left + sign * alpha * right."""
+    if len(call.args) > 2:
+        raise ArgumentError(
+            f"{call.path}: is called with three positional arguments, an order that PyTorch has given up; write alpha=..."
+        )
     left, right = call.argument(0, "input"), call.argument(1, "other")
-    factor = sign * call.kwargs.get("alpha", 1)
+    factor = sign * number(call, parameter(call, 2, "alpha", 1.0), "alpha")
     if isinstance(left, Operand) and isinstance(right, Operand):
         return DualSum((1.0, factor))
     if isinstance(left, Operand):
@@ -160,26 +165,26 @@ def _negate(call: Call) -> AffineDual:
 
 
 @register(
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
-    torch.Tensor.contiguous, torch.Tensor.clone, torch.clone, operator.pos, torch.nn.functional.dropout, torch.dropout,
-    torch.nn.functional.dropout2d, torch.Tensor.float, torch.Tensor.double, torch.Tensor.to, torch.Tensor.type_as,
+    nn.Identity, torch.Tensor.contiguous, torch.Tensor.clone, torch.clone, operator.pos, torch.Tensor.float,
+    torch.Tensor.double, torch.Tensor.to, torch.Tensor.type_as,
 )  # fmt: skip
 def _identity(call: Call) -> AffineDual:
-    active = call.module.training if call.module is not None else _training(call)
-    if active and not isinstance(call.module, nn.Identity) and _drop_probability(call) > 0:
+    return DualScale(1.0, None, call.shape)
+
+
+@register(
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    torch.nn.functional.dropout, torch.nn.functional.dropout2d, torch.dropout,
+)  # fmt: skip
+def _dropout(call: Call) -> AffineDual:
+    m: Any = call.module
+    active = m.training if m is not None else call.kwargs.get("train", call.argument(2, "training", True))
+    if active and float(m.p if m is not None else parameter(call, 1, "p", 0.5)) > 0:
         raise ArgumentError(
             f"{call.path}: dropout is active, so the network is random and a bound would hold for one draw only; "
             f"call model.eval() before certifying, or set p=0 for robust training"
         )
     return DualScale(1.0, None, call.shape)
-
-
-def _training(call: Call) -> bool:
-    return call.kwargs.get("train", call.argument(2, "training", False)) is True
-
-
-def _drop_probability(call: Call) -> float:
-    return float(getattr(call.module, "p", 0)) if call.module is not None else float(call.argument(1, "p", 0.5))
 
 
 def _number(call: Call, value: Any, operand: Operand) -> Any:

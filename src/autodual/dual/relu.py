@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autodual import kernels
 from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
+from autodual.dual.parameters import number, parameter
 from autodual.dual.registry import register
 from autodual.graph import Call
 from autodual.interval import Interval
@@ -82,13 +83,13 @@ class DualKink(ElementwiseDual):
 
 @register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
 def _leaky_relu(call: Call) -> DualKink:
-    slope = call.module.negative_slope if call.module is not None else call.argument(1, "negative_slope", 0.01)
-    return DualKink(float(slope))
+    slope = call.module.negative_slope if call.module is not None else parameter(call, 1, "negative_slope", 0.01)
+    return DualKink(number(call, slope, "negative_slope"))
 
 
 @register(nn.PReLU, F.prelu, torch.prelu)
 def _prelu(call: Call) -> DualKink:
-    weight: Any = call.module.weight if call.module is not None else call.argument(1, "weight")
+    weight: Any = call.module.weight if call.module is not None else parameter(call, 1, "weight")
     return DualKink(weight.reshape(-1, *[1] * (len(call.shape) - 1)))
 
 
