@@ -10,7 +10,7 @@ from autodual._tensor import CERTIFYING_DTYPES, full_precision
 from autodual.bounds.base import BoundEngine, Bounds
 from autodual.bounds.dual import Dual
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.network import non_finite_parameter
+from autodual.dual.network import non_finite_constant, non_finite_parameter
 from autodual.graph import Network
 from autodual.graph import capture as capture_with
 from autodual.sets import InputSet
@@ -58,6 +58,12 @@ def dual_network(model: nn.Module | Network, x: Tensor) -> DualNetwork:
     if broken is not None:
         raise ArgumentError(f"model: {broken} holds NaN or infinite values, so nothing can be proved about it")
     dual = build(network)
+    broken = non_finite_constant(dual, x.dtype)
+    if broken is not None:
+        raise ArgumentError(
+            f"model: {broken} computes with a constant that is NaN or infinite in {x.dtype} (as after a division by zero, or batch "
+            f"normalisation whose variance + eps is not positive), so nothing can be proved about it"
+        )
     _check_faithful(network, dual, x)
     return dual
 

@@ -13,7 +13,7 @@ from autodual._errors import ArgumentError
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.parameters import number, parameter
-from autodual.dual.registry import register
+from autodual.dual.registry import register, rewrite
 from autodual.graph import Call, Operand
 
 
@@ -121,8 +121,11 @@ def _subtract(call: Call) -> AffineDual:
 
 @register(torch.rsub)
 def _reverse_subtract(call: Call) -> AffineDual:
-    swapped = (call.argument(1, "other"), call.argument(0, "input"))
-    return _combine(Call(call.path, call.shape, None, swapped, call.kwargs, call.batch), -1.0)
+    left, right = call.argument(0, "input"), call.argument(1, "other")
+    swapped = _combine(Call(call.path, call.shape, None, (right, left), call.kwargs, call.batch), -1.0)
+    return (
+        DualSum(swapped.weights[::-1]) if isinstance(swapped, DualSum) else swapped
+    )  # operands stay in the call's order
 
 
 def _combine(call: Call, sign: float) -> AffineDual:
@@ -166,10 +169,25 @@ def _negate(call: Call) -> AffineDual:
 
 @register(
     nn.Identity, torch.Tensor.contiguous, torch.Tensor.clone, torch.clone, operator.pos, torch.Tensor.float,
-    torch.Tensor.double, torch.Tensor.to, torch.Tensor.type_as,
+    torch.Tensor.double, torch.Tensor.to,
 )  # fmt: skip
 def _identity(call: Call) -> AffineDual:
     return DualScale(1.0, None, call.shape)
+
+
+@rewrite(torch.Tensor.to)
+def _to(input: Any, *args: Any, **named: Any) -> Any:
+    """Of a tensor that another is converted like, only dtype and device matter: the result does not depend on its values."""
+    other: Any = args[0] if args else named.get("other")
+    if not hasattr(other, "shape"):
+        return NotImplemented
+    named = {name: value for name, value in named.items() if name != "other"}
+    return input.to(other.device, other.dtype, *args[1:], **named)
+
+
+@rewrite(torch.Tensor.type_as)
+def _type_as(input: Any, other: Any) -> Any:
+    return input.to(other.device, other.dtype)
 
 
 @register(

@@ -17,7 +17,6 @@ from autodual.dual.registry import register
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
 
-
 End: TypeAlias = Tensor | float
 """A number, or a tensor that broadcasts to one example; minus or plus infinity where there is no end."""
 

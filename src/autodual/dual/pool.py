@@ -166,9 +166,7 @@ def _amin(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
 
 def _max_pool_module(dims: int, module: Any, input: Any) -> Any:
     m = module
-    return _max_pool(
-        dims, input, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    )
+    return _max_pool(dims, input, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
 
 
 def _max_pool(

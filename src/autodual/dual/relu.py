@@ -99,10 +99,13 @@ def _absolute(call: Call) -> DualKink:
 
 
 def _chord(z: Interval) -> tuple[Tensor, Tensor]:
-    """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN; and min(l, 0)."""
+    """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN or if u - l overflows; and min(l, 0)."""
     positive, negative = z.upper.clamp(min=0), z.lower.clamp(max=0)
     width = positive - negative
-    return positive / torch.where(width == 0, torch.ones_like(width), width), negative
+    width = width.masked_fill(width == 0, 1.0).masked_fill(
+        width == torch.inf, torch.nan
+    )  # u / inf would pass for a dead unit
+    return positive / width, negative
 
 
 def _slope_and_half(z: Interval) -> tuple[Tensor, Tensor]:

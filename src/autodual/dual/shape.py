@@ -89,7 +89,6 @@ class DualPad(AffineDual):
 @register(
     nn.Flatten, nn.Unflatten, torch.flatten, torch.Tensor.flatten, torch.Tensor.view, torch.Tensor.reshape, torch.reshape,
     torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze, torch.Tensor.unflatten, torch.unflatten,
-    torch.Tensor.view_as, torch.Tensor.reshape_as,
 )  # fmt: skip
 def _reshape(call: Call) -> DualReshape:
     if math.prod(call.shape) != math.prod(call.operand.shape):
@@ -151,7 +150,18 @@ def _narrow(call: Call) -> DualMonotone:
     return DualMonotone(lambda x: x.narrow(dim + 1, start, length))
 
 
-@register(torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to)
+@rewrite(torch.Tensor.view_as, torch.Tensor.reshape_as)
+def _reshape_as(input: Any, other: Any) -> Any:
+    """Only the shape of `other` matters, so the result does not depend on its values."""
+    return input.reshape(other.shape)
+
+
+@rewrite(torch.Tensor.expand_as)
+def _expand_as(input: Any, other: Any) -> Any:
+    return input.expand(other.shape)
+
+
+@register(torch.Tensor.expand, torch.broadcast_to)
 def _expand(call: Call) -> DualMonotone:
     return DualMonotone(lambda x: x.expand(x.shape[0], *call.shape))
 

@@ -66,7 +66,9 @@ class DualSoftplus(CurvedDual):
 
     def value(self, z: Tensor) -> Tensor:
         scaled = self.beta * z
-        smooth = torch.logaddexp(scaled, torch.zeros_like(scaled)) / self.beta  # does not overflow, however large the threshold
+        smooth = (
+            torch.logaddexp(scaled, torch.zeros_like(scaled)) / self.beta
+        )  # does not overflow, however large the threshold
         return torch.where(scaled > self.threshold, z, smooth)
 
     def derivative(self, z: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 _MISSING = object()
 _PARAMETER_HOOKS = (WeightNorm, SpectralNorm)
 _OTHER_NAMES = {
-    "dim": ("axis",), "keepdim": ("keepdims",), "input": ("x", "a", "x1"), "other": ("x2", "mat2"), "dim0": ("axis0",), "dim1": ("axis1",),
+    "dim": ("axis",), "keepdim": ("keepdims",), "input": ("x", "a", "x1"), "other": ("x2", "mat2"),
+    "dim0": ("axis0",), "dim1": ("axis1",),
 }  # fmt: skip
 """Names that PyTorch takes for the same argument."""
 
