@@ -110,15 +110,19 @@ class CurvedDual(ElementwiseDual):
             low, high = borders[:-1], borders[1:]
             length = high - low
             ulps = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
-            margin = torch.minimum(ulps, length / 2)  # at a kink, an end itself may have the other side's slope
-            left, right = self.derivative(low + margin) - slope, self.derivative(high - margin) - slope
+            margin = torch.minimum(ulps, length / 2)
+            first, last = (
+                torch.nextafter(low, high),
+                torch.nextafter(high, low),
+            )  # an end may be a kink, with the other slope
+            left, right = self.derivative(first) - slope, self.derivative(last) - slope
             straight_through = left * right > 0
             turning = self._turning_points(slope, borders, FINAL_STEPS)
+            turning = torch.minimum(torch.maximum(turning, first), last)  # a rounded one may lie at an end
             turning = torch.where(straight_through, low, turning)
-            inside = (turning > low) & (turning < high)
             gaps = (self.derivative(turning) - slope).abs() * length
             at_ends = torch.maximum(left.abs(), right.abs()) * margin
-            slack = torch.where(straight_through, at_ends, torch.where(inside, gaps, torch.zeros_like(gaps))).amax(0)
+            slack = torch.where(straight_through, at_ends, gaps).amax(0)
         points = _live(torch.cat([borders, turning]), z)
         errors = self.value(points) - slope * points
         return errors.amin(0) - slack, errors.amax(0) + slack

@@ -21,6 +21,8 @@ from autodual.interval import Interval
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
+LARGEST_THRESHOLD = 80.0
+"""Up to here exp(threshold) is finite in float32, and far beyond 40 softplus is the identity to the last digit of float64."""
 
 
 @register(nn.Tanh, torch.tanh, torch.tanh_, torch.Tensor.tanh, torch.Tensor.tanh_, F.tanh)
@@ -31,11 +33,16 @@ class DualTanh(CurvedDual):
         return z.tanh()
 
     def derivative(self, z: Tensor) -> Tensor:
-        return 1 - z.tanh().square()
+        return 4 * (2 * z).sigmoid() * (-2 * z).sigmoid()  # 1 - tanh(z)^2, to the last digit however small
 
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
-        distance = (1 - slope).clamp(min=0).sqrt().atanh()
+        distance = _inverse_cosh(slope)
         return torch.where(low + high < 0, -distance, distance)
+
+
+def _inverse_cosh(square: Tensor) -> Tensor:
+    """The d >= 0 with 1 / cosh(d)^2 = square: atanh(sqrt(1 - square)), but accurate for a tiny square, too. 0 for square >= 1."""
+    return torch.log1p((1 - square).clamp(min=0).sqrt()) - square.clamp(max=1).log() / 2
 
 
 @register(nn.Sigmoid, torch.sigmoid, torch.sigmoid_, torch.Tensor.sigmoid, torch.Tensor.sigmoid_, F.sigmoid)
@@ -50,7 +57,7 @@ class DualSigmoid(CurvedDual):
         return z.sigmoid() * (-z).sigmoid()
 
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
-        distance = 2 * (1 - 4 * slope).clamp(min=0).sqrt().atanh()
+        distance = 2 * _inverse_cosh(4 * slope)
         return torch.where(low + high < 0, -distance, distance)
 
 
@@ -65,11 +72,7 @@ class DualSoftplus(CurvedDual):
     threshold: float = 20.0
 
     def value(self, z: Tensor) -> Tensor:
-        scaled = self.beta * z
-        smooth = (
-            torch.logaddexp(scaled, torch.zeros_like(scaled)) / self.beta
-        )  # does not overflow, however large the threshold
-        return torch.where(scaled > self.threshold, z, smooth)
+        return F.softplus(z, self.beta, self.threshold)
 
     def derivative(self, z: Tensor) -> Tensor:
         return (self.beta * z).sigmoid()
@@ -102,10 +105,10 @@ def _softplus(call: Call) -> DualSoftplus:
     m: Any = call.module
     beta = number(call, parameter(call, 1, "beta", 1.0) if m is None else m.beta, "beta")
     threshold = float(parameter(call, 2, "threshold", 20.0) if m is None else m.threshold)
-    if beta == 0 or math.isnan(threshold):
+    if beta == 0 or not threshold <= LARGEST_THRESHOLD:
         raise ArgumentError(
-            f"{call.path}: softplus with beta = {beta} and threshold = {threshold} is not a function of its input: it divides by "
-            f"beta and compares with threshold. Use a beta other than zero and a threshold that is a number"
+            f"{call.path}: softplus with beta = {beta} and threshold = {threshold} has no dual layer: it divides by beta, and its "
+            f"exponential overflows below a large threshold. Use beta != 0 and threshold <= {LARGEST_THRESHOLD:g} (usually 20)"
         )
     return DualSoftplus(beta, threshold)
 
