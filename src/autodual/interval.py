@@ -29,7 +29,10 @@ class Interval:
 
     @property
     def centre(self) -> Tensor:
-        return (self.lower + self.upper) / 2
+        middle = (self.lower + self.upper) / 2
+        return torch.where(
+            middle.isinf(), self.lower / 2 + self.upper / 2, middle
+        )  # only their sum may have overflowed
 
     @property
     def radius(self) -> Tensor:

@@ -15,7 +15,7 @@ from autodual.bounds.base import BoundEngine, Bounds, SoundBounds
 from autodual.bounds.dual import Dual
 from autodual.bounds.ibp import run_error_at
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.network import non_finite_parameter
+from autodual.dual.network import non_finite_constant, non_finite_parameter
 from autodual.graph import Network
 from autodual.graph import capture as capture_with
 from autodual.interval import Interval
@@ -138,6 +138,12 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     if broken is not None:
         raise ArgumentError(f"model: {broken} holds NaN or infinite values, so nothing can be proved about it")
     dual = build(network)
+    broken = non_finite_constant(dual, x.dtype)
+    if broken is not None:
+        raise ArgumentError(
+            f"model: {broken} computes with a constant that is NaN or infinite in {x.dtype} (as after a division by zero, or batch "
+            f"normalisation whose variance + eps is not positive), so nothing can be proved about it"
+        )
     _check_faithful(network, dual, x)
     if region is not None:
         signs = torch.where(torch.arange(x[0].numel(), device=x.device) % 2 == 0, 1.0, -1.0).to(x).reshape(x.shape[1:])

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
-from autodual.dual.registry import register
+from autodual.dual.parameters import number, parameter
+from autodual.dual.registry import register, rewrite
 from autodual.graph import Call, Operand
 
 FOLDING = 8 * torch.finfo(torch.float64).eps
@@ -133,14 +134,20 @@ def _subtract(call: Call) -> AffineDual:
 
 @register(torch.rsub)
 def _reverse_subtract(call: Call) -> AffineDual:
-    swapped = (call.argument(1, "other"), call.argument(0, "input"))
-    return _combine(Call(call.path, call.shape, None, swapped, call.kwargs, call.batch, dtype=call.dtype), -1.0)
+    left, right = call.argument(0, "input"), call.argument(1, "other")
+    swapped = _combine(replace(call, module=None, args=(right, left)), -1.0)
+    # Operands stay in the call's order.
+    return DualSum(swapped.weights[::-1]) if isinstance(swapped, DualSum) else swapped
 
 
 def _combine(call: Call, sign: float) -> AffineDual:
     """left + sign * alpha * right."""
+    if len(call.args) > 2:
+        raise ArgumentError(
+            f"{call.path}: is called with three positional arguments, an order that PyTorch has given up; write alpha=..."
+        )
     left, right = call.argument(0, "input"), call.argument(1, "other")
-    factor = sign * call.kwargs.get("alpha", 1)
+    factor = sign * number(call, parameter(call, 2, "alpha", 1.0), "alpha")
     if isinstance(left, Operand) and isinstance(right, Operand):
         return DualSum((1.0, factor))
     if isinstance(left, Operand):
@@ -175,13 +182,36 @@ def _negate(call: Call) -> AffineDual:
 
 
 @register(
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
-    torch.Tensor.contiguous, torch.Tensor.clone, torch.clone, operator.pos, torch.nn.functional.dropout, torch.dropout,
-    torch.nn.functional.dropout2d, torch.Tensor.float, torch.Tensor.double, torch.Tensor.to, torch.Tensor.type_as,
+    nn.Identity, torch.Tensor.contiguous, torch.Tensor.clone, torch.clone, operator.pos, torch.Tensor.float,
+    torch.Tensor.double, torch.Tensor.to,
 )  # fmt: skip
 def _identity(call: Call) -> AffineDual:
-    active = call.module.training if call.module is not None else _training(call)
-    if active and not isinstance(call.module, nn.Identity) and _drop_probability(call) > 0:
+    return DualScale(1.0, None, call.shape)
+
+
+@rewrite(torch.Tensor.to)
+def _to(input: Any, *args: Any, **named: Any) -> Any:
+    """Of a tensor that another is converted like, only dtype and device matter: the result does not depend on its values."""
+    other: Any = args[0] if args else named.get("other")
+    if not hasattr(other, "shape"):
+        return NotImplemented
+    named = {name: value for name, value in named.items() if name != "other"}
+    return input.to(other.device, other.dtype, *args[1:], **named)
+
+
+@rewrite(torch.Tensor.type_as)
+def _type_as(input: Any, other: Any) -> Any:
+    return input.to(other.device, other.dtype)
+
+
+@register(
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    torch.nn.functional.dropout, torch.nn.functional.dropout2d, torch.dropout,
+)  # fmt: skip
+def _dropout(call: Call) -> AffineDual:
+    m: Any = call.module
+    active = m.training if m is not None else call.kwargs.get("train", call.argument(2, "training", True))
+    if active and float(m.p if m is not None else parameter(call, 1, "p", 0.5)) > 0:
         raise ArgumentError(
             f"{call.path}: dropout is active, so the network is random and a bound would hold for one draw only; "
             f"call model.eval() before certifying, or set p=0 for robust training"
@@ -189,16 +219,9 @@ def _identity(call: Call) -> AffineDual:
     return DualScale(1.0, None, call.shape)
 
 
-def _training(call: Call) -> bool:
-    return call.kwargs.get("train", call.argument(2, "training", False)) is True
-
-
-def _drop_probability(call: Call) -> float:
-    return float(getattr(call.module, "p", 0)) if call.module is not None else float(call.argument(1, "p", 0.5))
-
-
 def _number(call: Call, value: Any, operand: Operand) -> Any:
     if isinstance(value, Tensor):
         constant = call.constant(value, operand.shape)
-        return constant if constant.dim() == 0 else constant.to(call.floating(constant))
+        alone = constant.dim() == 0 and constant.is_floating_point()
+        return constant if alone else constant.to(call.floating(constant))
     return torch.tensor(float(value), dtype=torch.float64)  # exact, and as a scalar it leaves the operand's dtype alone

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
 from autodual._types import Shape
 from autodual.interval import Interval
@@ -68,9 +69,22 @@ class AffineDual(ABC):
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         """W' nu for coefficients [M, *result shape], one per operand of the given shapes. Found by autodiff."""
+        if not torch.compiler.is_compiling() and _saved_tensors_are_hooked():
+            return self._transpose_among_hooks(coefficients, shapes)
         zeros = tuple(coefficients.new_zeros(coefficients.shape[0], *shape) for shape in shapes)
         pull_back = torch.func.vjp(self.linear, *zeros)[1]
         return tuple(pull_back(coefficients))
+
+    def _transpose_among_hooks(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        """`transpose` in a checkpointed chunk or while tensors are offloaded, where torch.func.vjp refuses to work.
+
+        The forward part is differentiated at once, so its tensors stay where they are; those of the result go through the hooks.
+        """
+        again = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_as_it_is, _as_it_is):
+            zeros = [coefficients.new_zeros(coefficients.shape[0], *shape).requires_grad_() for shape in shapes]
+            result = self.linear(*zeros)
+        return torch.autograd.grad(result, zeros, coefficients, create_graph=again)
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
         """The most terms of a sum W x + b, and of a sum W' nu, for operands and a result of such shapes."""
@@ -126,6 +140,19 @@ class AffineDual(ABC):
     def cropped(self, shape: Shape) -> AffineDual | None:
         """The layer without padding, with a result of this shape; None unless it is the same at every position."""
         return None
+
+
+def _saved_tensors_are_hooked() -> bool:
+    """Whether a checkpoint or a context such as save_on_cpu handles what autodiff saves: then hooks cannot be disabled."""
+    try:
+        with disable_saved_tensors_hooks("probed by autodual"):
+            return False
+    except RuntimeError:
+        return True
+
+
+def _as_it_is(saved: Tensor) -> Tensor:
+    return saved
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -13,39 +12,46 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, Lines
+from autodual.dual.parameters import number, parameter
 from autodual.dual.registry import register
-from autodual.graph import Call
+from autodual.graph import Call, Operand
 from autodual.interval import Interval
+
+End: TypeAlias = Tensor | float
+"""A number, or a tensor that broadcasts to one example; minus or plus infinity where there is no end."""
 
 
 @dataclass(frozen=True)
 class DualClip(ElementwiseDual):
-    """gain * clip(z, low, high) + shift, with gain > 0; an end may be infinite."""
+    """gain * clip(z, low, high) + shift, with low <= high and gain > 0. Ends that are tensors stay live, with their gradients."""
 
-    low: float
-    high: float
+    low: End
+    high: End
     gain: float = 1.0
     shift: float = 0.0
 
     def value(self, z: Tensor) -> Tensor:
-        return self.gain * z.clamp(self.low, self.high) + self.shift
+        return self.gain * self._clipped(z) + self.shift
 
     def image(self, z: Interval) -> Interval:
         return Interval(self.value(z.lower), self.value(z.upper))
 
     def band(self, z: Interval) -> Band:
         """The chord, or across both kinks the line from the far end to the other kink: the smallest radius."""
-        both = (z.lower < self.low) & (z.upper > self.high)
-        width = torch.maximum(z.upper - self.low, self.high - z.lower).clamp(min=self.high - self.low)
-        across = self.gain * ((self.high - self.low) / width)
-        slope = torch.where(both, across, self._chord(z)) if self._finite else self._chord(z)
+        slope = self._chord(z)
+        if _exists(self.low) and _exists(self.high):
+            low, high = _like(z.lower, self.low), _like(z.upper, self.high)
+            both = (z.lower < low) & (z.upper > high)
+            width = torch.maximum(torch.maximum(z.upper - low, high - z.lower), high - low)
+            slope = torch.where(both, self.gain * _ratio(high - low, width), slope)
         smallest, largest = self._extremes(slope, z)
         return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
 
     def lines(self, z: Interval) -> Lines:
         """On each side the line that is closest at the middle of the interval: flat, or from a kink or an end to the far end."""
-        below, above = (self.low - z.lower).clamp(min=0), (z.upper - self.high).clamp(min=0)
-        straight = torch.minimum(z.upper, _like(z.upper, self.high)) - torch.maximum(z.lower, _like(z.lower, self.low))
+        low, high = _like(z.lower, self.low), _like(z.upper, self.high)
+        below, above = (low - z.lower).clamp(min=0), (z.upper - high).clamp(min=0)
+        straight = torch.minimum(z.upper, high) - torch.maximum(z.lower, low)
         straight = straight.clamp(min=0)
         lower, upper = self.gain * _ratio(straight, straight + above), self.gain * _ratio(straight, straight + below)
         flat = torch.zeros_like(straight)
@@ -54,21 +60,21 @@ class DualClip(ElementwiseDual):
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
-        inside = z.largest.clamp(max=max(abs(self.low), abs(self.high)))
-        return grain * (self.gain * inside + abs(self.shift))
+        farthest = torch.maximum(_like(z.lower, self.low).abs(), _like(z.lower, self.high).abs())
+        return grain * (self.gain * torch.minimum(z.largest, farthest) + abs(self.shift))
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         flat = torch.where((z.lower < self.low) | (z.upper > self.high), slope.abs(), 0.0)
         straight = torch.where((z.upper > self.low) & (z.lower < self.high), (slope - self.gain).abs(), 0.0)
         return by * torch.maximum(flat, straight)
 
-    @property
-    def _finite(self) -> bool:
-        return self.low > -torch.inf and self.high < torch.inf
+    def _clipped(self, z: Tensor) -> Tensor:
+        if isinstance(self.low, Tensor) or isinstance(self.high, Tensor):
+            return z.clamp(_like(z, self.low), _like(z, self.high))
+        return z.clamp(self.low, self.high)
 
     def _chord(self, z: Interval) -> Tensor:
-        rise = z.upper.clamp(self.low, self.high) - z.lower.clamp(self.low, self.high)
-        return self.gain * _ratio(rise, z.upper - z.lower)
+        return self.gain * _ratio(self._clipped(z.upper) - self._clipped(z.lower), z.upper - z.lower)
 
     def _extremes(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
         """Smallest and largest value of f(z) - slope * z: at an end or at a kink."""
@@ -76,7 +82,7 @@ class DualClip(ElementwiseDual):
         corners += [
             torch.minimum(torch.maximum(_like(z.lower, kink), z.lower), z.upper)
             for kink in (self.low, self.high)
-            if abs(kink) < torch.inf
+            if _exists(kink)
         ]
         errors = [self.value(c) - slope * c for c in corners]
         return reduce(torch.minimum, errors), reduce(torch.maximum, errors)
@@ -87,21 +93,26 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return part / torch.where(whole == 0, torch.ones_like(whole), whole)
 
 
-def _like(tensor: Tensor, value: float) -> Tensor:
-    return torch.full_like(tensor, value)
+def _like(tensor: Tensor, end: End) -> Tensor:
+    return end.to(tensor).expand_as(tensor) if isinstance(end, Tensor) else torch.full_like(tensor, end)
+
+
+def _exists(end: End) -> bool:
+    return isinstance(end, Tensor) or abs(end) < torch.inf
 
 
 @register(nn.Hardtanh, F.hardtanh, F.hardtanh_)
 def _hardtanh(call: Call) -> DualClip:
     m: Any = call.module
-    if m is not None:
-        return DualClip(float(m.min_val), float(m.max_val))
-    return DualClip(float(call.argument(1, "min_val", -1.0)), float(call.argument(2, "max_val", 1.0)))
+    low = parameter(call, 1, "min_val", -1.0) if m is None else m.min_val
+    high = parameter(call, 2, "max_val", 1.0) if m is None else m.max_val
+    return _clip(call, float(low), float(high))
 
 
 @register(nn.ReLU6, F.relu6)
 def _relu6(call: Call) -> DualClip:
-    return DualClip(0.0, 6.0)
+    m: Any = call.module  # a Hardtanh, whose ends may have been changed
+    return DualClip(0.0, 6.0) if m is None else _clip(call, float(m.min_val), float(m.max_val))
 
 
 @register(nn.Hardsigmoid, F.hardsigmoid)
@@ -125,11 +136,25 @@ def _clamp_max(call: Call) -> DualClip:
 
 
 def _clip(call: Call, low: Any, high: Any) -> DualClip:
-    if any(isinstance(end, Tensor) and end.numel() != 1 for end in (low, high)):
+    """Where min > max, PyTorch returns max: so does a clip between min(min, max) and max."""
+    low, high = _end(call, low, "min", -torch.inf), _end(call, high, "max", torch.inf)
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
+        return DualClip(min(low, high), high)
+    if call.shape != call.operand.shape:
         raise ArgumentError(
-            f"{call.path}: clamp with a tensor of bounds has no dual layer; use torch.maximum and torch.minimum"
+            f"{call.path}: the ends of clamp have more entries than what is clamped, so they copy it; expand it to shape "
+            f"{call.shape} first"
         )
-    ends = -torch.inf if low is None else float(low), torch.inf if high is None else float(high)
-    if not operator.le(*ends):
-        raise ArgumentError(f"{call.path}: clamp needs min <= max, got {ends[0]} and {ends[1]}")
-    return DualClip(*ends)
+    if _exists(low) and _exists(high):
+        low = torch.minimum(torch.as_tensor(low).to(torch.as_tensor(high)), torch.as_tensor(high))
+    return DualClip(low, high)
+
+
+def _end(call: Call, value: Any, name: str, missing: float) -> End:
+    if value is None or (not isinstance(value, Tensor | Operand) and float(value) == missing):
+        return missing
+    if isinstance(value, Operand):
+        raise ArgumentError(
+            f"{call.path}: {name} of clamp depends on the network's input; use torch.maximum or torch.minimum instead"
+        )
+    return call.constant(value, call.operand.shape) if isinstance(value, Tensor) else number(call, value, name)

@@ -15,6 +15,7 @@ from autodual._tensor import channels_inside
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.narrow import Geometry, convolve, narrow, narrow_back, spread
+from autodual.dual.parameters import parameter
 from autodual.dual.registry import register, rewrite
 from autodual.graph import Call
 
@@ -217,11 +218,11 @@ def _conv_module(call: Call) -> DualConv:
 
 @register(F.conv1d, F.conv2d, F.conv3d)
 def _conv_function(call: Call) -> DualConv:
-    weight = call.argument(1, "weight")
+    weight = parameter(call, 1, "weight")
     dims = weight.dim() - 2
     return DualConv(
         weight,
-        call.argument(2, "bias", None),
+        parameter(call, 2, "bias", None),
         per_dim(call.argument(3, "stride", 1), dims),
         _zero_padding(call.argument(4, "padding", 0), dims),
         per_dim(call.argument(5, "dilation", 1), dims),
@@ -232,22 +233,31 @@ def _conv_function(call: Call) -> DualConv:
 @register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def _conv_transpose_module(call: Call) -> DualConvTranspose:
     m: Any = call.module
-    return DualConvTranspose(m.weight, m.bias, m.stride, m.padding, m.output_padding, m.groups, m.dilation)
+    return _conv_transpose(call, m.weight, m.bias, m.stride, m.padding, m.groups, m.dilation)
 
 
 @register(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _conv_transpose_function(call: Call) -> DualConvTranspose:
-    weight = call.argument(1, "weight")
+    weight = parameter(call, 1, "weight")
     dims = weight.dim() - 2
-    return DualConvTranspose(
+    return _conv_transpose(
+        call,
         weight,
-        call.argument(2, "bias", None),
+        parameter(call, 2, "bias", None),
         per_dim(call.argument(3, "stride", 1), dims),
         per_dim(call.argument(4, "padding", 0), dims),
-        per_dim(call.argument(5, "output_padding", 0), dims),
         call.argument(6, "groups", 1),
         per_dim(call.argument(7, "dilation", 1), dims),
     )
+
+
+def _conv_transpose(
+    call: Call, weight: Tensor, bias: Tensor | None, stride: Shape, padding: Shape, groups: int, dilation: Shape
+) -> DualConvTranspose:
+    """The rows and columns that are added at the end follow from the shape, which an `output_size` may have chosen."""
+    sizes = zip(call.shape[1:], call.operand.shape[1:], stride, padding, dilation, weight.shape[2:], strict=True)
+    extra = tuple(out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes)
+    return DualConvTranspose(weight, bias, stride, padding, extra, groups, dilation)
 
 
 def _zero_padding(padding: Any, dims: int) -> Shape:

@@ -90,8 +90,7 @@ class CurvedDual(ElementwiseDual):
         """Bounds on f', with room for what it changes between an end and a point just inside, and for rounding."""
         borders = self._borders(z)
         low, high = borders[:-1], borders[1:]
-        margin = _just_inside(low, high)
-        found = torch.cat([self.derivative(point) for point in (borders, low + margin, high - margin)])
+        found = torch.cat([self.derivative(point) for point in (borders, *_just_inside(low, high))])
         room = SLOPE_ROOM * found.abs().amax(0)
         return found.amin(0) - room, found.amax(0) + room
 
@@ -135,15 +134,17 @@ class CurvedDual(ElementwiseDual):
             borders = self._borders(z)
             low, high = borders[:-1], borders[1:]
             length = high - low
-            margin = _just_inside(low, high)
-            left, right = self.derivative(low + margin) - slope, self.derivative(high - margin) - slope
+            ulps = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
+            margin = torch.minimum(ulps, length / 2)
+            first, last = _just_inside(low, high)
+            left, right = self.derivative(first) - slope, self.derivative(last) - slope
             straight_through = left * right > 0
             turning = self._turning_points(slope, borders, FINAL_STEPS)
+            turning = torch.minimum(torch.maximum(turning, first), last)  # a rounded one may lie at an end
             turning = torch.where(straight_through, low, turning)
-            inside = (turning > low) & (turning < high)
             gaps = (self.derivative(turning) - slope).abs() * length
             at_ends = torch.maximum(left.abs(), right.abs()) * margin
-            slack = torch.where(straight_through, at_ends, torch.where(inside, gaps, torch.zeros_like(gaps))).amax(0)
+            slack = torch.where(straight_through, at_ends, gaps).amax(0)
         points = _live(torch.cat([borders, turning]), z)
         errors = self.value(points) - slope * points
         return errors.amin(0) - slack, errors.amax(0) + slack
@@ -160,10 +161,9 @@ class CurvedDual(ElementwiseDual):
         return torch.minimum(torch.maximum(self.stationary(slope, low, high, steps), low), high)
 
 
-def _just_inside(low: Tensor, high: Tensor) -> Tensor:
-    """A distance from the ends of a piece: at a kink, an end itself may have the slope of the other side."""
-    ulps = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
-    return torch.minimum(ulps, (high - low) / 2)
+def _just_inside(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last number inside a piece: an end may be a kink, where the derivative may be that of the other side."""
+    return torch.nextafter(low, high), torch.nextafter(high, low)
 
 
 def _live(point: Tensor, z: Interval) -> Tensor:

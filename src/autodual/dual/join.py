@@ -53,9 +53,9 @@ class DualConcat(AffineDual):
 
 @register(torch.cat, torch.concat)
 def _concat(call: Call) -> DualConcat:
-    parts, given = call.argument(0, "tensors"), call.argument(1, "dim", 0)
-    dim = call.dimension(given)
-    rank = call.operand.shape
+    given = call.argument(1, "dim", 0)
+    dim, rank = call.dimension(given), call.operand.shape
+    parts = [p for p in call.argument(0, "tensors") if isinstance(p, Operand) or tuple(p.shape) != (0,)]  # as torch.cat
     constants = tuple(None if isinstance(p, Operand) else call.constant(p, rank) for p in parts)
     if all(c is None for c in constants):
         return DualConcat(dim, constants)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._types import Shape
 from autodual.dual.base import AffineDual
+from autodual.dual.parameters import parameter
 from autodual.dual.registry import register
 from autodual.graph import Call, Operand
 
@@ -59,7 +60,11 @@ def _linear(call: Call) -> DualLinear:
     weight = call.argument(1, "weight")
     if isinstance(weight, Operand):
         raise ArgumentError(f"{call.path}: the weight of F.linear depends on the input, so the layer is not affine")
-    return DualLinear(weight, call.argument(2, "bias", None), len(call.shape) == 1)
+    if weight.dim() != 2:
+        raise ArgumentError(
+            f"{call.path}: the weight of F.linear must have 2 dimensions, got {weight.dim()}; give it one row per score"
+        )
+    return DualLinear(weight, parameter(call, 2, "bias", None), len(call.shape) == 1)
 
 
 @dataclass(frozen=True)

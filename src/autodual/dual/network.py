@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 
 import torch
 from torch import Tensor
@@ -103,6 +103,17 @@ def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | No
         if clean is not None:
             values.append(clean if layer is None else evaluate(layer, *(values[i] for i in inputs)))
     return DualNetwork(tuple(nodes), position[network.output], network.dtype)
+
+
+def non_finite_constant(network: DualNetwork, dtype: torch.dtype) -> str | None:
+    """Name of the first affine layer with a constant that is NaN or infinite, or becomes so in a dtype."""
+    for node in network.nodes:
+        if isinstance(node.layer, AffineDual) and is_dataclass(node.layer):
+            values = [getattr(node.layer, f.name) for f in fields(node.layer)]
+            for value in [v for given in values for v in (given if isinstance(given, tuple) else (given,))]:
+                if isinstance(value, Tensor | float) and not bool(torch.as_tensor(value).to(dtype).isfinite().all()):
+                    return node.name
+    return None
 
 
 def non_finite_parameter(network: Network) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.arithmetic import DualScale
+from autodual.dual.parameters import parameter
 from autodual.dual.registry import register
 from autodual.graph import Call
 
@@ -36,8 +37,8 @@ def _functional_batch_norm(call: Call) -> DualScale:
         raise ArgumentError(
             f"{call.path}: F.batch_norm(training=True) makes examples depend on one another; call model.eval()"
         )
-    mean, variance = call.argument(1, "running_mean"), call.argument(2, "running_var")
-    weight, bias = call.argument(3, "weight", None), call.argument(4, "bias", None)
+    mean, variance = parameter(call, 1, "running_mean"), parameter(call, 2, "running_var")
+    weight, bias = parameter(call, 3, "weight", None), parameter(call, 4, "bias", None)
     return _scale(call, mean, variance, weight, bias, call.argument(7, "eps", 1e-5))
 
 

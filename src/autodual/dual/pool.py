@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,38 +26,59 @@ _ADAPTIVE: dict[int, Callable[..., Tensor]] = {
 }
 
 
-@register(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-def _average_module(call: Call) -> DualMonotone:
+@dataclass(frozen=True)
+class DualNegative(DualMonotone):
+    """Minus a linear map with non-negative coefficients."""
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return -self.function(*operands)
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        return self.function(*operands)
+
+
+def _average_module(dims: int, call: Call) -> DualMonotone:
     m: Any = call.module
-    rest = {} if isinstance(m, nn.AvgPool1d) else {"divisor_override": m.divisor_override}
-    return _average(call, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, rest)
+    divisor = None if dims == 1 else m.divisor_override
+    return _average(dims, call, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, divisor)
 
 
-@register(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
-def _average_function(call: Call) -> DualMonotone:
+def _average_function(dims: int, call: Call) -> DualMonotone:
     kernel, stride = call.argument(1, "kernel_size"), call.argument(2, "stride", None)
-    rest = {} if len(call.shape) == 2 else {"divisor_override": call.argument(6, "divisor_override", None)}
     ceil, count = call.argument(4, "ceil_mode", False), call.argument(5, "count_include_pad", True)
-    return _average(call, kernel, stride, call.argument(3, "padding", 0), ceil, count, rest)
+    divisor = None if dims == 1 else call.argument(6, "divisor_override", None)
+    return _average(dims, call, kernel, stride, call.argument(3, "padding", 0), ceil, count, divisor)
 
 
-def _average(call: Call, kernel: Any, stride: Any, padding: Any, ceil: bool, count: bool, rest: Any) -> DualMonotone:
-    dims = len(call.shape) - 1
+def _average(
+    dims: int, call: Call, kernel: Any, stride: Any, padding: Any, ceil: bool, count: bool, divisor: int | None
+) -> DualMonotone:
+    """dims: spatial dimensions. Without a dimension for channels, PyTorch takes the batch for it."""
     kernel, padding = per_dim(kernel, dims), per_dim(padding, dims)
     stride = per_dim(stride if stride else kernel, dims)
     low = tuple(-p for p in padding)
     window = Window(stride, low, tuple(a + k - 1 for a, k in zip(low, kernel, strict=True)))
+    rest = {} if divisor is None else {"divisor_override": abs(divisor)}
+    layer = DualNegative if divisor is not None and divisor < 0 else DualMonotone
     pool = _AVERAGE[dims]
-    return DualMonotone(lambda x: pool(x, kernel, stride, padding, ceil, count, **rest), window)
+    return layer(
+        lambda x: pool(x, kernel, stride, padding, ceil, count, **rest), window if len(call.shape) == dims + 1 else None
+    )
 
 
-@register(
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-)  # fmt: skip
-def _adaptive_average(call: Call) -> DualMonotone:
-    size = call.shape[1:]
-    return DualMonotone(lambda x: _ADAPTIVE[len(size)](x, size))
+def _adaptive_average(dims: int, call: Call) -> DualMonotone:
+    size = call.shape[-dims:]
+    return DualMonotone(lambda x: _ADAPTIVE[dims](x, size))
+
+
+for _dims, _module, _adaptive in (
+    (1, nn.AvgPool1d, nn.AdaptiveAvgPool1d),
+    (2, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    (3, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
+):
+    register(_module)(partial(_average_module, _dims))
+    register(_AVERAGE[_dims])(partial(_average_function, _dims))
+    register(_adaptive, _ADAPTIVE[_dims])(partial(_adaptive_average, _dims))
 
 
 @register(torch.mean, torch.Tensor.mean)
@@ -71,7 +94,7 @@ def _sum(call: Call) -> DualMonotone:
 
 
 def _reduced_dims(call: Call) -> tuple[list[int], bool]:
-    given = call.kwargs.get("axis", call.argument(1, "dim", 0))
+    given = call.argument(1, "dim", 0)
     dims = given if isinstance(given, list | tuple) else (given,)
     return [call.dimension(d) + 1 for d in dims], call.argument(2, "keepdim", False)
 
@@ -141,26 +164,24 @@ def _amin(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     return NotImplemented if highest is NotImplemented else -highest
 
 
-@rewrite(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-def _max_pool_module(module: Any, x: Any) -> Any:
-    return _max_pool(x, module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+def _max_pool_module(dims: int, module: Any, input: Any) -> Any:
+    m = module
+    return _max_pool(dims, input, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
 
 
-@rewrite(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 def _max_pool(
-    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    dims: int, input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """A tournament between the taps of the window, in a fixed order."""
+    """A tournament between the taps of the window, in a fixed order. dims: spatial dimensions, which are the last ones."""
     if return_indices:
         return NotImplemented
-    dims = x.dim() - 2
     kernel, dilation, padding = (per_dim(v, dims) for v in (kernel_size, dilation, padding))
     stride = per_dim(stride if stride else kernel, dims)
-    pieces = [x]
+    pieces, first = [input], input.dim() - dims
     for d in range(dims):
-        taps = _taps(x.shape[d + 2], kernel[d], stride[d], padding[d], dilation[d], ceil_mode)
-        before = (slice(None),) * (d + 2)
+        taps = _taps(input.shape[first + d], kernel[d], stride[d], padding[d], dilation[d], ceil_mode)
+        before = (slice(None),) * (first + d)
         pieces = [piece[(*before, tap)] for piece in pieces for tap in taps]
     return _tournament(pieces)
 
@@ -180,22 +201,31 @@ def _taps(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil
     return [_as_slice(tap, stride) for tap in taps]
 
 
-@rewrite(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
-def _adaptive_max_pool_module(module: Any, x: Any) -> Any:
-    return _adaptive_max_pool(x, module.output_size, module.return_indices)
+def _adaptive_max_pool_module(dims: int, module: Any, input: Any) -> Any:
+    return _adaptive_max_pool(dims, input, module.output_size, module.return_indices)
 
 
-@rewrite(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
-def _adaptive_max_pool(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """The same tournament; smaller windows read their last position again."""
+def _adaptive_max_pool(dims: int, input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """The tournament of `_max_pool`; smaller windows read their last position again."""
     if return_indices:
         return NotImplemented
-    sizes, pieces = input.shape[2:], [input]
-    counts = output_size if isinstance(output_size, list | tuple) else [output_size] * len(sizes)
+    sizes, pieces, first = input.shape[-dims:], [input], input.dim() - dims
+    counts = output_size if isinstance(output_size, list | tuple) else [output_size] * dims
     for d, (size, count) in enumerate(zip(sizes, counts, strict=True)):
-        before = (slice(None),) * (d + 2)
+        before = (slice(None),) * (first + d)
         pieces = [piece[(*before, tap)] for piece in pieces for tap in _adaptive_taps(size, count)]
     return _tournament(pieces)
+
+
+for _dims, _modules, _functions, _adaptive_function in (
+    (1, (nn.MaxPool1d, nn.AdaptiveMaxPool1d), (F.max_pool1d, torch.max_pool1d), F.adaptive_max_pool1d),
+    (2, (nn.MaxPool2d, nn.AdaptiveMaxPool2d), (F.max_pool2d, torch.max_pool2d), F.adaptive_max_pool2d),
+    (3, (nn.MaxPool3d, nn.AdaptiveMaxPool3d), (F.max_pool3d, torch.max_pool3d), F.adaptive_max_pool3d),
+):
+    rewrite(_modules[0])(partial(_max_pool_module, _dims))
+    rewrite(_modules[1])(partial(_adaptive_max_pool_module, _dims))
+    rewrite(*_functions)(partial(_max_pool, _dims))
+    rewrite(_adaptive_function)(partial(_adaptive_max_pool, _dims))
 
 
 def _adaptive_taps(size: int, count: int | None) -> list[slice | list[int]]:

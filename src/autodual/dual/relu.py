@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autodual import kernels
 from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
+from autodual.dual.parameters import number, parameter
 from autodual.dual.registry import register
 from autodual.graph import Call
 from autodual.interval import Interval
@@ -69,21 +70,29 @@ class DualKink(ElementwiseDual):
         return Interval(torch.where(inside, low.clamp(max=0), low), torch.where(inside, high.clamp(min=0), high))
 
     def band(self, z: Interval) -> Band:
-        bend = self.right - self.left
-        relu = DualReLU().band(z)
-        size = bend.abs() if isinstance(bend, Tensor) else abs(bend)
-        return Band(self.left + bend * relu.slope, bend * relu.centre, size * relu.radius)
+        slope = self._between(z, DualReLU().band(z).slope)
+        smallest, largest = self._extremes(slope, z)
+        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
 
     def lines(self, z: Interval) -> Lines:
         relu = DualReLU().lines(z)
-        bend = torch.as_tensor(self.right - self.left, dtype=z.lower.dtype, device=z.lower.device)
-        up, down = bend.clamp(min=0), bend.clamp(max=0)
-        return Lines(
-            self.left + up * relu.lower_slope + down * relu.upper_slope,
-            down * relu.upper_offset,
-            self.left + up * relu.upper_slope + down * relu.lower_slope,
-            up * relu.upper_offset,
-        )
+        rising = self.right - self.left >= 0 if isinstance(self.left, Tensor) else torch.tensor(self.right >= self.left)
+        rising = rising.to(z.lower.device)
+        lower = self._between(z, torch.where(rising, relu.lower_slope, relu.upper_slope))
+        upper = self._between(z, torch.where(rising, relu.upper_slope, relu.lower_slope))
+        return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def _between(self, z: Interval, part: Tensor) -> Tensor:
+        """left + (right - left) * part for a unit that may have either sign, and exactly left or right for one that may not."""
+        mixed = self.left + (self.right - self.left) * part
+        return torch.where(z.lower >= 0, self.right, torch.where(z.upper <= 0, self.left + 0 * mixed, mixed))
+
+    def _extremes(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
+        """Smallest and largest f(z) - slope * z: at an end or at zero, whatever rounding did to the slope."""
+        first, last = (self.value(end) - slope * end for end in (z.lower, z.upper))
+        kink = torch.where((z.lower < 0) & (z.upper > 0), torch.zeros_like(first), first)
+        smallest, largest = torch.minimum(first, last), torch.maximum(first, last)
+        return torch.minimum(smallest, kink), torch.maximum(largest, kink)
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         return grain * size  # one product
@@ -103,13 +112,13 @@ def _two_slopes(z: Interval, by: Tensor, slope: Tensor, left: Tensor | float, ri
 
 @register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
 def _leaky_relu(call: Call) -> DualKink:
-    slope = call.module.negative_slope if call.module is not None else call.argument(1, "negative_slope", 0.01)
-    return DualKink(float(slope))
+    slope = call.module.negative_slope if call.module is not None else parameter(call, 1, "negative_slope", 0.01)
+    return DualKink(number(call, slope, "negative_slope"))
 
 
 @register(nn.PReLU, F.prelu, torch.prelu)
 def _prelu(call: Call) -> DualKink:
-    weight: Any = call.module.weight if call.module is not None else call.argument(1, "weight")
+    weight: Any = call.module.weight if call.module is not None else parameter(call, 1, "weight")
     return DualKink(weight.reshape(-1, *[1] * (len(call.shape) - 1)))
 
 
@@ -119,10 +128,13 @@ def _absolute(call: Call) -> DualKink:
 
 
 def _chord(z: Interval) -> tuple[Tensor, Tensor]:
-    """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN; and min(l, 0)."""
+    """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN or if u - l overflows; and min(l, 0)."""
     positive, negative = z.upper.clamp(min=0), z.lower.clamp(max=0)
     width = positive - negative
-    return positive / torch.where(width == 0, torch.ones_like(width), width), negative
+    width = width.masked_fill(width == 0, 1.0).masked_fill(
+        width == torch.inf, torch.nan
+    )  # u / inf would pass for a dead unit
+    return positive / width, negative
 
 
 def _slope_and_half(z: Interval) -> tuple[Tensor, Tensor]:

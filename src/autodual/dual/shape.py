@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._types import Shape
 from autodual.dual.base import AffineDual, Window
+from autodual.dual.parameters import number, parameter
 from autodual.dual.registry import register, rewrite
 from autodual.graph import Call
 
@@ -108,9 +110,13 @@ class DualPad(AffineDual):
 @register(
     nn.Flatten, nn.Unflatten, torch.flatten, torch.Tensor.flatten, torch.Tensor.view, torch.Tensor.reshape, torch.reshape,
     torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze, torch.Tensor.unflatten, torch.unflatten,
-    torch.Tensor.view_as, torch.Tensor.reshape_as,
 )  # fmt: skip
 def _reshape(call: Call) -> DualReshape:
+    if math.prod(call.shape) != math.prod(call.operand.shape):
+        raise ArgumentError(
+            f"{call.path}: reads the bits of its input as another dtype, which is no function that can be bounded; "
+            f"use .to(dtype) to convert values"
+        )
     return DualReshape(call.shape)
 
 
@@ -134,11 +140,18 @@ def _index(call: Call) -> DualMonotone:
     given = call.argument(1, "index")
     index = given if isinstance(given, tuple) else (given,)
     if index and index[0] is Ellipsis:
-        named = sum(i is not None for i in index[1:])
+        named = sum(_dimensions(i) for i in index[1:])
         index = (slice(None),) * (len(call.operand.shape) + 1 - named) + index[1:]
     if not index or index[0] != slice(None):
         call.dimension(0)
     return DualMonotone(lambda x: x[index], _slice_window(index, call.operand.shape), exact=True)
+
+
+def _dimensions(index: Any) -> int:
+    """How many dimensions one part of an index takes."""
+    if index is None:
+        return 0
+    return index.dim() if isinstance(index, Tensor) and index.dtype == torch.bool else 1
 
 
 def _slice_window(index: tuple[Any, ...], shape: Shape) -> Window | None:
@@ -158,7 +171,18 @@ def _narrow(call: Call) -> DualMonotone:
     return DualMonotone(lambda x: x.narrow(dim + 1, start, length), exact=True)
 
 
-@register(torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to)
+@rewrite(torch.Tensor.view_as, torch.Tensor.reshape_as)
+def _reshape_as(input: Any, other: Any) -> Any:
+    """Only the shape of `other` matters, so the result does not depend on its values."""
+    return input.reshape(other.shape)
+
+
+@rewrite(torch.Tensor.expand_as)
+def _expand_as(input: Any, other: Any) -> Any:
+    return input.expand(other.shape)
+
+
+@register(torch.Tensor.expand, torch.broadcast_to)
 def _expand(call: Call) -> DualMonotone:
     return DualMonotone(lambda x: x.expand(x.shape[0], *call.shape), exact=True)
 
@@ -194,27 +218,35 @@ def _unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     return tuple(input.narrow(dim, i, 1).squeeze(dim) for i in range(input.shape[dim]))
 
 
+_PADDING = {
+    "reflect": (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
+    "replicate": (nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    "circular": (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
+}
+
+
 @register(nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d,
           nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d, nn.CircularPad1d,
           nn.CircularPad2d, nn.CircularPad3d)  # fmt: skip
 def _pad_module(call: Call) -> AffineDual:
     m: Any = call.module
-    name = type(m).__name__
-    mode = next((k for k in ("reflect", "replic", "circular") if name.lower().startswith(k)), "constant")
-    return _pad(call, tuple(m.padding), "replicate" if mode == "replic" else mode, getattr(m, "value", 0.0))
+    mode = next((mode for mode, kinds in _PADDING.items() if isinstance(m, kinds)), "constant")
+    return _pad(call, tuple(m.padding), mode, m.value if mode == "constant" else 0.0)
 
 
 @register(F.pad)
 def _pad_function(call: Call) -> AffineDual:
-    fill = call.argument(3, "value", None)
-    return _pad(call, tuple(call.argument(1, "pad")), call.argument(2, "mode", "constant"), fill or 0.0)
+    fill = parameter(call, 3, "value", None)
+    return _pad(
+        call, tuple(call.argument(1, "pad")), call.argument(2, "mode", "constant"), 0.0 if fill is None else fill
+    )
 
 
 def _pad(call: Call, amounts: tuple[int, ...], mode: str, fill: float) -> AffineDual:
     if len(amounts) // 2 > len(call.operand.shape):
         call.dimension(0)
     if mode == "constant":
-        return DualPad(amounts, float(fill), call.shape)
+        return DualPad(amounts, number(call, fill, "value"), call.shape)
     return DualMonotone(lambda x: F.pad(x, amounts, mode), exact=True)
 
 
@@ -225,13 +257,15 @@ def _upsample(call: Call) -> DualMonotone:
         raise ArgumentError(
             f"{call.path}: upsampling mode {mode!r} has negative coefficients and no dual layer; use 'nearest'"
         )
-    size = call.shape[1:]
-    align = call.module.align_corners if call.module is not None else call.argument(4, "align_corners", None)
-    scale = call.module.scale_factor if call.module is not None else call.argument(2, "scale_factor", None)
+    m: Any = call.module
+    named = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+    if m is not None:
+        options = {name: getattr(m, name) for name in named}
+    else:  # as they were given: the size alone does not say which positions a factor of 1.3 reads
+        options = {name: call.argument(i, name, None) for i, name in enumerate(named, start=1)}
+        options |= {"mode": mode, "antialias": call.argument(6, "antialias", False)}
     kind = DualInterpolation if mode.endswith("linear") else DualMonotone
-    if scale is not None and mode not in ("nearest", "area"):
-        return kind(lambda x: F.interpolate(x, scale_factor=scale, mode=mode, align_corners=align))
-    return kind(lambda x: F.interpolate(x, size=size, mode=mode, align_corners=align))
+    return kind(lambda x: F.interpolate(x, **options))
 
 
 @register(nn.PixelShuffle, F.pixel_shuffle)

@@ -10,14 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual.dual.base import Band, Lines
+from autodual._errors import ArgumentError
+from autodual.dual.base import Band, ElementwiseDual, Lines
 from autodual.dual.curved import CurvedDual
+from autodual.dual.parameters import number, parameter
 from autodual.dual.registry import register
+from autodual.dual.relu import DualKink, DualReLU
 from autodual.graph import Call
 from autodual.interval import Interval
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
+LARGEST_THRESHOLD = 80.0
+"""Up to here exp(threshold) is finite in float32, and far beyond 40 softplus is the identity to the last digit of float64."""
 
 
 @register(nn.Tanh, torch.tanh, torch.tanh_, torch.Tensor.tanh, torch.Tensor.tanh_, F.tanh)
@@ -28,11 +33,16 @@ class DualTanh(CurvedDual):
         return z.tanh()
 
     def derivative(self, z: Tensor) -> Tensor:
-        return 1 - z.tanh().square()
+        return 4 * (2 * z).sigmoid() * (-2 * z).sigmoid()  # 1 - tanh(z)^2, to the last digit however small
 
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
-        distance = (1 - slope).clamp(min=0).sqrt().atanh()
+        distance = _inverse_cosh(slope)
         return torch.where(low + high < 0, -distance, distance)
+
+
+def _inverse_cosh(square: Tensor) -> Tensor:
+    """The d >= 0 with 1 / cosh(d)^2 = square: atanh(sqrt(1 - square)), but accurate for a tiny square, too. 0 for square >= 1."""
+    return torch.log1p((1 - square).clamp(min=0).sqrt()) - square.clamp(max=1).log() / 2
 
 
 @register(nn.Sigmoid, torch.sigmoid, torch.sigmoid_, torch.Tensor.sigmoid, torch.Tensor.sigmoid_, F.sigmoid)
@@ -47,13 +57,16 @@ class DualSigmoid(CurvedDual):
         return z.sigmoid() * (-z).sigmoid()
 
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
-        distance = 2 * (1 - 4 * slope).clamp(min=0).sqrt().atanh()
+        distance = 2 * _inverse_cosh(4 * slope)
         return torch.where(low + high < 0, -distance, distance)
 
 
 @dataclass(frozen=True)
 class DualSoftplus(CurvedDual):
-    """log(1 + exp(beta z)) / beta, which PyTorch replaces by z where beta z > threshold: a jump that is accounted for."""
+    """log(1 + exp(beta z)) / beta, which PyTorch replaces by z where beta z > threshold: a jump that is accounted for.
+
+    Convex for beta > 0, concave for beta < 0; its derivative is sigmoid(beta z) for both.
+    """
 
     beta: float = 1.0
     threshold: float = 20.0
@@ -83,21 +96,32 @@ class DualSoftplus(CurvedDual):
         return super().moved(z, by, slope) + self._jump(z)
 
     def _jump(self, z: Interval) -> Tensor:
-        across = (self.beta * z.lower <= self.threshold) & (self.beta * z.upper > self.threshold)
-        return across.to(z.lower) * (math.log1p(math.exp(-self.threshold)) / self.beta)
+        """log(1 + exp(-threshold)) / |beta| where the interval holds points on both sides of the threshold."""
+        left, right = self.beta * z.lower, self.beta * z.upper
+        across = (torch.minimum(left, right) <= self.threshold) & (torch.maximum(left, right) > self.threshold)
+        height = max(-self.threshold, 0.0) + math.log1p(math.exp(-abs(self.threshold)))
+        return torch.where(across, height / abs(self.beta), torch.zeros_like(z.lower))
 
 
 @register(nn.Softplus, F.softplus)
 def _softplus(call: Call) -> DualSoftplus:
     m: Any = call.module
-    if m is not None:
-        return DualSoftplus(float(m.beta), float(m.threshold))
-    return DualSoftplus(float(call.argument(1, "beta", 1.0)), float(call.argument(2, "threshold", 20.0)))
+    beta = number(call, parameter(call, 1, "beta", 1.0) if m is None else m.beta, "beta")
+    threshold = float(parameter(call, 2, "threshold", 20.0) if m is None else m.threshold)
+    if beta == 0 or not threshold <= LARGEST_THRESHOLD:
+        raise ArgumentError(
+            f"{call.path}: softplus with beta = {beta} and threshold = {threshold} has no dual layer: it divides by beta, and its "
+            f"exponential overflows below a large threshold. Use beta != 0 and threshold <= {LARGEST_THRESHOLD:g} (usually 20)"
+        )
+    return DualSoftplus(beta, threshold)
 
 
 @dataclass(frozen=True)
 class DualELU(CurvedDual):
-    """scale * z above zero, scale * alpha * (exp(z / width) - 1) below: ELU, SELU and CELU."""
+    """scale * z above zero, scale * alpha * (exp(z / width) - 1) below: ELU, SELU and CELU.
+
+    scale > 0 and width > 0. Below zero it is convex and rises for alpha > 0, is concave and falls for alpha < 0.
+    """
 
     alpha: float
     scale: float = 1.0
@@ -107,7 +131,8 @@ class DualELU(CurvedDual):
 
     @property
     def slopes(self) -> tuple[float, float]:  # type: ignore[override]
-        return 0.0, self.scale * max(1.0, self.alpha / self.width)
+        steepest = self.alpha / self.width
+        return self.scale * min(0.0, steepest), self.scale * max(1.0, steepest)
 
     def value(self, z: Tensor) -> Tensor:
         below = self.alpha * torch.expm1(z.clamp(max=0) / self.width)
@@ -118,18 +143,37 @@ class DualELU(CurvedDual):
         return self.scale * torch.where(z > 0, torch.ones_like(z), below)
 
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
-        below = self.width * torch.log(slope * (self.width / (self.scale * self.alpha)))
-        return torch.where(low >= 0, low, below)
+        ratio = slope * (self.width / (self.scale * self.alpha))  # below zero there is no such point
+        return torch.where(low >= 0, low, self.width * torch.log(ratio.clamp(min=0)))
 
 
-@register(nn.ELU, F.elu, F.elu_)
-def _elu(call: Call) -> DualELU:
-    return DualELU(float(call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0)))
+@register(nn.ELU, F.elu)
+def _elu(call: Call) -> ElementwiseDual:
+    return _elu_of(call, call.module.alpha if call.module is not None else parameter(call, 1, "alpha", 1.0))
+
+
+@register(F.elu_)
+def _elu_in_place(call: Call) -> ElementwiseDual:
+    """Two more arguments than F.elu: a factor of the result, and one of what enters the exponential."""
+    scale = number(call, parameter(call, 2, "scale", 1.0), "scale", above=0)
+    inner = number(call, parameter(call, 3, "input_scale", 1.0), "input_scale", above=0)
+    return _elu_of(call, parameter(call, 1, "alpha", 1.0), scale, 1 / inner)
+
+
+def _elu_of(call: Call, alpha: Any, scale: float = 1.0, width: float = 1.0) -> ElementwiseDual:
+    alpha = number(call, alpha, "alpha")
+    if alpha == 0 and scale == 1:
+        return DualReLU()
+    if alpha == 0:
+        return DualKink(0.0, scale)
+    return DualELU(alpha, scale, width)
 
 
 @register(nn.CELU, F.celu, torch.celu)
 def _celu(call: Call) -> DualELU:
-    alpha = float(call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0))
+    """With a negative alpha it would grow exponentially to the left, so its slopes would have no bound."""
+    given = call.module.alpha if call.module is not None else parameter(call, 1, "alpha", 1.0)
+    alpha = number(call, given, "alpha", above=0)
     return DualELU(alpha, width=alpha)
 
 
@@ -182,6 +226,8 @@ class DualTanhGELU(_CancellingGate):
 @register(nn.GELU, F.gelu)
 def _gelu(call: Call) -> CurvedDual:
     approximate = call.module.approximate if call.module is not None else call.argument(1, "approximate", "none")
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f"{call.path}: GELU has approximate='none' or 'tanh', got {approximate!r}")
     return DualTanhGELU() if approximate == "tanh" else DualGELU()
 
 
@@ -208,7 +254,7 @@ class DualHardswish(CurvedDual):
     slopes = (-0.5, 1.5)
 
     def value(self, z: Tensor) -> Tensor:
-        return F.hardswish(z)
+        return torch.where(z >= 3, z, F.hardswish(z))  # PyTorch's 6 z / 6 overflows for large z
 
     def derivative(self, z: Tensor) -> Tensor:
         inner = (2 * z + 3) / 6

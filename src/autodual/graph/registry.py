@@ -27,6 +27,11 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 _MISSING = object()
 _PARAMETER_HOOKS = (WeightNorm, SpectralNorm)
+_OTHER_NAMES = {
+    "dim": ("axis",), "keepdim": ("keepdims",), "input": ("x", "a", "x1"), "other": ("x2", "mat2"),
+    "dim0": ("axis0",), "dim1": ("axis1",),
+}  # fmt: skip
+"""Names that PyTorch takes for the same argument."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Call:
         """The argument given by position or by name."""
         if position < len(self.args):
             return self.args[position]
-        value = self.kwargs.get(name, default)
+        given = (n for n in (name, *_OTHER_NAMES.get(name, ())) if n in self.kwargs)
+        value = self.kwargs.get(next(given, name), default)
         if value is _MISSING:
             raise ArgumentError(f"{self.path}: argument {name!r} is missing")
         return value

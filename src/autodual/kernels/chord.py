@@ -15,6 +15,7 @@ def _chord(low, high):  # type: ignore[no-untyped-def]
     """Slope and half of the height."""
     positive, negative = tl.where(high < 0, 0.0, high), tl.where(low > 0, 0.0, low)
     width = positive - negative
+    width = tl.where(width == float("inf"), float("nan"), width)
     steep = tl.div_rn(positive, tl.where(width == 0, 1.0, width))
     return steep, steep * negative * -0.5
 

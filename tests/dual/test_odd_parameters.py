@@ -1,0 +1,471 @@
+"""Every registered operation with parameters in the corners of what PyTorch accepts: bounds hold, or the call is refused.
+
+The table is held against the registry itself: an operation is in it, or is said to have no parameters.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autodual as ad
+from autodual.dual import REGISTRY
+from small import corners
+
+INF, NAN, T = torch.inf, torch.nan, torch.Tensor
+SHIPPED = {*REGISTRY.builders, *REGISTRY.rewrites}
+"""Taken when the file is read, before any test registers more."""
+ENGINES = (ad.IBP(), ad.Dual(), ad.Crown(), ad.ForwardDual())
+
+PARAMETERLESS = {
+    nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, T.relu, T.relu_, nn.ReLU6, F.relu6, nn.Hardsigmoid, F.hardsigmoid,
+    nn.Tanh, torch.tanh, torch.tanh_, T.tanh, T.tanh_, F.tanh,
+    nn.Sigmoid, torch.sigmoid, torch.sigmoid_, T.sigmoid, T.sigmoid_, F.sigmoid,
+    nn.SELU, F.selu, torch.selu, torch.selu_, nn.SiLU, F.silu, nn.Hardswish, F.hardswish,
+    torch.abs, T.abs, torch.absolute, operator.abs, abs, operator.neg, torch.neg, torch.negative, T.neg, operator.pos,
+    nn.Identity, T.contiguous, T.clone, torch.clone,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A call of `targets`, which `model` gets one at a time and makes a module or a function of a batch of."""
+
+    name: str
+    targets: tuple[Any, ...]
+    model: Callable[[Any], Any]
+    shape: tuple[int, ...] = (3,)
+    refused: bool = False
+    reach: float = 2.0
+    """Half the width of the box that is bounded."""
+
+
+def refused(name: str, targets: tuple[Any, ...], model: Callable[[Any], Any], shape: tuple[int, ...] = (3,)) -> Odd:
+    return Odd(name, targets, model, shape, refused=True)
+
+
+def given(*values: Any, **named: Any) -> Callable[[Any], Any]:
+    """A module made with such arguments, or a function called with them after its first; in place on a copy."""
+
+    def make(target: Any) -> Any:
+        if isinstance(target, type):
+            return target(*values, **named)
+        return lambda x: target(x * 1, *values, **named)
+
+    return make
+
+
+def as_called(target: Any) -> Any:
+    """A method of Tensor is called on what it belongs to."""
+    if isinstance(target, type) or getattr(T, getattr(target, "__name__", ""), None) is not target:
+        return target
+    return lambda x, *values, **named: getattr(x, target.__name__)(*values, **named)
+
+
+def normalised(target: Any, weight: float | None, variance: float, eps: float) -> Any:
+    if not isinstance(target, type):
+        scale = None if weight is None else torch.full((3,), weight)
+        return lambda x: target(x, torch.ones(3).to(x), torch.full((3,), variance).to(x),
+                                None if scale is None else scale.to(x), eps=eps)  # fmt: skip
+    norm = target(3, eps=eps, affine=weight is not None, momentum=None).eval()
+    nn.init.constant_(norm.running_var, variance)
+    if weight is not None:
+        nn.init.constant_(norm.weight, weight)
+    return norm
+
+
+class Held(nn.Module):
+    """A function of a batch and of tensors that belong to the model."""
+
+    def __init__(self, function: Callable[..., Tensor], *tensors: Tensor, live: bool = False) -> None:
+        super().__init__()
+        self.function, self.count = function, len(tensors)
+        for i, tensor in enumerate(tensors):
+            if live:
+                self.register_parameter(f"t{i}", nn.Parameter(tensor))
+            else:
+                self.register_buffer(f"t{i}", tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *(getattr(self, f"t{i}") for i in range(self.count)))
+
+
+def held(*tensors: Tensor, **named: Any) -> Callable[[Any], Any]:
+    return lambda target: Held(lambda x, *t: target(x * 1, *t, **named), *tensors)
+
+
+def prelu(*weights: float) -> Callable[[Any], Any]:
+    def make(target: Any) -> Any:
+        if not isinstance(target, type):
+            return Held(target, torch.tensor(weights))
+        module = target(len(weights))
+        module.weight.data = torch.tensor(weights)
+        return module
+
+    return make
+
+
+def table() -> Iterator[Odd]:
+    ramp = torch.tensor([-0.5, 0.3, 2.0])
+    # Activations.
+    leaky = (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
+    yield from (Odd(f"slope {s}", leaky, given(s)) for s in (0.0, 1.0, 1.7, -0.5, -3.0))
+    yield from (refused(f"slope {s}", leaky, given(s)) for s in (NAN, INF))
+    yield Odd("slope from a buffer", (F.leaky_relu,), held(torch.tensor(-0.3)))
+    yield Odd("weights of all kinds", (nn.PReLU, F.prelu, torch.prelu), prelu(-2.0, 0.0, 1.5))
+    yield refused("weight from the input", (F.prelu, torch.prelu), lambda f: lambda x: f(x, x[:, 0].mean(0)))
+    softplus = (nn.Softplus, F.softplus)
+    yield from (Odd(f"beta {b}, threshold {t}", softplus, given(b, t)) for b, t in (
+        (-1.0, 1.0), (-1.0, 20.0), (-3.0, -1.0), (1.0, 0.0), (1.0, -1.0), (2.0, -1000.0), (-2.0, -1000.0), (1.0, 80.0),
+        (0.01, 20.0), (-0.01, 0.1), (100.0, 20.0), (-100.0, 0.5), (1.0, -INF),
+    ))  # fmt: skip
+    yield Odd("just below overflow", softplus, given(1.0, 80.0), reach=90.0)
+    yield Odd("beta from a buffer", (F.softplus,), held(torch.tensor(-0.7)))
+    yield from (refused(f"beta {b}, threshold {t}", softplus, given(b, t)) for b, t in (
+        (0.0, 20.0), (0.0, -1.0), (NAN, 20.0), (INF, 20.0), (1.0, NAN), (1.0, INF), (1.0, 1000.0),
+    ))  # fmt: skip
+    elu = (nn.ELU, F.elu, F.elu_)
+    yield from (Odd(f"alpha {a}", elu, given(a)) for a in (0.0, -0.0, -0.5, -3.0, 5.0, 1e-6, -1e-6))
+    yield from (refused(f"alpha {a}", elu, given(a)) for a in (NAN, INF))
+    yield from (Odd(f"scales {a}", (F.elu_,), given(*a)) for a in ((1.0, 2.0, 0.5), (0.0, 3.0, 1.0), (-1.0, 0.2, 4.0)))
+    yield from (refused(f"scales {a}", (F.elu_,), given(*a)) for a in ((1.0, -1.0, 1.0), (1.0, 1.0, -1.0)))
+    yield from (Odd(f"alpha {a}", (nn.CELU, F.celu, torch.celu), given(a)) for a in (1e-6, 0.1, 30.0))
+    yield from (refused(f"alpha {a}", (nn.CELU, F.celu, torch.celu), given(a)) for a in (-1.0, -1e-3))
+    yield from (Odd(f"{a}", (nn.GELU, F.gelu), given(approximate=a)) for a in ("none", "tanh"))
+    yield Odd("ends meet", (F.hardtanh, F.hardtanh_), given(0.4, 0.4))
+    yield from (
+        Odd(f"{e}", (nn.Hardtanh, F.hardtanh, F.hardtanh_), given(*e)) for e in ((-INF, 0.3), (0.5, INF), (1.0, 1.5))
+    )
+    clamp = (torch.clamp, T.clamp, torch.clip, T.clip, T.clamp_, torch.clamp_)
+    yield from (Odd(f"{e}", clamp, given(*e)) for e in (
+        (0.5, 0.5), (1.0, -1.0), (None, 0.2), (-INF, 0.2), (0.1, INF), (-1, 2),
+    ))  # fmt: skip
+    yield from (refused(f"{e}", clamp, given(*e)) for e in ((NAN, 1.0), (INF, None), (None, -INF), (0.0, NAN)))
+    yield Odd("tensors", clamp, held(ramp - 0.7, ramp))
+    yield Odd("tensors that cross", clamp, held(ramp, -ramp))
+    yield Odd("a tensor and a number", clamp, held(torch.tensor(-0.5), max=1.0))
+    yield Odd("one end", clamp, lambda f: Held(lambda x, t: f(x * 1, max=t), torch.tensor(0.1)))
+    yield Odd("whole numbers", clamp, held(torch.tensor([-1, 0, 1]), torch.tensor([0, 1, 1])))
+    yield refused("ends that copy", clamp, lambda f: Held(lambda x, t: f(x[:, :1] * 1, t), ramp))
+    yield refused("an end from the input", clamp, lambda f: lambda x: f(x * 1, x.flip(1)))
+    for target, sign in ((torch.clamp_min, 1), (T.clamp_min, 1), (torch.clamp_max, -1), (T.clamp_max, -1)):
+        yield from (Odd(f"{e}", (target,), given(e)) for e in (-0.5, 2, -sign * INF))
+        yield from (refused(f"{e}", (target,), given(e)) for e in (sign * INF, NAN))
+        yield Odd("tensor", (target,), held(ramp))
+        yield refused("an end from the input", (target,), lambda f: lambda x: f(x, x.flip(1)))
+    # Arithmetic.
+    add = (torch.add, T.add, T.add_, torch.sub, torch.subtract, T.sub, T.sub_, torch.rsub)
+    yield from (Odd(f"alpha {a}", add, lambda f, a=a: lambda x: f(x * 1, x.flip(1), alpha=a)) for a in (-2, 0, 0.5))
+    yield from (Odd(f"number, alpha {a}", add, given(1.5, alpha=a)) for a in (-2.0, 0.0, 3.0))
+    yield Odd("alpha from a buffer", add, lambda f: Held(lambda x, t: f(x * 1, x.flip(1), alpha=t), torch.tensor(-0.5)))
+    yield Odd("NumPy's name", add[:2], lambda f: lambda x: f(x, x2=x.flip(1)))
+    yield from (refused(f"alpha {a}", add, lambda f, a=a: lambda x: f(x * 1, x.flip(1), alpha=a)) for a in (INF, NAN))
+    yield refused("alpha in the middle", (torch.add, torch.sub), lambda f: lambda x: f(x, 2, x.flip(1)))
+    infix = (operator.add, operator.iadd, operator.sub, operator.isub)
+    yield Odd("a negative number", infix, given(-2.5))
+    yield from (refused(f"{v}", infix, given(v)) for v in (INF, NAN))
+    yield refused("an infinite constant", infix, held(torch.tensor([1.0, INF, 0.0])))
+    times = (operator.mul, operator.imul, torch.mul, torch.multiply, T.mul, T.mul_)
+    yield from (Odd(f"times {v}", times, given(v)) for v in (-3.0, 0.0, 1e-30, True))
+    yield Odd("times constants", times, held(torch.tensor([-1.0, 0.0, 3.0])))
+    yield from (
+        refused(f"times {v}", times, lambda f, v=v: lambda x: f(x * 1, v).tanh()) for v in (INF, NAN, 1e300 * 1e300)
+    )
+    yield refused("times the input", times, lambda f: lambda x: f(x * 1, x.flip(1)))
+    over = (operator.truediv, operator.itruediv, torch.div, torch.divide, T.div, T.div_)
+    yield from (Odd(f"over {v}", over, given(v)) for v in (-0.3, 1e-30, 1e30))
+    yield Odd("over constants", over, held(torch.tensor([-1.0, 0.2, 3.0])))
+    yield from (
+        refused(f"over {v}", over, lambda f, v=v: lambda x: f(x * 1, v).tanh()) for v in (0.0, -0.0, NAN, 1e-320)
+    )
+    yield refused("over a zero", over, lambda f: Held(lambda x, t: f(x * 1, t).tanh(), torch.tensor([1.0, 0.0, 2.0])))
+    yield from (refused(r, over[2:], given(2.0, rounding_mode=r)) for r in ("floor", "trunc"))
+    # Casts and dropout.
+    casts = (T.to, T.type_as)
+    yield refused("to less precision", (T.to,), given(torch.float16))
+    yield refused("to less precision", (T.to,), given(torch.bfloat16))
+    yield refused("to whole numbers", (T.to,), given(torch.int64))
+    yield refused("to the type of a half", (T.type_as,), lambda f: lambda x: f(x, torch.zeros(1, dtype=torch.float16)))
+    yield Odd("to where it is", (T.to,), lambda f: lambda x: f(x, x.dtype, True))
+    yield Odd("more precision", (T.double,), lambda f: lambda x: f(x))
+    yield Odd("its own type", casts, lambda f: lambda x: f(x, x.flip(1)))
+    yield Odd(
+        "a constant like the input", casts, lambda f: lambda x: x + f(torch.ones(len(x), 3, dtype=torch.float16), x)
+    )
+    yield Odd("more dimensions", (T.expand_as,), lambda f: lambda x: f(x[:, :1], x), (3, 2))
+    yield Odd("a constant", (T.expand_as,), lambda f: lambda x: x - f(torch.ones(1).to(x), x), (3, 2))
+    yield Odd(
+        "a constant", (T.view_as, T.reshape_as), lambda f: lambda x: x - f(torch.ones(len(x) * 6).to(x), x), (3, 2)
+    )
+    yield Odd("like another", (T.view_as, T.reshape_as), lambda f: lambda x: f(x, x.flatten(1)), (3, 2))
+    yield Odd("float", (T.float,), lambda f: lambda x: f(x) if x.dtype == torch.float32 else x)
+    drops = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+    for target, shape in zip(drops, ((3,), (3, 2), (1, 2, 2), (1, 2, 1, 2), (3,)), strict=True):
+        yield Odd("drops all, asleep", (target,), lambda m: m(1.0).eval(), shape)
+    functions = (F.dropout, torch.dropout)
+    yield Odd("drops all, asleep", functions, given(1.0, False))
+    yield Odd("drops nothing", functions, given(0.0, True))
+    yield Odd("asleep", (F.dropout2d,), given(1.0, False), (3, 2, 2))
+    yield refused("awake unless told", (F.dropout,), given(1e-9))
+    yield refused("awake unless told", (F.dropout2d,), given(1e-9), (3, 2, 2))
+    # Batch normalisation.
+    norms = (
+        (nn.BatchNorm1d, (3,)),
+        (nn.BatchNorm2d, (3, 1, 2)),
+        (nn.BatchNorm3d, (3, 1, 1, 2)),
+        (F.batch_norm, (3, 2)),
+    )
+    for target, shape in norms:
+        for weight, variance, eps in ((-2.0, 1.0, 0.0), (None, 1e-6, 0.0), (0.0, 1e6, 1.0), (1.0, 0.0, 1e-5)):
+            yield Odd(
+                f"{weight, variance, eps}", (target,), lambda f, *a, v=(weight, variance, eps): normalised(f, *v), shape
+            )
+        for weight, variance, eps in ((1.0, 0.0, 0.0), (1.0, -1.0, 0.5), (1.0, -1.0, 1.0)):
+            yield refused(
+                f"{weight, variance, eps}", (target,),
+                lambda f, *a, v=(weight, variance, eps): nn.Sequential(_module(normalised(f, *v)), nn.Tanh()).eval(), shape,
+            )  # fmt: skip
+    # Convolutions and products.
+    for d in (1, 2, 3):
+        conv, transposed = (getattr(nn, f"{name}{d}d") for name in ("Conv", "ConvTranspose"))
+        space = (4,) * d
+        yield Odd(
+            "groups, dilated", (conv,), given(2, 4, 2, padding="same", dilation=2, groups=2, bias=False), (2, *space)
+        )
+        yield Odd("negative taps", (conv,), lambda m: _filled(m(1, 1, 3, stride=2, padding=2), -0.5), (1, *space))
+        yield Odd("pads with copies", (conv,), given(1, 1, 3, padding=2, padding_mode="replicate"), (1, *space))
+        yield Odd(
+            "output padding", (transposed,), given(1, 2, 2, stride=3, output_padding=2, padding=1), (1, *space[1:], 2)
+        )
+        yield Odd("output size", (transposed,), lambda m: _Sized(m(1, 1, 3, stride=2)), (1, *(2,) * d))
+        function, backwards = getattr(F, f"conv{d}d"), getattr(F, f"conv_transpose{d}d")
+        yield Odd("strings", (function,), held(torch.randn(2, 1, *(2,) * d), padding="valid"), (1, *space))
+        yield Odd("uneven", (function,), held(-torch.ones(2, 1, *(2,) * d), padding="same"), (1, *space))
+        yield Odd(
+            "dilated", (backwards,), held(-torch.ones(1, 2, *(2,) * d), dilation=2, output_padding=1), (1, *(2,) * d)
+        )
+        for f in (function, backwards):
+            yield refused(
+                "a kernel from the input", (f,), lambda f: lambda x: f(torch.ones_like(x), x), (13, *(1,) * d)
+            )
+    yield Odd("no bias", (nn.Linear,), given(3, 2, bias=False))
+    yield Odd("bias", (F.linear,), held(torch.randn(2, 3), torch.tensor([1e3, -1e3])))
+    yield refused("a weight of one dimension", (F.linear,), held(torch.randn(3)), (2, 3))
+    yield refused("a bias from the input", (F.linear,), lambda f: Held(lambda x, w: f(x, w, x), torch.randn(3, 3)))
+    products = (torch.matmul, operator.matmul, T.matmul, torch.mm, T.mm)
+    yield Odd("a matrix", products, held(torch.randn(3, 2)))
+    yield Odd(
+        "from the left",
+        (torch.matmul, operator.matmul, T.matmul),
+        lambda f: Held(lambda x, w: f(w, x), torch.randn(2, 3)),
+        (3, 2),
+    )
+    yield Odd("PyTorch's other name", (torch.mm, T.mm), lambda f: Held(lambda x, w: f(x, mat2=w), torch.randn(3, 2)))
+    # Pooling.
+    for d in (1, 2, 3):
+        space = (4, 5, 3)[:d] if d < 3 else (3, 4, 3)
+        average, largest = (getattr(nn, f"{name}Pool{d}d") for name in ("Avg", "Max"))
+        f_average, f_largest = (getattr(F, f"{name}_pool{d}d") for name in ("avg", "max"))
+        for options in ({"ceil_mode": True, "stride": 2}, {"padding": 1, "count_include_pad": False}, {"stride": 1}):
+            yield Odd(f"{options}", (average, f_average), given(2, **options), (2, *space))
+        yield Odd("no channels", (average, f_average), given(2), space)
+        for options in ({"ceil_mode": True, "stride": 3}, {"padding": 1, "dilation": 2, "stride": 1}):
+            yield Odd(
+                f"{options}", (largest, f_largest, getattr(torch, f"max_pool{d}d")), given(2, **options), (1, *space)
+            )
+        yield Odd("no channels", (largest, f_largest, getattr(torch, f"max_pool{d}d")), given(2), space)
+        yield refused(
+            "with places", (largest, f_largest), lambda m: _first(given(2, return_indices=True)(m)), (1, *space)
+        )
+        if d > 1:
+            for divisor in (-4, -1, 1, 1000):
+                yield Odd(f"divisor {divisor}", (average, f_average), given(2, divisor_override=divisor), (2, *space))
+        adaptive, most = (getattr(nn, f"Adaptive{name}Pool{d}d") for name in ("Avg", "Max"))
+        f_adaptive, f_most = (getattr(F, f"adaptive_{name}_pool{d}d") for name in ("avg", "max"))
+        for shape in ((2, *space), space):
+            yield Odd(f"uneven {shape}", (adaptive, f_adaptive), given(2), shape)
+        for shape in ((1, *(3,) * d), (3,) * d):
+            yield Odd(f"uneven {shape}", (most, f_most), given(2), shape)
+    reduce = (torch.mean, T.mean, torch.sum, T.sum)
+    for options in (
+        {"dim": -1},
+        {"dim": (1, -1)},
+        {"axis": 2, "keepdims": True},
+        {"dim": [2], "keepdim": True},
+        {"dim": 1, "dtype": torch.float64},
+    ):
+        yield Odd(f"{options}", reduce, given(**options), (3, 2))
+    for options in (
+        {},
+        {"dim": 0},
+        {"dim": (0, 1)},
+        {"dim": None, "keepdim": True},
+        {"dim": 1, "dtype": torch.float16},
+    ):
+        yield refused(f"{options}", reduce, given(**options), (3, 2))
+    pair = (torch.maximum, T.maximum, torch.minimum, T.minimum, torch.max, T.max, torch.min, T.min)
+    yield Odd("with a constant", pair, held(ramp))
+    yield Odd("along the last", (torch.max, T.max, torch.min, T.min), lambda f: lambda x: f(x, -1)[0], (2, 3))
+    yield Odd("kept", (torch.amax, T.amax, torch.amin, T.amin), given((-1, 1), True), (2, 2))
+    yield refused("of all", (torch.amax, T.amax, torch.amin, T.amin), given())
+    yield refused("places", (torch.max, T.max, torch.min, T.min), lambda f: lambda x: f(x, 1)[1])
+    # Shapes.
+    yield Odd("the last ones", (nn.Flatten, torch.flatten, T.flatten), given(-2, -1), (2, 1, 2))
+    yield Odd("with a guess", (nn.Unflatten, T.unflatten, torch.unflatten), given(-1, (2, -1)), (4,))
+    yield Odd("with a guess", (T.view, T.reshape), given(-1, 2, 3), (6,))
+    yield Odd("with a guess", (torch.reshape,), given((-1, 2, 3)), (6,))
+    yield refused(
+        "bits as another dtype",
+        (T.view,),
+        lambda f: (
+            lambda x: f(x, torch.int32).view(x.dtype) if x.dtype == torch.float32 else f(x, torch.int64).view(x.dtype)
+        ),
+        (2,),
+    )
+    yield Odd("negative", (torch.squeeze, T.squeeze), given(-2), (2, 1, 3))
+    yield refused("the batch, if there is one example", (torch.squeeze, T.squeeze), given(), (1, 3))
+    yield Odd("negative", (torch.unsqueeze, T.unsqueeze), given(-2), (3,))
+    yield Odd("negative", (torch.permute, T.permute), given((0, -1, 1)), (2, 3))
+    yield refused("the batch", (torch.permute, T.permute), given((1, 0, 2)), (13, 3))
+    yield Odd("negative", (torch.transpose, T.transpose, torch.swapaxes, T.swapaxes), given(-1, -2), (2, 3))
+    yield Odd("NumPy's names", (torch.swapaxes, T.swapaxes), given(axis0=1, axis1=2), (2, 3))
+    for index in ((slice(None), slice(-2, None)), (Ellipsis, None, -1), (slice(None), slice(None, None, 2)),
+                  (slice(None), torch.tensor([2, 0, 2])), (slice(None), torch.tensor([True, False, True])),
+                  (Ellipsis, torch.tensor([[True, False], [False, True], [True, True]]))):  # fmt: skip
+        yield Odd(f"{index}".replace("\n", ""), (operator.getitem, T.__getitem__), given(index), (3, 2))
+    yield refused("the batch", (operator.getitem, T.__getitem__), given(0), (3, 2))
+    yield Odd("from the end", (torch.narrow, T.narrow), given(-1, -2, 2), (2, 3))
+    yield Odd("as it is", (T.expand,), given(-1, 3, -1), (1, 2))
+    yield Odd("copies", (torch.broadcast_to,), lambda f: lambda x: f(x, (x.shape[0], 3, 2)), (1, 2))
+    yield Odd("negative", (torch.flip, T.flip), given((-1, 1)), (2, 3))
+    yield refused("the batch", (torch.flip, T.flip), given((0,)), (2, 3))
+    yield Odd("uneven", (torch.chunk, T.chunk), lambda f: lambda x: f(x, 2, -1)[1], (2, 5))
+    yield Odd("uneven", (torch.split, T.split), lambda f: lambda x: f(x, [1, 4], -1)[1], (2, 5))
+    yield Odd("the last", (torch.unbind, T.unbind), lambda f: lambda x: f(x, -1)[1], (2, 3))
+    cat = (torch.cat, torch.concat)
+    yield Odd("negative", cat, lambda f: lambda x: f([x, -x], -1), (2, 3))
+    yield Odd("NumPy's name", cat, lambda f: lambda x: f([x, -x], axis=1), (2, 3))
+    yield Odd("nothing", cat, lambda f: lambda x: f([x, torch.empty(0).to(x)], 1), (2, 3))
+    yield Odd("a constant", cat, lambda f: lambda x: f([torch.full((len(x), 1, 3), 1e3).to(x), x], 1), (2, 3))
+    yield refused("the batch", cat, lambda f: lambda x: f([x, x]), (2, 3))
+    yield Odd("negative", (torch.stack,), lambda f: lambda x: f([x, -x], -1), (2, 3))
+    for d in (1, 2, 3):
+        sides, shape = (1, -1, *(0,) * (2 * d - 2)), (2, *(3,) * d)
+        constant = getattr(nn, f"ConstantPad{d}d")
+        yield Odd("crops", (constant,), given(sides, -7.5), shape)
+        yield Odd("a large value", (constant,), given(1, 1e30), shape)
+        yield from (
+            refused(f"value {v}", (constant,), lambda m, v=v: nn.Sequential(m(1, v), nn.Tanh()), shape)
+            for v in (INF, NAN)
+        )
+        yield Odd(
+            "one side",
+            tuple(getattr(nn, f"{n}Pad{d}d") for n in ("Reflection", "Replication", "Circular")),
+            given((0, 2, *(0,) * (2 * d - 2))),
+            shape,
+        )
+    yield Odd("crops", (nn.ZeroPad2d,), given((-1, 1, 0, 0)), (1, 3, 3))
+    yield from (
+        Odd(f"{m}", (F.pad,), given((1, 0, 0, 1), m), (1, 3, 3))
+        for m in ("constant", "reflect", "replicate", "circular")
+    )
+    yield Odd("value from a buffer", (F.pad,), lambda f: Held(lambda x, t: f(x, (1, -1), value=t), torch.tensor(-2.0)))
+    yield from (
+        refused(f"value {v}", (F.pad,), lambda f, v=v: lambda x: f(x, (1, 1), value=v).tanh()) for v in (INF, NAN)
+    )
+    up = (nn.Upsample, F.interpolate)
+    for options in (
+        {"scale_factor": 1.3}, {"size": (7, 4)}, {"scale_factor": (0.6, 1.7), "mode": "nearest-exact"}, {"size": 7, "mode": "area"},
+        {"scale_factor": 1.3, "mode": "bilinear"}, {"scale_factor": 0.4, "mode": "bilinear", "align_corners": True},
+        {"scale_factor": 1.3, "mode": "bilinear", "recompute_scale_factor": True},
+        {"scale_factor": 1.3, "recompute_scale_factor": True},
+    ):  # fmt: skip
+        yield Odd(f"{options}", up, given(**options), (1, 5, 4))
+    yield Odd("antialiased", (F.interpolate,), given(scale_factor=0.4, mode="bilinear", antialias=True), (1, 5, 5))
+    yield refused("bicubic", up, given(size=7, mode="bicubic"), (1, 5, 5))
+    yield Odd("a fraction", (nn.UpsamplingNearest2d,), given(scale_factor=1.3), (1, 5, 4))
+    yield Odd("by one", (nn.PixelShuffle, F.pixel_shuffle), given(1), (4, 2, 2))
+    yield Odd("by two", (nn.PixelShuffle, F.pixel_shuffle), given(2), (4, 2, 2))
+
+
+class _Sized(nn.Module):
+    """A transposed convolution of stride 2 that is told the size of its result."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, output_size=[2 * n + 2 for n in x.shape[2:]])
+
+
+def _filled(module: nn.Module, value: float) -> nn.Module:
+    nn.init.constant_(module.weight, value)
+    return module
+
+
+def _module(operation: Any) -> nn.Module:
+    return operation if isinstance(operation, nn.Module) else Held(operation)
+
+
+def _first(operation: Any) -> nn.Module:
+    module = _module(operation)
+    return Held(lambda x: module(x)[0])
+
+
+TABLE = list(table())
+CASES = [
+    pytest.param(case, target, id=f"{getattr(target, '__name__', target)} {case.name}")
+    for case in TABLE
+    for target in case.targets
+]
+
+
+def test_every_registered_operation_is_tried() -> None:
+    tried = {target for case in TABLE for target in case.targets}
+    assert not SHIPPED - tried - PARAMETERLESS, "registered, and neither in the table nor without parameters"
+    assert not (tried | PARAMETERLESS) - SHIPPED, "not registered"
+    assert not tried & PARAMETERLESS
+
+
+def points(region: ad.Box) -> Tensor:
+    """[P, *shape]: corners, a diagonal, and random points of the box around one example."""
+    lower, upper = (end[0] for end in (region.lower, region.upper))
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(400, *lower.shape, generator=generator, dtype=lower.dtype)
+    weights[:100] = weights[:100].round()
+    weights[100:301] = torch.linspace(0, 1, 201).reshape(-1, *[1] * lower.dim()).to(lower)
+    found = lower + weights * (upper - lower)
+    return torch.cat([found, corners(lower[None], upper[None]).squeeze(1)]) if lower.numel() <= 4 else found
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths", "ignore:This overload of")
+@pytest.mark.parametrize(("case", "target"), CASES)
+def test_bounds_hold_or_the_call_is_refused(case: Odd, target: Any) -> None:
+    """All targets of a case have one builder, so the first stands for the others in float64 and with all engines."""
+    first = target is case.targets[0]
+    for dtype in (torch.float64, torch.float32) if first else (torch.float32,):
+        torch.manual_seed(0)
+        model = _module(case.model(as_called(target))).to(dtype)
+        if not any(isinstance(m, nn.modules.dropout._DropoutNd) for m in model.modules()):
+            model.eval()
+        centre = torch.randn(1, *case.shape, dtype=dtype)
+        region = ad.Box(centre - case.reach, centre + case.reach)
+        if case.refused:
+            with pytest.raises(ad.AutodualError):
+                ad.bounds(model, region, ad.IBP())
+            continue
+        with torch.no_grad():
+            values = model(points(region))
+        for engine in ENGINES if first else ENGINES[:1]:
+            with torch.no_grad():
+                found = ad.bounds(model, region, engine).output
+            allowed = (1e-9 if dtype == torch.float64 else 2e-5) * max(1.0, values.abs().max().item(), case.reach)
+            assert found.contains(values, allowed).all(), f"{engine!r} in {dtype}"
