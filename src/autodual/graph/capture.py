@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from itertools import zip_longest
 from typing import Any
 
@@ -64,15 +63,11 @@ def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -
 
 def _trace(tracer: ConcreteTracer, root: _Root, given: Shape) -> fx.Graph:
     """given: the shape that the user passed, for messages; the sample's batch is another one."""
-    attributes = [(vars(module), dict(vars(module))) for module in root.modules()]
-    attributes += [(module._buffers, dict(module._buffers)) for module in root.modules()]
-    for module in root.modules():  # backward hooks see gradients, of which there are none
-        module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
     try:
         # With gradients, a tensor that was computed from parameters can be told from a constant; without autocast, the
         # sample shows the model's own precision.
         with torch.enable_grad(), torch.autocast(tracer.sample.device.type, enabled=False):
-            return tracer.trace(root)
+            return tracer.record(root)
     except AutodualError:
         raise
     except TraceError as error:
@@ -86,10 +81,6 @@ def _trace(tracer: ConcreteTracer, root: _Root, given: Shape) -> fx.Graph:
             f"{tracer.place_of(error)}: could not be captured for an input of shape {given}. The first dimension is the batch, so one "
             f"example has shape {given[1:]}; a batch of {len(tracer.sample)} of them gave {type(error).__name__}: {error}"
         ) from error
-    finally:  # a forward pass that stores what it saw has stored proxies
-        for now, before in attributes:
-            now.clear()
-            now.update(before)
 
 
 def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx.Graph) -> Network:

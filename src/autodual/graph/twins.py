@@ -1,0 +1,208 @@
+"""Private copies of a model's modules, on which a capture runs: nothing that another thread can see is ever changed.
+
+`torch.fx` traces by replacing `nn.Module.__call__` and `nn.Module.__getattr__` for the whole process. Here each module gets a
+twin instead: an object of the same class with the same attributes, except that
+
+- its `_compiled_call_impl`, which PyTorch looks up on the object before it calls `forward`, leads to the tracer;
+- its `_parameters` and `_buffers` answer with the tracer's proxies;
+- modules that it holds (as submodules, in lists and dictionaries, in closures of its functions and hooks, in objects) are twins.
+
+So `type(self)`, `isinstance`, `super()` and `is` mean what they mean in the model, and whatever `forward` stores, it stores in
+the twin. Lists and dictionaries are copied with the module; tensors, and all else, are shared.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from autodual.graph.reach import MAPPINGS, SEQUENCES, attributes, cells, globals_read, is_container, own_classes, parts
+
+MOST = 200_000
+"""Objects that are looked through at most. A module behind more of them is not found, and a call of it is refused."""
+
+_EMPTIED = ("_backward_hooks", "_backward_pre_hooks")  # they see gradients, of which there are none
+
+
+class Reads(dict[str, Any]):
+    """A module's parameters or buffers, as the tracer wants them to be read."""
+
+    def __init__(self, tensors: dict[str, Any], read: Callable[[Any], Any]) -> None:
+        super().__init__(tensors)
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
+class Twins:
+    """One twin for every module of `root`, by the identity of the original."""
+
+    def __init__(
+        self, root: nn.Module, call: Callable[..., Any], read: Callable[[Any], Any], read_buffer: Callable[[Any], Any]
+    ) -> None:
+        self.originals = {id(m): m for m in root.modules()}
+        self._memo: dict[int, Any] = {i: object.__new__(type(m)) for i, m in self.originals.items()}
+        self._kept: list[Any] = []  # so that no identity is used twice
+        self._private = self._find_private()
+        self.of = {i: self._memo[i] for i in self.originals}
+        self.ids = {id(twin): i for i, twin in self.of.items()}
+        for i, twin in self.of.items():
+            state = vars(twin)
+            original = self.originals[i]
+            for name, value in attributes(original).items():
+                object.__setattr__(twin, name, self._copied(value))
+            for name, function in self._methods(original):
+                state.setdefault(name, types.MethodType(self._copied(function), twin))
+            state["_parameters"] = Reads(vars(original)["_parameters"], read)
+            state["_buffers"] = Reads(vars(original)["_buffers"], read_buffer)
+            state.update({name: OrderedDict() for name in _EMPTIED})
+            state["_compiled_call_impl"] = functools.partial(call, twin)
+
+    def dissolve(self) -> None:
+        """Forget all of it, so that no cycle of references keeps the sample's values in memory."""
+        for twin in self.of.values():
+            vars(twin).clear()
+        self._memo.clear()
+        self._private.clear()
+        self._kept.clear()
+
+    def _methods(self, original: nn.Module) -> Iterator[tuple[str, types.FunctionType]]:
+        """Methods of the module's class that read a module in a closure or a global variable, which need a copy of their own."""
+        seen: set[str] = set()
+        for cls in own_classes(original):
+            for name, value in vars(cls).items():
+                if name not in seen and type(value) is types.FunctionType and id(value) in self._private:
+                    yield name, value
+                seen.add(name)
+
+    def _find_private(self) -> set[int]:
+        """Identities of what must be copied: containers that `forward` may write to, and whatever leads to them or to a module.
+
+        Objects, and what only global variables hold, are shared unless they lead to a module: code may ask which one they are.
+        """
+        private = set(self.originals)
+        holders: dict[int, list[int]] = {}
+        own: list[Any] = []
+        shared: list[Any] = []
+        seen: set[int] = set(self.originals)
+
+        def meet(owner: int, values: Iterable[Any], waiting: list[Any]) -> None:
+            for value in values:
+                kind = type(value)
+                if kind is str or kind is int or kind is float or kind is bool or value is None:
+                    continue
+                holders.setdefault(id(value), []).append(owner)
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    waiting.append(value)
+
+        for i, module in self.originals.items():
+            meet(i, attributes(module).values(), own)
+        while own and len(seen) < MOST:
+            value = own.pop()
+            self._kept.append(value)
+            if is_container(value):
+                private.add(id(value))
+                meet(id(value), parts(value), own)
+            elif type(value) is types.FunctionType:
+                meet(id(value), cells(value).values(), own)
+                shared.append(value)
+            elif not isinstance(value, nn.Module):  # a module of somebody else's: a call of it is refused
+                meet(id(value), parts(value), own if type(value) is types.MethodType else shared)
+        for i, module in self.originals.items():
+            for cls in own_classes(module):
+                meet(i, (f for f in vars(cls).values() if type(f) is types.FunctionType), shared)
+        while shared and len(seen) < MOST:
+            value = shared.pop()
+            self._kept.append(value)
+            if not isinstance(value, nn.Module):
+                meet(id(value), parts(value), shared)
+        below = list(private)
+        while below:
+            for owner in holders.get(below.pop(), ()):
+                if owner not in private:
+                    private.add(owner)
+                    below.append(owner)
+        return private
+
+    def _copied(self, value: Any) -> Any:
+        """The private copy of `value`, or `value` itself where nothing in it is private."""
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if id(value) not in self._private:
+            return value
+        kind = type(value)
+        if kind in MAPPINGS:
+            copy = defaultdict(value.default_factory) if isinstance(value, defaultdict) else kind()
+            self._memo[id(value)] = copy
+            copy.update((self._copied(k), self._copied(v)) for k, v in list(value.items()))
+        elif kind in SEQUENCES or isinstance(value, tuple):
+            copy = self._sequence(value)
+        elif kind is types.FunctionType:
+            copy = self._function(value)
+        elif kind is types.MethodType:
+            copy = types.MethodType(self._copied(value.__func__), self._copied(value.__self__))
+        elif isinstance(value, functools.partial):
+            keywords = {name: self._copied(v) for name, v in value.keywords.items()}
+            copy = kind(self._copied(value.func), *(self._copied(v) for v in value.args), **keywords)
+        elif kind is weakref.ref:
+            copy = weakref.ref(self._copied(value()))
+        else:
+            copy = self._object(value)
+        self._memo[id(value)] = copy
+        return copy
+
+    def _sequence(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is list:
+            copy: Any = []
+            self._memo[id(value)] = copy  # it may contain itself
+            copy.extend(self._copied(v) for v in value)
+            return copy
+        elements = [self._copied(v) for v in value]
+        return kind(*elements) if isinstance(value, tuple) and hasattr(value, "_fields") else kind(elements)
+
+    def _object(self, value: Any) -> Any:
+        try:
+            copy = object.__new__(type(value))
+        except TypeError:  # a class that is written in C
+            return value
+        self._memo[id(value)] = copy
+        for name, part in attributes(value).items():
+            object.__setattr__(copy, name, self._copied(part))
+        return copy
+
+    def _function(self, value: types.FunctionType) -> types.FunctionType:
+        private = {n: v for n, v in globals_read(value).items() if id(v) in self._private}
+        space = {**value.__globals__} if private else value.__globals__
+        closure = tuple(types.CellType() for _ in value.__closure__ or ())
+        copy = types.FunctionType(value.__code__, space, value.__name__, None, closure)
+        self._memo[id(value)] = copy  # a function may read itself
+        space.update({name: self._copied(v) for name, v in private.items()})
+        known = cells(value)
+        for name, cell in zip(value.__code__.co_freevars, closure, strict=True):
+            if name in known:
+                cell.cell_contents = self._copied(known[name])
+        if value.__defaults__:
+            copy.__defaults__ = tuple(self._copied(v) for v in value.__defaults__)
+        if value.__kwdefaults__:
+            copy.__kwdefaults__ = {name: self._copied(v) for name, v in value.__kwdefaults__.items()}
+        copy.__dict__.update({name: self._copied(v) for name, v in vars(value).items()})
+        copy.__qualname__, copy.__module__ = value.__qualname__, value.__module__
+        return copy
