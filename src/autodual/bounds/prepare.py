@@ -11,7 +11,7 @@ from autodual.bounds.base import BoundEngine, Bounds
 from autodual.bounds.dual import Dual
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.network import non_finite_parameter
-from autodual.graph import Network
+from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.sets import InputSet
 
@@ -54,6 +54,8 @@ def dual_network(model: nn.Module | Network, x: Tensor) -> DualNetwork:
             f"x has examples of shape {tuple(x.shape[1:])}, but the network was captured for {network.input_shape}; "
             f"capture it again for this shape"
         )
+    if network is model:
+        check_current(network, x)
     broken = non_finite_parameter(network)
     if broken is not None:
         raise ArgumentError(f"model: {broken} holds NaN or infinite values, so nothing can be proved about it")

@@ -13,8 +13,10 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
 from autodual._types import Shape
+from autodual.graph.changes import check_unchanged
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
+from autodual.graph.surroundings import check_surroundings
 from autodual.graph.tracer import ConcreteTracer, strip
 from autodual.graph.wrapped import check_not_translated
 
@@ -38,6 +40,7 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_not_translated(model)
+    check_surroundings(model)
     network = _record(model, example, CAPTURE_BATCH, registry)
     if all(size % CAPTURE_BATCH for node in network.nodes for size in node.shape):
         return network
@@ -49,6 +52,17 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
                 f"with one another or the model branches on the batch size; certificates need one function per example"
             )
     return network
+
+
+def check_current(network: Network, example: Tensor) -> None:
+    """Refuse a captured network whose model would be another graph by now. Parameters and buffers may have changed: they are live.
+
+    The model is traced again and compared, call by call, with every number in it: global variables, closures and the state of
+    objects steer `forward`, too, and nothing short of running it tells whether they have changed.
+    """
+    check_not_translated(network.model)
+    check_surroundings(network.model)
+    check_unchanged(network, _record(network.model, example, network.batch, network.registry))
 
 
 def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -> Network:

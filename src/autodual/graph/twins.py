@@ -41,7 +41,7 @@ class Reads(dict[str, Any]):
         return self._read(super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        return self._read(super().get(name, default))
 
     def values(self) -> Any:
         return [self[name] for name in self]
