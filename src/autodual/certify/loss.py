@@ -20,7 +20,7 @@ from autodual.bounds.projected import Projected
 from autodual.certify.units import warn_of_raw_pixels
 from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
 from autodual.dual import REGISTRY, build
-from autodual.graph import Fingerprint, Network, capture, check_surroundings
+from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
 from autodual.sets import Perturbation
 from autodual.spec import margins
 
@@ -74,9 +74,9 @@ class RobustCrossEntropy(nn.Module):
         """
         _check_batch(x)
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
-            network = self._network(x)
-            with kept_buffers(self.model):
-                dual = build(network, x if uses_batch_statistics(self.model) else None)
+            self._network(x)
+            model = private_copy(self.model)  # whose statistics move instead of the model's
+            dual = build(capture(model, x, REGISTRY), x if uses_batch_statistics(model) else None)
         return self._projected().draw(dual, self.ball.around(x))
 
     def _check_units(self, x: Tensor) -> None:
@@ -123,7 +123,7 @@ def _check_batch(x: Tensor) -> None:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Whatever is written into the model's buffers inside is written into copies."""
+    """Whatever is written into the model's buffers inside is written into copies, as any thread sees that runs the model."""
     owners = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     copies = {id(b): b.clone() for _, before in owners for b in before.values() if b is not None}
     try:

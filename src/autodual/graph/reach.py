@@ -45,7 +45,8 @@ def is_object(value: Any) -> bool:
 def attributes(value: Any) -> dict[str, Any]:
     """An object's own attributes, those in slots too."""
     found = dict(vars(value))
-    found.update((name, getattr(value, name)) for name in _slots(type(value)) if hasattr(value, name))
+    kind: type = type(value)
+    found.update((name, getattr(value, name)) for name in _slots(kind) if hasattr(value, name))
     return found
 
 

@@ -10,9 +10,11 @@ the modules instead (twins.py), and what it changes, no other thread sees.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -63,6 +65,26 @@ class ConcreteProxy(fx.Proxy):
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
 
+class _Reads(dict[str, Any]):
+    """A module's parameters or buffers, as the tracer wants them to be read."""
+
+    def __init__(self, tensors: dict[str, Any], read: Callable[[Any], Any]) -> None:
+        super().__init__(tensors)
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._read(super().get(name, default))
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
 class ConcreteTracer(fx.Tracer):
     """Records a graph of registered operations, expanding rewrites as they are met."""
 
@@ -90,8 +112,11 @@ class ConcreteTracer(fx.Tracer):
         self.root = root
         self.graph = fx.Graph()
         self._names = {id(t): name for name, t in (*root.named_parameters(), *root.named_buffers())}
-        self._twins = Twins(root, self._call, self._read_parameter, self._read_buffer)
-        self._path_of = {i: path for path, m in root.named_modules() for i in [id(self._twins.of[id(m)])]}
+        self._twins = Twins(root)
+        for i, twin in self._twins.of.items():
+            self._intercept(self._twins.originals[i], twin)
+        self._original_of = {id(twin): self._twins.originals[i] for i, twin in self._twins.of.items()}
+        self._path_of = {id(module): path for path, module in root.named_modules()}
         try:
             x = self.create_proxy("placeholder", "x", (), {})
             result = self._twins.of[id(root)].forward(x)
@@ -101,6 +126,18 @@ class ConcreteTracer(fx.Tracer):
             self._proxies.clear()
             self._read.clear()
         return self.graph
+
+    def _intercept(self, original: nn.Module, twin: nn.Module) -> None:
+        """Have calls of the twin, and reads of its parameters and buffers, lead here.
+
+        PyTorch looks for `_compiled_call_impl` on the object before it calls forward, and `nn.Module.__getattr__` looks into
+        `_parameters` and `_buffers`: so the twin's class stays what it is.
+        """
+        state = vars(twin)
+        state["_compiled_call_impl"] = functools.partial(self._call, twin)
+        state["_parameters"] = _Reads(original._parameters, self._read_parameter)
+        state["_buffers"] = _Reads(original._buffers, self._read_buffer)
+        state["_backward_hooks"], state["_backward_pre_hooks"] = {}, {}  # they see gradients, of which there are none
 
     @property
     def where(self) -> str:
@@ -149,8 +186,8 @@ class ConcreteTracer(fx.Tracer):
         """What a call of a module means while it is traced: one node, a rewrite, or what its forward and its hooks do."""
         if self._running:
             return twin._call_impl(*args, **kwargs)
-        original = self._twins.originals[self._twins.ids[id(twin)]]
-        path = self._path_of[id(twin)]
+        original = self._original_of[id(twin)]
+        path = self._path_of[id(original)]
         self._stack.append(path)
         try:
             rewrite = self.registry.rewrite_of(original)
@@ -186,17 +223,17 @@ class ConcreteTracer(fx.Tracer):
 
     def _check_followed(self) -> None:
         """Refuse an operation inside a module that is not a twin: where that was found, the capture does not look."""
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code is not _RECORD:
             if frame.f_code is _CALL:
                 module = frame.f_locals["self"]
-                if id(module) in self._twins.originals:
-                    path = self._path_of[id(self._twins.of[id(module)])]
+                path = self._path_of.get(id(module))
+                if path is not None:
                     raise CaptureError(
                         f"{self.where or 'model'}: calls its part {strip(path) or 'model'} by a way that the capture cannot follow (a "
                         f"class attribute, a cache, an object of another library); read it as an attribute of the model (self.name)"
                     )
-                if id(module) not in self._twins.ids:
+                if id(module) not in self._original_of:
                     raise CaptureError(
                         f"{self.where or 'model'}: calls a {type(module).__name__} that is not one of its submodules; assign it to an "
                         f"attribute in __init__ (or use nn.ModuleList) so that its parameters belong to the model"

@@ -1,14 +1,10 @@
-"""Private copies of a model's modules, on which a capture runs: nothing that another thread can see is ever changed.
+"""Private copies of a model's modules: what is done to them, no other thread sees, and the model is as it was.
 
 `torch.fx` traces by replacing `nn.Module.__call__` and `nn.Module.__getattr__` for the whole process. Here each module gets a
-twin instead: an object of the same class with the same attributes, except that
-
-- its `_compiled_call_impl`, which PyTorch looks up on the object before it calls `forward`, leads to the tracer;
-- its `_parameters` and `_buffers` answer with the tracer's proxies;
-- modules that it holds (as submodules, in lists and dictionaries, in closures of its functions and hooks, in objects) are twins.
-
-So `type(self)`, `isinstance`, `super()` and `is` mean what they mean in the model, and whatever `forward` stores, it stores in
-the twin. Lists and dictionaries are copied with the module; tensors, and all else, are shared.
+twin instead: an object of the same class with the same attributes, so `type(self)`, `isinstance` and `super()` mean what they
+mean in the model. The modules that it holds are twins, too: as submodules, in lists and dictionaries, in closures and global
+variables of its functions and hooks, in objects. Lists and dictionaries are copied with the module, so that whatever `forward`
+stores, it stores in the twin. Parameters, buffers and all other tensors are shared.
 """
 
 from __future__ import annotations
@@ -16,8 +12,8 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -27,55 +23,30 @@ from autodual.graph.reach import MAPPINGS, SEQUENCES, attributes, cells, globals
 MOST = 200_000
 """Objects that are looked through at most. A module behind more of them is not found, and a call of it is refused."""
 
-_EMPTIED = ("_backward_hooks", "_backward_pre_hooks")  # they see gradients, of which there are none
-
-
-class Reads(dict[str, Any]):
-    """A module's parameters or buffers, as the tracer wants them to be read."""
-
-    def __init__(self, tensors: dict[str, Any], read: Callable[[Any], Any]) -> None:
-        super().__init__(tensors)
-        self._read = read
-
-    def __getitem__(self, name: str) -> Any:
-        return self._read(super().__getitem__(name))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._read(super().get(name, default))
-
-    def values(self) -> Any:
-        return [self[name] for name in self]
-
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class Twins:
     """One twin for every module of `root`, by the identity of the original."""
 
-    def __init__(
-        self, root: nn.Module, call: Callable[..., Any], read: Callable[[Any], Any], read_buffer: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, root: nn.Module) -> None:
         self.originals = {id(m): m for m in root.modules()}
         self._memo: dict[int, Any] = {i: object.__new__(type(m)) for i, m in self.originals.items()}
         self._kept: list[Any] = []  # so that no identity is used twice
         self._private = self._find_private()
-        self.of = {i: self._memo[i] for i in self.originals}
-        self.ids = {id(twin): i for i, twin in self.of.items()}
-        for i, twin in self.of.items():
-            state = vars(twin)
-            original = self.originals[i]
+        self.of: dict[int, nn.Module] = {i: self._memo[i] for i in self.originals}
+        for i, original in self.originals.items():
+            state = vars(self.of[i])
             for name, value in attributes(original).items():
-                object.__setattr__(twin, name, self._copied(value))
+                if name in _OF_EVERY_MODULE and hasattr(value, "items"):
+                    state[name] = type(value)((k, self._copied(v)) for k, v in value.items())
+                else:
+                    object.__setattr__(self.of[i], name, self._copied(value))
             for name, function in self._methods(original):
-                state.setdefault(name, types.MethodType(self._copied(function), twin))
-            state["_parameters"] = Reads(vars(original)["_parameters"], read)
-            state["_buffers"] = Reads(vars(original)["_buffers"], read_buffer)
-            state.update({name: OrderedDict() for name in _EMPTIED})
-            state["_compiled_call_impl"] = functools.partial(call, twin)
+                state.setdefault(name, types.MethodType(self._copied(function), self.of[i]))
 
     def dissolve(self) -> None:
-        """Forget all of it, so that no cycle of references keeps the sample's values in memory."""
+        """Forget all of it, so that no cycle of references keeps anything in memory."""
         for twin in self.of.values():
             vars(twin).clear()
         self._memo.clear()
@@ -113,7 +84,11 @@ class Twins:
                     waiting.append(value)
 
         for i, module in self.originals.items():
-            meet(i, attributes(module).values(), own)
+            for name, value in attributes(module).items():
+                if name not in _OF_EVERY_MODULE:
+                    meet(i, (value,), own)
+                elif name.endswith("hooks") and value:
+                    meet(i, value.values(), own)
         while own and len(seen) < MOST:
             value = own.pop()
             self._kept.append(value)
@@ -148,6 +123,7 @@ class Twins:
         if id(value) not in self._private:
             return value
         kind = type(value)
+        copy: Any
         if kind in MAPPINGS:
             copy = defaultdict(value.default_factory) if isinstance(value, defaultdict) else kind()
             self._memo[id(value)] = copy
@@ -171,7 +147,7 @@ class Twins:
     def _sequence(self, value: Any) -> Any:
         kind = type(value)
         if kind is list:
-            copy: Any = []
+            copy: list[Any] = []
             self._memo[id(value)] = copy  # it may contain itself
             copy.extend(self._copied(v) for v in value)
             return copy
@@ -206,3 +182,12 @@ class Twins:
         copy.__dict__.update({name: self._copied(v) for name, v in vars(value).items()})
         copy.__qualname__, copy.__module__ = value.__qualname__, value.__module__
         return copy
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """The model with buffers of its own, whose values may move without the model's; parameters are shared."""
+    twins = Twins(model)
+    buffers = {id(b): b.clone() for m in model.modules() for b in m._buffers.values() if b is not None}
+    for twin in twins.of.values():
+        twin._buffers = {name: None if b is None else buffers[id(b)] for name, b in twin._buffers.items()}
+    return twins.of[id(model)]
