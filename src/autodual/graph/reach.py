@@ -64,10 +64,9 @@ def parts(value: Any) -> Iterator[Any]:
         return
     if is_container(value):
         if kind in MAPPINGS:
-            yield from value.keys()
-            yield from value.values()
+            yield from [*value.keys(), *value.values()]  # at once: another thread may be writing to it
         else:
-            yield from value
+            yield from list(value)
     elif kind is types.FunctionType:
         yield from cells(value).values()
         yield from value.__defaults__ or ()

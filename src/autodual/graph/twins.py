@@ -33,17 +33,21 @@ class Twins:
         self.originals = {id(m): m for m in root.modules()}
         self._memo: dict[int, Any] = {i: object.__new__(type(m)) for i, m in self.originals.items()}
         self._kept: list[Any] = []  # so that no identity is used twice
+        self.of: dict[int, nn.Module] = dict(self._memo)
         self._private = self._find_private()
-        self.of: dict[int, nn.Module] = {i: self._memo[i] for i in self.originals}
         for i, original in self.originals.items():
             state = vars(self.of[i])
             for name, value in attributes(original).items():
                 if name in _OF_EVERY_MODULE and hasattr(value, "items"):
-                    state[name] = type(value)((k, self._copied(v)) for k, v in value.items())
+                    state[name] = type(value)((k, self._copied(v)) for k, v in list(value.items()))
                 else:
                     object.__setattr__(self.of[i], name, self._copied(value))
-            for name, function in self._methods(original):
-                state.setdefault(name, types.MethodType(self._copied(function), self.of[i]))
+            for name, value in self._of_classes(original):
+                if id(value) in self._private:
+                    copy = self._copied(value)
+                    state.setdefault(
+                        name, types.MethodType(copy, self.of[i]) if isinstance(copy, types.FunctionType) else copy
+                    )
 
     def dissolve(self) -> None:
         """Forget all of it, so that no cycle of references keeps anything in memory."""
@@ -53,12 +57,13 @@ class Twins:
         self._private.clear()
         self._kept.clear()
 
-    def _methods(self, original: nn.Module) -> Iterator[tuple[str, types.FunctionType]]:
-        """Methods of the module's class that read a module in a closure or a global variable, which need a copy of their own."""
+    def _of_classes(self, original: nn.Module) -> Iterator[tuple[str, Any]]:
+        """What the module finds in classes of its own: functions, and values that may lead to a module."""
         seen: set[str] = set()
         for cls in own_classes(original):
             for name, value in vars(cls).items():
-                if name not in seen and type(value) is types.FunctionType and id(value) in self._private:
+                known = isinstance(value, types.FunctionType | types.MethodType | functools.partial | nn.Module)
+                if name not in seen and not name.startswith("__") and (known or is_container(value)):
                     yield name, value
                 seen.add(name)
 
@@ -76,6 +81,8 @@ class Twins:
         def meet(owner: int, values: Iterable[Any], waiting: list[Any]) -> None:
             for value in values:
                 kind = type(value)
+                if kind is int and value in self.originals:  # somebody keeps the id() of a module
+                    private.add(owner)
                 if kind is str or kind is int or kind is float or kind is bool or value is None:
                     continue
                 holders.setdefault(id(value), []).append(owner)
@@ -101,8 +108,7 @@ class Twins:
             elif not isinstance(value, nn.Module):  # a module of somebody else's: a call of it is refused
                 meet(id(value), parts(value), own if type(value) is types.MethodType else shared)
         for i, module in self.originals.items():
-            for cls in own_classes(module):
-                meet(i, (f for f in vars(cls).values() if type(f) is types.FunctionType), shared)
+            meet(i, (value for _, value in self._of_classes(module)), shared)
         while shared and len(seen) < MOST:
             value = shared.pop()
             self._kept.append(value)
@@ -118,6 +124,8 @@ class Twins:
 
     def _copied(self, value: Any) -> Any:
         """The private copy of `value`, or `value` itself where nothing in it is private."""
+        if type(value) is int:
+            return id(self.of[value]) if value in self.originals else value
         if id(value) in self._memo:
             return self._memo[id(value)]
         if id(value) not in self._private:
@@ -149,14 +157,14 @@ class Twins:
         if kind is list:
             copy: list[Any] = []
             self._memo[id(value)] = copy  # it may contain itself
-            copy.extend(self._copied(v) for v in value)
+            copy.extend(self._copied(v) for v in list(value))
             return copy
-        elements = [self._copied(v) for v in value]
+        elements = [self._copied(v) for v in list(value)]
         return kind(*elements) if isinstance(value, tuple) and hasattr(value, "_fields") else kind(elements)
 
     def _object(self, value: Any) -> Any:
         try:
-            copy = object.__new__(type(value))
+            copy = type(value)() if isinstance(value, types.SimpleNamespace) else object.__new__(type(value))
         except TypeError:  # a class that is written in C
             return value
         self._memo[id(value)] = copy
