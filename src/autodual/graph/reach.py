@@ -123,10 +123,13 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(names)
 
 
-def own_classes(module: nn.Module) -> Iterator[type]:
+def own_classes(module: nn.Module) -> tuple[type, ...]:
     """The classes of a module that PyTorch has not written."""
-    for cls in type(module).__mro__:
-        if cls is nn.Module:
-            return
-        if cls.__module__.partition(".")[0] != "torch":
-            yield cls
+    kind: type = type(module)
+    return _own_classes(kind)
+
+
+@functools.lru_cache(maxsize=4096)
+def _own_classes(kind: type) -> tuple[type, ...]:
+    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    return tuple(cls for cls in own if cls.__module__.partition(".")[0] != "torch")

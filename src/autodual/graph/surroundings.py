@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -34,14 +35,11 @@ _METHODS = [
     "mean",
     "sum",
 ]
-_FUNCTIONS: list[tuple[Any, str, Any]] = [
-    *(
-        (F, name, f)
-        for name, f in vars(F).items()
-        if callable(f) and not name.startswith("__") and not isinstance(f, type)
-    ),
-    *((torch.Tensor, name, getattr(torch.Tensor, name)) for name in _METHODS if hasattr(torch.Tensor, name)),
+_OWNERS: list[tuple[Any, list[str]]] = [
+    (F, [name for name, f in vars(F).items() if callable(f) and not name.startswith("__") and not isinstance(f, type)]),
+    (torch.Tensor, [name for name in _METHODS if hasattr(torch.Tensor, name)]),
 ]
+_FUNCTIONS = [[getattr(owner, name) for name in names] for owner, names in _OWNERS]
 """Functions of PyTorch that models, and the bounds themselves, are computed with, as they were when this library was imported."""
 
 
@@ -59,11 +57,13 @@ def check_surroundings(model: nn.Module) -> None:
             f"model: the mode {type(mode).__name__} is active, which may change what every function of PyTorch computes; leave it "
             f"before you bound a model"
         )
-    for owner, name, function in _FUNCTIONS:
-        if getattr(owner, name, None) is not function:
+    for (owner, names), functions in zip(_OWNERS, _FUNCTIONS, strict=True):
+        now = [getattr(owner, name, None) for name in names]
+        if any(map(operator.is_not, now, functions)):
+            name, other = next((n, o) for n, o, f in zip(names, now, functions, strict=True) if o is not f)
             raise CaptureError(
-                f"model: {owner.__name__}.{name} has been replaced by {_called(getattr(owner, name, None))} since autodual was "
-                f"imported, and models and bounds are computed with it; put the original back"
+                f"model: {owner.__name__}.{name} has been replaced by {_called(other)} since autodual was imported, and models "
+                f"and bounds are computed with it; put the original back"
             )
     if parametrize._cache_enabled and any(parametrize.is_parametrized(m) for m in model.modules()):
         raise CaptureError(

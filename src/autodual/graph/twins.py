@@ -38,10 +38,12 @@ class Twins:
         for i, original in self.originals.items():
             state = vars(self.of[i])
             for name, value in attributes(original).items():
-                if name in _OF_EVERY_MODULE and hasattr(value, "items"):
-                    state[name] = type(value)((k, self._copied(v)) for k, v in list(value.items()))
-                else:
+                if name not in _OF_EVERY_MODULE:
                     object.__setattr__(self.of[i], name, self._copied(value))
+                elif isinstance(value, dict):
+                    state[name] = type(value)({k: self._copied(v) for k, v in list(value.items())} if value else ())
+                else:
+                    state[name] = set(value) if type(value) is set else value
             for name, value in self._of_classes(original):
                 if id(value) in self._private:
                     copy = self._copied(value)
