@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,14 @@ class Fingerprint:
         elif isinstance(value, nn.Module):
             state = attributes(value)
             self._entries += (id(value), kind, tuple(state))
-            self._waiting += state.values()
+            for part in state.values():  # most of it is small, and need not wait
+                small = type(part)
+                if small is bool or small is int or small is str or part is None:
+                    self._entries += (small, part)
+                elif (small is dict or small is OrderedDict or small is set) and not part:
+                    self._entries.append(small)
+                else:
+                    self._waiting.append(part)
             self._waiting += own_classes(value)
         elif isinstance(value, type):
             self._entries.append(value)
