@@ -16,7 +16,7 @@ from machine import RESULTS, ROOT, describe, in_words
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from many_threads import Tally, hammer  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
+from many_threads import Tally, hammer  # type: ignore[import-not-found, unused-ignore]
 
 
 def main() -> None:
@@ -41,8 +41,8 @@ def report(tally: Tally, seconds: float, threads: int) -> str:
         "|---|---|---|",
         *(f"| {name} | {count:,} | {tally.different[name]} |" for name, count in sorted(tally.done.items())),
         "",
-        f"Failures: {len(tally.failures)}. A thread that only watches looked {tally.looks:,} times at the methods of nn.Module and saw "
-        f"others than PyTorch's own {tally.patched} times.",
+        f"Failures: {len(tally.failures)}. A thread that only watches looked {tally.looks:,} times at the methods of nn.Module, "
+        f"and saw others than PyTorch's own {tally.patched} times.",
         *(f"- {failure}" for failure in tally.failures[:20]),
         "",
         in_words(describe()),

@@ -37,6 +37,10 @@ class ByClass(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(x.clamp(max=self.cap))
 
+    @property
+    def limit(self) -> float:
+        return CAP
+
     def double_forward(self, x: Tensor) -> Tensor:
         return self.fc(x.clamp(max=self.cap)) * 2
 
@@ -65,6 +69,15 @@ def _global_container() -> tuple[nn.Module, Callable[[], Any]]:
 
 def _class() -> tuple[nn.Module, Callable[[], Any]]:
     return ByClass().eval(), lambda: setattr(ByClass, "cap", 0.25)
+
+
+class ByProperty(ByClass):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.clamp(max=self.limit))
+
+
+def _property() -> tuple[nn.Module, Callable[[], Any]]:
+    return ByProperty().eval(), lambda: globals().update(CAP=0.25)
 
 
 def _method() -> tuple[nn.Module, Callable[[], Any]]:
@@ -109,6 +122,7 @@ CHANGES: dict[str, Callable[[], tuple[nn.Module, Callable[[], Any]]]] = {
     "number in a closure": _closure,
     "global number": _global,
     "global container": _global_container,
+    "global number that a property reads": _property,
     "number of the class": _class,
     "method of the class": _method,
     "function": _of(lambda m, x: m.f(m.fc(x)), lambda m: setattr(m, "f", torch.tanh), f=torch.relu),

@@ -63,6 +63,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "function mode": (Functions, "the mode Functions is active"),
     "dispatch mode": (Dispatches, "the mode Dispatches is active"),
     "F.relu": (lambda: _replaced(F, "relu"), "torch.nn.functional.relu has been replaced by .*lambda"),
+    "torch.relu, which F.relu calls": (lambda: _replaced(torch, "relu"), "torch.relu has been replaced"),
     "F.linear": (lambda: _replaced(F, "linear"), "linear has been replaced"),
     "x + y": (lambda: _replaced(torch.Tensor, "__add__"), "Tensor.__add__ has been replaced"),
     "parametrize.cached": (parametrize.cached, "parametrize.cached"),

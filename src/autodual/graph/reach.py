@@ -79,6 +79,12 @@ def parts(value: Any) -> Iterator[Any]:
         yield from (value.func, *value.args, *value.keywords.values())
     elif kind is weakref.ref:
         yield value()
+    elif isinstance(value, property):
+        yield from (value.fget, value.fset)
+    elif isinstance(value, staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, functools.cached_property):
+        yield value.func
     elif is_object(value):
         yield from attributes(value).values()
 

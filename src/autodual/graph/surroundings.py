@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -35,8 +36,17 @@ _METHODS = [
     "mean",
     "sum",
 ]
+
+
+def _names_read(function: Any) -> tuple[str, ...]:
+    return function.__code__.co_names if isinstance(function, FunctionType) else ()
+
+
+_FUNCTIONAL = [n for n, f in vars(F).items() if callable(f) and not n.startswith("__") and not isinstance(f, type)]
+_BEHIND = {name for f in _FUNCTIONAL for name in _names_read(getattr(F, f))}
 _OWNERS: list[tuple[Any, list[str]]] = [
-    (F, [name for name, f in vars(F).items() if callable(f) and not name.startswith("__") and not isinstance(f, type)]),
+    (F, _FUNCTIONAL),
+    (torch, sorted(name for name in _BEHIND if isinstance(vars(torch).get(name), BuiltinFunctionType))),
     (torch.Tensor, [name for name in _METHODS if hasattr(torch.Tensor, name)]),
 ]
 _FUNCTIONS = [[getattr(owner, name) for name in names] for owner, names in _OWNERS]
