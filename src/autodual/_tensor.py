@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from autodual._errors import UnsoundError
 
 CERTIFYING_DTYPES = (torch.float32, torch.float64)
 
@@ -86,21 +89,65 @@ def safe_sqrt(a: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32, no bf16 products and no autocast inside: certificates rest on the rounding of the dtype they state."""
-    settings = _precision_settings()
-    before = [getattr(owner, name) for owner, name, _ in settings]
-    for owner, name, strict in settings:
-        setattr(owner, name, strict)
+    """No TF32, no bf16 products and no autocast inside: certificates rest on the rounding of the dtype they state.
+
+    Autocast belongs to a thread, but PyTorch has one set of TF32 switches for the whole process. So they are strict while any
+    thread is inside, and what was said before the first one came holds again when the last one leaves. If somebody sets one in
+    between, what is computed in that time is refused, and the last one out sets it as that somebody wished.
+    """
+    start = _PRECISION.enter()
     inside = _STRICT.set(True)
     try:
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
         _STRICT.reset(inside)
-        for (owner, name, _), value in zip(settings, before, strict=True):
-            setattr(owner, name, value)
+        kept = _PRECISION.leave() == start
+    if not kept:
+        raise UnsoundError(
+            "TF32 or another reduced precision was switched on while bounds were computed, so they may be rounded more than they "
+            "state; set torch.backends.*.allow_tf32, fp32_precision and set_float32_matmul_precision outside of certificates (in "
+            "other threads, too), and compute them again"
+        )
 
 
+class _Precision:
+    """The process's precision of float32 products, strict as long as anybody is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._broken = 0
+        """How often it was found not to be strict while it should have been."""
+        self._wished: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        """What to set when the last one leaves."""
+
+    def enter(self) -> int:
+        with self._lock:
+            self._make_strict()
+            self._inside += 1
+            return self._broken
+
+    def leave(self) -> int:
+        """How often it was broken so far: since `enter`, if that is another number than it returned."""
+        with self._lock:
+            self._make_strict()
+            self._inside -= 1
+            if self._inside == 0:
+                for owner, name, value in self._wished.values():
+                    setattr(owner, name, value)
+                self._wished.clear()
+            return self._broken
+
+    def _make_strict(self) -> None:
+        lax = [(owner, name, strict) for owner, name, strict in _precision_settings() if getattr(owner, name) != strict]
+        self._wished.update({(id(owner), name): (owner, name, getattr(owner, name)) for owner, name, _ in lax})
+        for owner, name, strict in lax:
+            setattr(owner, name, strict)
+        self._broken += bool(lax and self._inside)
+
+
+_PRECISION = _Precision()
 _STRICT: ContextVar[bool] = ContextVar("inside full_precision", default=False)
 
 

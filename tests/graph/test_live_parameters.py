@@ -34,12 +34,23 @@ def _by_dictionary() -> nn.Module:
     return Net(lambda m, x: F.linear(x, dict(m.named_parameters())["w"]).relu(), w=nn.Parameter(torch.randn(3, 4)))
 
 
+def _by_private_dictionary() -> nn.Module:
+    return Net(lambda m, x: F.linear(x, m._parameters["w"] * 2).relu(), w=nn.Parameter(torch.randn(3, 4)))
+
+
+def _by_closure() -> nn.Module:
+    w = nn.Parameter(torch.randn(3, 4))
+    return Net(lambda m, x: F.linear(x, w).relu(), w=w)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: mlp(4, 5, 3),
     "functional": _functional,
     "batch-norm": _normalised,
     "parameter-list": _by_index,
     "named-parameters": _by_dictionary,
+    "_parameters": _by_private_dictionary,
+    "closure": _by_closure,
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 
@@ -121,12 +132,13 @@ def test_a_submodule_that_was_exchanged_is_noticed() -> None:
     model = mlp(4, 5, 3)
     network = ad.capture(model, batch(1, 4))
     model[2] = nn.Linear(5, 3, dtype=DOUBLE)
-    with pytest.raises(ad.CaptureError, match="does not reproduce"):
+    with pytest.raises(ad.CaptureError, match="capture it again"):
         ad.bounds(network, ad.LinfBall(0.1).around(batch(2, 4)))
 
 
 def test_tensors_computed_from_parameters_out_of_sight_are_refused() -> None:
     """They would be constants of the capture: stale after the next step, and without a gradient."""
-    model = Net(lambda m, x: F.linear(x, m._parameters["w"] * 2), w=nn.Parameter(torch.randn(3, 4)))
+    w = nn.Parameter(torch.randn(3, 4))
+    model = Net(lambda m, x: F.linear(x, w * 2), w=w)
     with pytest.raises(ad.CaptureError, match="computed from parameters out of sight"):
         ad.capture(model, batch(1, 4))

@@ -16,7 +16,7 @@ from autodual.bounds.dual import Dual
 from autodual.bounds.ibp import run_error_at
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.network import non_finite_constant, non_finite_parameter
-from autodual.graph import Network
+from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -134,6 +134,8 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
             f"x has examples of shape {tuple(x.shape[1:])}, but the network was captured for {network.input_shape}; "
             f"capture it again for this shape"
         )
+    if network is model:
+        check_current(network, x)
     broken = non_finite_parameter(network)
     if broken is not None:
         raise ArgumentError(f"model: {broken} holds NaN or infinite values, so nothing can be proved about it")

@@ -49,7 +49,7 @@ def certify(
     check_engine(engine)
     labels = check_problem(x, labels, ball)
     with full_precision(), torch.no_grad():
-        prepared = prepare(model, x)
+        prepared = prepare(model, x, ball.around(x))
         classes = check_classifier(prepared.graph.output_shape)
         check_label_range(labels, classes)
         predicted = prepared.network.forward(x).argmax(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from autodual.bounds.projected import Projected
 from autodual.certify.units import warn_of_raw_pixels
 from autodual.certify.validate import check_classifier, check_label_range, check_labels, check_perturbation
 from autodual.dual import REGISTRY, build
-from autodual.graph import Network, capture
+from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
 from autodual.sets import Perturbation
 from autodual.spec import margins
 
@@ -40,8 +41,7 @@ class RobustCrossEntropy(nn.Module):
         check_engine(self.engine)
         check_perturbation(ball)
         self.model, self.ball = model, ball
-        self._captured: Network | None = None
-        self._captured_for: tuple[object, ...] = ()
+        self._captured: _Captured | None = None
         self._told_of_units = False
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
@@ -74,9 +74,9 @@ class RobustCrossEntropy(nn.Module):
         """
         _check_batch(x)
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
-            network = self._network(x)
-            with kept_buffers(self.model):
-                dual = build(network, x if uses_batch_statistics(self.model) else None)
+            self._network(x)
+            model = private_copy(self.model)  # whose statistics move instead of the model's
+            dual = build(capture(model, x, REGISTRY), x if uses_batch_statistics(model) else None)
         return self._projected().draw(dual, self.ball.around(x))
 
     def _check_units(self, x: Tensor) -> None:
@@ -91,19 +91,29 @@ class RobustCrossEntropy(nn.Module):
         return self.engine
 
     def _network(self, x: Tensor) -> Network:
+        captured = self._captured  # read once: another thread may replace it
         if torch.compiler.is_compiling():
-            if self._captured is None:
+            if captured is None:
                 raise ArgumentError(
                     "call loss.draw(x), or the loss itself, once before compiling: that captures the model"
                 )
-            return self._captured
+            return captured.network
         _check_batch(x)
-        modules = tuple((id(m), m.training) for m in self.model.modules())
-        key = (tuple(x.shape[1:]), x.dtype, x.device, modules)
-        if self._captured is None or self._captured_for != key:
+        check_surroundings(self.model)
+        inputs, now = (tuple(x.shape[1:]), x.dtype, x.device), Fingerprint(self.model)
+        if captured is None or captured.inputs != inputs or captured.fingerprint != now:
             check_placement(self.model, x, "x")
-            self._captured, self._captured_for = capture(self.model, x, REGISTRY), key
-        return self._captured
+            captured = self._captured = _Captured(capture(self.model, x, REGISTRY), inputs, now)
+        return captured.network
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A graph, and what it is the graph of: inputs of one kind, and the model as it was."""
+
+    network: Network
+    inputs: tuple[object, ...]
+    fingerprint: Fingerprint
 
 
 def _check_batch(x: Tensor) -> None:
@@ -113,7 +123,7 @@ def _check_batch(x: Tensor) -> None:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Whatever is written into the model's buffers inside is written into copies."""
+    """Whatever is written into the model's buffers inside is written into copies, as any thread sees that runs the model."""
     owners = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     copies = {id(b): b.clone() for _, before in owners for b in before.values() if b is not None}
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from itertools import zip_longest
 from typing import Any
 
@@ -14,8 +13,10 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
 from autodual._types import Shape
+from autodual.graph.changes import check_unchanged
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
+from autodual.graph.surroundings import check_surroundings
 from autodual.graph.tracer import ConcreteTracer, strip
 from autodual.graph.wrapped import check_not_translated
 
@@ -39,6 +40,7 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_not_translated(model)
+    check_surroundings(model)
     network = _record(model, example, CAPTURE_BATCH, registry)
     if all(size % CAPTURE_BATCH for node in network.nodes for size in node.shape):
         return network
@@ -50,6 +52,17 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
                 f"with one another or the model branches on the batch size; certificates need one function per example"
             )
     return network
+
+
+def check_current(network: Network, example: Tensor) -> None:
+    """Refuse a captured network whose model would be another graph by now. Parameters and buffers may have changed: they are live.
+
+    The model is traced again and compared, call by call, with every number in it: global variables, closures and the state of
+    objects steer `forward`, too, and nothing short of running it tells whether they have changed.
+    """
+    check_not_translated(network.model)
+    check_surroundings(network.model)
+    check_unchanged(network, _record(network.model, example, network.batch, network.registry))
 
 
 def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -> Network:
@@ -64,15 +77,11 @@ def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -
 
 def _trace(tracer: ConcreteTracer, root: _Root, given: Shape) -> fx.Graph:
     """given: the shape that the user passed, for messages; the sample's batch is another one."""
-    attributes = [(vars(module), dict(vars(module))) for module in root.modules()]
-    attributes += [(module._buffers, dict(module._buffers)) for module in root.modules()]
-    for module in root.modules():  # backward hooks see gradients, of which there are none
-        module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
     try:
         # With gradients, a tensor that was computed from parameters can be told from a constant; without autocast, the
         # sample shows the model's own precision.
         with torch.enable_grad(), torch.autocast(tracer.sample.device.type, enabled=False):
-            return tracer.trace(root)
+            return tracer.record(root)
     except AutodualError:
         raise
     except TraceError as error:
@@ -86,10 +95,6 @@ def _trace(tracer: ConcreteTracer, root: _Root, given: Shape) -> fx.Graph:
             f"{tracer.place_of(error)}: could not be captured for an input of shape {given}. The first dimension is the batch, so one "
             f"example has shape {given[1:]}; a batch of {len(tracer.sample)} of them gave {type(error).__name__}: {error}"
         ) from error
-    finally:  # a forward pass that stores what it saw has stored proxies
-        for now, before in attributes:
-            now.clear()
-            now.update(before)
 
 
 def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx.Graph) -> Network:

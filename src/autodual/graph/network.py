@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
 from autodual._types import Shape
-from autodual.graph.registry import Call, Operand, Registry, refresh_hooked_parameters
+from autodual.graph.registry import Call, Operand, Registry, with_hooked_parameters
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Network:
         args, kwargs = fill((node.args, node.kwargs), parameters | operands)
         module = node.target if isinstance(node.target, nn.Module) else None
         if module is not None:
-            refresh_hooked_parameters(module)
+            module = with_hooked_parameters(module)
         seen: Any = module if module is None or dtype is None else CastModule(module, dtype)
         return Call(node.path or node.name, node.shape, seen, args, kwargs, self.batch, clean, dtype or self.dtype)
 

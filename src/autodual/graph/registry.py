@@ -116,6 +116,8 @@ class Registry:
 
     builders: dict[Target, Builder] = field(default_factory=dict)
     rewrites: dict[Target, Callable[..., Any]] = field(default_factory=dict)
+    bodies: dict[Target, dict[str, Any]] = field(default_factory=dict)
+    """The methods that a call of a registered module runs, as they were when it was registered."""
 
     def register(self, *targets: Target) -> Callable[[Registered], Registered]:
         """Decorator for a dual layer (a dataclass) or for a function from `Call` to a dual layer.
@@ -129,6 +131,7 @@ class Registry:
         def add(builder: Registered) -> Registered:
             build = _from_fields(builder) if inspect.isclass(builder) else builder
             self.builders.update(dict.fromkeys(targets, build))
+            self.bodies.update({t: _body(t) for t in targets})
             return builder
 
         return add
@@ -141,6 +144,7 @@ class Registry:
 
         def add(function: Registered) -> Registered:
             self.rewrites.update(dict.fromkeys(targets, function))
+            self.bodies.update({t: _body(t) for t in targets})
             return function
 
         return add
@@ -156,28 +160,54 @@ class Registry:
         known = {t.__name__.lower(): t.__name__ for t in (*self.builders, *self.rewrites)}
         return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)]
 
-    @staticmethod
-    def _find(table: dict[Target, Any], target: nn.Module | Callable[..., Any]) -> Any | None:
+    def _find(self, table: dict[Target, Any], target: nn.Module | Callable[..., Any]) -> Any | None:
         if not isinstance(target, nn.Module):
             try:
                 return table.get(target)
             except TypeError:  # unhashable callable
                 return None
-        if _changes_output_by_hook(target) or "forward" in vars(target):
-            return None
-        for cls in type(target).__mro__:
+        kind = type(target)
+        for cls in kind.__mro__:
             if cls in table:
-                return table[cls]
-            if "forward" in vars(cls) or "_conv_forward" in vars(cls):
-                return None  # a subclass that computes something else is not what was registered
+                return None if self._differs(target, cls) else table[cls]
+            if "forward" in vars(cls):
+                return None
         return None
 
+    def _differs(self, target: nn.Module, cls: type) -> bool:
+        """Whether a module computes something else than the class that was registered: by hooks, a subclass, or other methods."""
+        own = vars(target)
+        return _changes_output_by_hook(target) or any(
+            name in own or getattr(type(target), name, None) is not function
+            for name, function in self.bodies[cls].items()
+        )
 
-def refresh_hooked_parameters(module: nn.Module) -> None:
-    """Recompute the weight of a module under the older, hook-based weight_norm or spectral_norm."""
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, _PARAMETER_HOOKS):
-            hook(module, ())
+
+def _body(target: Target) -> dict[str, Any]:
+    """For a class of modules, its forward and the methods that this calls; nothing for a function."""
+    found: dict[str, Any] = {}
+    waiting = ["forward"] if inspect.isclass(target) and issubclass(target, nn.Module) else []
+    while waiting:
+        name = waiting.pop()
+        found[name] = getattr(target, name)
+        used = found[name].__code__.co_names if inspect.isfunction(found[name]) else ()
+        waiting += [n for n in used if n not in found and inspect.isfunction(getattr(target, n, None))]
+    return found
+
+
+def with_hooked_parameters(module: nn.Module) -> nn.Module:
+    """The module; under the older, hook-based weight_norm or spectral_norm, a private copy of it with today's weight.
+
+    These hooks write the weight to the module, where another thread, with or without gradients, may just be reading it.
+    """
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _PARAMETER_HOOKS)]
+    if not hooks:
+        return module
+    copy: nn.Module = object.__new__(type(module))
+    vars(copy).update(vars(module))
+    for hook in hooks:
+        hook(copy, ())
+    return copy
 
 
 def _changes_output_by_hook(module: nn.Module) -> bool:

@@ -1,0 +1,203 @@
+"""Private copies of a model's modules: what is done to them, no other thread sees, and the model is as it was.
+
+`torch.fx` traces by replacing `nn.Module.__call__` and `nn.Module.__getattr__` for the whole process. Here each module gets a
+twin instead: an object of the same class with the same attributes, so `type(self)`, `isinstance` and `super()` mean what they
+mean in the model. The modules that it holds are twins, too: as submodules, in lists and dictionaries, in closures and global
+variables of its functions and hooks, in objects. Lists and dictionaries are copied with the module, so that whatever `forward`
+stores, it stores in the twin. Parameters, buffers and all other tensors are shared.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from autodual.graph.reach import MAPPINGS, SEQUENCES, attributes, cells, globals_read, is_container, own_classes, parts
+
+MOST = 200_000
+"""Objects that are looked through at most. A module behind more of them is not found, and a call of it is refused."""
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+class Twins:
+    """One twin for every module of `root`, by the identity of the original."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.originals = {id(m): m for m in root.modules()}
+        self._memo: dict[int, Any] = {i: object.__new__(type(m)) for i, m in self.originals.items()}
+        self._kept: list[Any] = []  # so that no identity is used twice
+        self.of: dict[int, nn.Module] = dict(self._memo)
+        self._private = self._find_private()
+        for i, original in self.originals.items():
+            state = vars(self.of[i])
+            for name, value in attributes(original).items():
+                if name not in _OF_EVERY_MODULE:
+                    object.__setattr__(self.of[i], name, self._copied(value))
+                elif isinstance(value, dict):
+                    state[name] = type(value)({k: self._copied(v) for k, v in list(value.items())} if value else ())
+                else:
+                    state[name] = set(value) if type(value) is set else value
+            for name, value in self._of_classes(original):
+                if id(value) in self._private:
+                    copy = self._copied(value)
+                    state.setdefault(
+                        name, types.MethodType(copy, self.of[i]) if isinstance(copy, types.FunctionType) else copy
+                    )
+
+    def dissolve(self) -> None:
+        """Forget all of it, so that no cycle of references keeps anything in memory."""
+        for twin in self.of.values():
+            vars(twin).clear()
+        self._memo.clear()
+        self._private.clear()
+        self._kept.clear()
+
+    def _of_classes(self, original: nn.Module) -> Iterator[tuple[str, Any]]:
+        """What the module finds in classes of its own: functions, and values that may lead to a module."""
+        seen: set[str] = set()
+        for cls in own_classes(original):
+            for name, value in vars(cls).items():
+                known = isinstance(value, types.FunctionType | types.MethodType | functools.partial | nn.Module)
+                if name not in seen and not name.startswith("__") and (known or is_container(value)):
+                    yield name, value
+                seen.add(name)
+
+    def _find_private(self) -> set[int]:
+        """Identities of what must be copied: containers that `forward` may write to, and whatever leads to them or to a module.
+
+        Objects, and what only global variables hold, are shared unless they lead to a module: code may ask which one they are.
+        """
+        private = set(self.originals)
+        holders: dict[int, list[int]] = {}
+        own: list[Any] = []
+        shared: list[Any] = []
+        seen: set[int] = set(self.originals)
+
+        def meet(owner: int, values: Iterable[Any], waiting: list[Any]) -> None:
+            for value in values:
+                kind = type(value)
+                if kind is int and value in self.originals:  # somebody keeps the id() of a module
+                    private.add(owner)
+                if kind is str or kind is int or kind is float or kind is bool or value is None:
+                    continue
+                holders.setdefault(id(value), []).append(owner)
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    waiting.append(value)
+
+        for i, module in self.originals.items():
+            for name, value in attributes(module).items():
+                if name not in _OF_EVERY_MODULE:
+                    meet(i, (value,), own)
+                elif name.endswith("hooks") and value:
+                    meet(i, value.values(), own)
+        while own and len(seen) < MOST:
+            value = own.pop()
+            self._kept.append(value)
+            if is_container(value):
+                private.add(id(value))
+                meet(id(value), parts(value), own)
+            elif type(value) is types.FunctionType:
+                meet(id(value), cells(value).values(), own)
+                shared.append(value)
+            elif not isinstance(value, nn.Module):  # a module of somebody else's: a call of it is refused
+                meet(id(value), parts(value), own if type(value) is types.MethodType else shared)
+        for i, module in self.originals.items():
+            meet(i, (value for _, value in self._of_classes(module)), shared)
+        while shared and len(seen) < MOST:
+            value = shared.pop()
+            self._kept.append(value)
+            if not isinstance(value, nn.Module):
+                meet(id(value), parts(value), shared)
+        below = list(private)
+        while below:
+            for owner in holders.get(below.pop(), ()):
+                if owner not in private:
+                    private.add(owner)
+                    below.append(owner)
+        return private
+
+    def _copied(self, value: Any) -> Any:
+        """The private copy of `value`, or `value` itself where nothing in it is private."""
+        if type(value) is int:
+            return id(self.of[value]) if value in self.originals else value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if id(value) not in self._private:
+            return value
+        kind = type(value)
+        copy: Any
+        if kind in MAPPINGS:
+            copy = defaultdict(value.default_factory) if isinstance(value, defaultdict) else kind()
+            self._memo[id(value)] = copy
+            copy.update((self._copied(k), self._copied(v)) for k, v in list(value.items()))
+        elif kind in SEQUENCES or isinstance(value, tuple):
+            copy = self._sequence(value)
+        elif kind is types.FunctionType:
+            copy = self._function(value)
+        elif kind is types.MethodType:
+            copy = types.MethodType(self._copied(value.__func__), self._copied(value.__self__))
+        elif isinstance(value, functools.partial):
+            keywords = {name: self._copied(v) for name, v in value.keywords.items()}
+            copy = kind(self._copied(value.func), *(self._copied(v) for v in value.args), **keywords)
+        elif kind is weakref.ref:
+            copy = weakref.ref(self._copied(value()))
+        else:
+            copy = self._object(value)
+        self._memo[id(value)] = copy
+        return copy
+
+    def _sequence(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is list:
+            copy: list[Any] = []
+            self._memo[id(value)] = copy  # it may contain itself
+            copy.extend(self._copied(v) for v in list(value))
+            return copy
+        elements = [self._copied(v) for v in list(value)]
+        return kind(*elements) if isinstance(value, tuple) and hasattr(value, "_fields") else kind(elements)
+
+    def _object(self, value: Any) -> Any:
+        try:
+            copy = type(value)() if isinstance(value, types.SimpleNamespace) else object.__new__(type(value))
+        except TypeError:  # a class that is written in C
+            return value
+        self._memo[id(value)] = copy
+        for name, part in attributes(value).items():
+            object.__setattr__(copy, name, self._copied(part))
+        return copy
+
+    def _function(self, value: types.FunctionType) -> types.FunctionType:
+        private = {n: v for n, v in globals_read(value).items() if id(v) in self._private}
+        space = {**value.__globals__} if private else value.__globals__
+        closure = tuple(types.CellType() for _ in value.__closure__ or ())
+        copy = types.FunctionType(value.__code__, space, value.__name__, None, closure)
+        self._memo[id(value)] = copy  # a function may read itself
+        space.update({name: self._copied(v) for name, v in private.items()})
+        known = cells(value)
+        for name, cell in zip(value.__code__.co_freevars, closure, strict=True):
+            if name in known:
+                cell.cell_contents = self._copied(known[name])
+        if value.__defaults__:
+            copy.__defaults__ = tuple(self._copied(v) for v in value.__defaults__)
+        if value.__kwdefaults__:
+            copy.__kwdefaults__ = {name: self._copied(v) for name, v in value.__kwdefaults__.items()}
+        copy.__dict__.update({name: self._copied(v) for name, v in vars(value).items()})
+        copy.__qualname__, copy.__module__ = value.__qualname__, value.__module__
+        return copy
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """The model with buffers of its own, whose values may move without the model's; parameters are shared."""
+    twins = Twins(model)
+    buffers = {id(b): b.clone() for m in model.modules() for b in m._buffers.values() if b is not None}
+    for twin in twins.of.values():
+        twin._buffers = {name: None if b is None else buffers[id(b)] for name, b in twin._buffers.items()}
+    return twins.of[id(model)]
