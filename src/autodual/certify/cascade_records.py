@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
+from autodual.certify.collapse import collapse
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,10 @@ class CascadeCertificate:
     def sound_certified_error(self) -> float:
         """Fraction not proved to be answered rightly everywhere in the ball: an upper bound on the error under any attack."""
         return 1.0 - _mean(self.sound)
+
+    def collapse(self, classes: Sequence[str] = ()) -> str | None:
+        """A sentence about a cascade that gives one answer for everything; None for any other."""
+        return collapse(self.answers.label.tolist(), self.labels.tolist(), classes=classes)
 
     def by_stage(self) -> list[dict[str, int]]:
         """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the

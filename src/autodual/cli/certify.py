@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -86,17 +87,18 @@ def certify(
                 group.by_first(lambda: check_by_evaluation(target, opened, chosen, found.certified))
                 together = None
                 if cascade is not None:
-                    together = certify_to_file(
-                        files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say
-                    ).summary()
+                    whole = certify_to_file(files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say)
+                    together = whole.summary() | {"collapsed": whole.collapse(opened.data.classes)}
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
         return
+    collapsed = found.collapse(opened.data.classes)
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     record = {
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
+        "collapsed": collapsed,
     } | rests_on  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
@@ -106,6 +108,8 @@ def certify(
         f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
         f"({len(opened.data)} images{_sure(rests_on)}); {file}"
     )
+    if collapsed is not None:
+        print(f"warning: {first}the network has {collapsed}", file=sys.stderr)
 
 
 def _sure(rests_on: dict[str, Any]) -> str:

@@ -30,10 +30,17 @@ def training(run: Run) -> Section:
         )
         if figure is not None
     ]
-    blocks: list[Block] = [Text(_summary(history)), Figures(figures)]
+    blocks: list[Block] = [Text(_summary(history)), *map(Note, _collapsed(run)), Figures(figures)]
     if METRICS in run.problems:
         blocks.append(Note(run.problems[METRICS]))
     return Section("training", "Training", blocks)
+
+
+def _collapsed(run: Run) -> list[str]:
+    """A sentence about every stage that gives one answer for everything, by what was found last."""
+    last = {_stage(record): record for record in run.metrics if text(record, "kind") in ("validation", "trained")}
+    found = ((stage, text(record, "collapsed")) for stage, record in last.items())
+    return [f"The network of {stage} has {words}." for stage, words in found if words is not None]
 
 
 def _summary(history: History) -> str:
@@ -51,6 +58,8 @@ def _summary(history: History) -> str:
             else ""
         )
         sentences.append(f"{len(history.epochs)} epochs{of}{time}.")
+        size = number(last, "eps")
+        sentences.append("" if size is None else f"Trained up to eps {short(size)}.")
         sentences.append(f"Last epoch{f' ({_stage(last)})' if history.stages else ''}: {_rates(last)}.")
     if history.validation:
         last = list(history.validation.values())[-1]
