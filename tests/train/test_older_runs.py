@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_an_older_run_whose_ramp_does_not_finish_goes_on(tmp_path: Path, monkeyp
     short = CONFIG.with_changes(eps_epochs=4)
     steps: list[object] = []
     with monkeypatch.context() as older:
-        older.setattr("autodual.train.fit.check_ramp", lambda config: None)
+        older.setattr(importlib.import_module("autodual.train.fit"), "check_ramp", lambda config: None)
         with pytest.raises(StoppedError):
             train(short, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) >= 2))
     record = train(short, tmp_path / "run", resume=True)
