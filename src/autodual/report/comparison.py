@@ -89,13 +89,13 @@ def _of_cascades(runs: Sequence[Run], part: str) -> str:
 def _conditions(runs: Sequence[Run]) -> Table:
     rows = []
     for index, run in enumerate(runs):
-        seconds = History.of(run.metrics).seconds()
+        seconds, eps = History.of(run.metrics).seconds(), number(run.evaluation, "eps")
         row = [
             letter(index),
             count(whole(run.evaluation, "examples")),
             duration(seconds) if seconds else DASH,
             text(mapping(run.environment, "data") or {}, "name") or DASH,
-            text(run.evaluation, "perturbation") or f"eps {short(number(run.evaluation, 'eps'))}",
+            text(run.evaluation, "perturbation") or (DASH if eps is None else f"eps {short(eps)}"),
             text(run.evaluation, "engine") or DASH,
         ]
         rows.append(row)

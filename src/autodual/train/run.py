@@ -233,13 +233,13 @@ def recorded_command(arguments: Sequence[str]) -> str:
     begin with ~, and of any other only the last part is kept, as in .../NAME."""
     program = Path(arguments[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    return " ".join([shlex.quote(name or "python"), *map(_without_place, arguments[1:])])
+    return " ".join([shlex.quote(name or "python"), *map(without_place, arguments[1:])])
 
 
-def _without_place(argument: str) -> str:
+def without_place(argument: str) -> str:
     flag, equals, value = argument.partition("=")
     if flag.startswith("-") and equals:
-        return f"{shlex.quote(flag)}={_without_place(value)}"
+        return f"{shlex.quote(flag)}={without_place(value)}"
     path = Path(argument)
     if not path.is_absolute():
         return shlex.quote(argument)

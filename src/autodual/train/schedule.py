@@ -30,12 +30,16 @@ def lr_at(config: TrainConfig, epoch: int) -> float:
 
 
 def in_epochs(config: TrainConfig, part: str) -> int:
-    """A part of the training in whole epochs, at least one unless the part is 0; or the epochs that the config gives instead."""
+    """A part of the training in whole epochs; or the epochs that the config gives instead.
+
+    At least one unless the part is 0. A ramp takes two if there are two: without one at a smaller eps, there is none.
+    """
     given: int | None = getattr(config, PARTS[part])
     if given is not None:
         return given
     share: float = getattr(config, part)
-    return 0 if share == 0 else max(1, int(share * config.epochs + 0.5))
+    least = min(2, config.epochs) if part == "eps_part" else 1
+    return 0 if share == 0 else max(least, int(share * config.epochs + 0.5))
 
 
 def by_epochs(config: TrainConfig) -> dict[str, Any]:
