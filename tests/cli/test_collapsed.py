@@ -83,20 +83,8 @@ def test_training_certify_and_report_say_it(call: Call, tmp_path: Path, every: s
 
 
 def test_other_networks_are_not_called_so(call: Call, weights: Path, tmp_path: Path) -> None:
-    code, _, told = call(
-        "certify",
-        str(weights),
-        "--model",
-        "digits",
-        "--dataset",
-        "digits",
-        "--eps",
-        "0.05",
-        "--limit",
-        "30",
-        "--out",
-        str(tmp_path / "c.jsonl"),
-    )
+    options = ["--model", "digits", "--dataset", "digits", "--eps", "0.05", "--limit", "30"]
+    code, _, told = call("certify", str(weights), *options, "--out", str(tmp_path / "c.jsonl"))
     assert code == 0
     assert "collapsed" not in told
     assert json.loads((tmp_path / "c.summary.json").read_text())["collapsed"] is None

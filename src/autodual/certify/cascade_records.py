@@ -106,9 +106,10 @@ class CascadeCertificate:
         """Fraction not proved to be answered rightly everywhere in the ball: an upper bound on the error under any attack."""
         return 1.0 - _mean(self.sound)
 
-    def collapse(self, classes: Sequence[str] = ()) -> str | None:
+    @property
+    def collapsed(self) -> str | None:
         """A sentence about a cascade that gives one answer for everything; None for any other."""
-        return collapse(self.answers.label.tolist(), self.labels.tolist(), classes=classes)
+        return collapse(self.answers.label.tolist(), self.labels.tolist())
 
     def by_stage(self) -> list[dict[str, int]]:
         """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the
@@ -137,6 +138,7 @@ class CascadeCertificate:
             "stages": self.by_stage(),
             **self._errors(),
             "no_wrong_certificate": _mean(self.no_wrong_certificate),
+            "collapsed": self.collapsed,
         }
         return numbers if attack is None else numbers | self.beside(attack)
 

@@ -87,8 +87,9 @@ def certify(
                 group.by_first(lambda: check_by_evaluation(target, opened, chosen, found.certified))
                 together = None
                 if cascade is not None:
-                    whole = certify_to_file(files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say)
-                    together = whole.summary() | {"collapsed": whole.collapse(opened.data.classes)}
+                    together = certify_to_file(
+                        files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say
+                    ).summary()
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:

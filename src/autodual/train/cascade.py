@@ -207,7 +207,6 @@ def finish_cascade(
     check_together(run.folder / "cascade", certified.take(len(some)), attacked)
     record = certified.summary() | certified.take(len(some)).beside(attacked)
     record["models"] = len(combination.models)
-    record["collapsed"] = certified.collapse(parts.test.classes)
     for row in record["stages"]:
         row["trained_on"] = _trained_on(config, run, row["stage"], parts)
     if config.cascade_kind == "routed":
