@@ -72,7 +72,9 @@ def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     eps that came with a larger eps is cut; epochs that came where a part of the training is given now are dropped."""
     options = {**before, **changes}
     for part, epochs in PARTS.items():
-        if part in changes and epochs not in changes:
+        if part in changes and changes.get(epochs) is not None:
+            raise ArgumentError(f"{_flag(part)} and {_flag(epochs)} exclude each other")
+        if part in changes:
             options.pop(epochs, None)  # of the config, which would win over the flag
     start = options.get("eps_start")
     if "eps" in changes and "eps_start" not in changes and isinstance(start, float):
@@ -89,8 +91,9 @@ def checked(before: Any, changes: dict[str, Any], place: str) -> TrainConfig:
     """The config of options as they were at `place` and those of the command line over them; blames whoever said what is wrong."""
     if not isinstance(before, Mapping):
         return TrainConfig.from_mapping(before, place)  # refuses it
+    options = merged(before, changes)
     try:
-        return TrainConfig.from_mapping(merged(before, changes), SOURCE)
+        return TrainConfig.from_mapping(options, SOURCE)
     except ArgumentError as error:
         message = str(error).removeprefix(f"{SOURCE}: ")
     name = message.split()[0].rstrip(":")

@@ -8,13 +8,11 @@ from autodual.report.values import text
 
 NOTHING = "Nothing was trained and nothing was measured: this run ended before the first epoch did."
 
+UNTOLD = "It left no word why: it was stopped or killed, or still runs. `autodual train --resume` goes on with it."
+
 
 def outcome(run: Run) -> Section:
     """Says why there is nothing to show, if the run has left word."""
     ended = text(run.failure, "error")
-    why = (
-        f"It failed: {ended}"
-        if ended
-        else "It left no word why; `autodual train --resume` begins it, and says what is wrong."
-    )
+    why = f"It failed: {ended}" if ended else UNTOLD
     return Section("headline", "Result", [Note(f"{NOTHING} {why}")])

@@ -59,7 +59,7 @@ def _summary(history: History) -> str:
         )
         sentences.append(f"{len(history.epochs)} epochs{of}{time}.")
         size = number(last, "eps")
-        sentences.append("" if size is None else f"Trained up to eps {short(size)}.")
+        sentences += [] if size is None else [f"Trained up to eps {short(size)}."]
         sentences.append(f"Last epoch{f' ({_stage(last)})' if history.stages else ''}: {_rates(last)}.")
     if history.validation:
         last = list(history.validation.values())[-1]
