@@ -536,3 +536,13 @@ def test_without_a_proof_nothing_is_called_unknown(tmp_path: Path) -> None:
 def test_a_failed_run_says_so_above_its_figures(run: Path) -> None:
     (run / "failure.json").write_text(json.dumps({"error": "the loss is nan"}))
     assert "This run failed: the loss is nan" in page_of(run)[0].text
+
+
+def test_a_training_that_ended_short_of_what_is_certified_says_so(run: Path) -> None:
+    """As runs of earlier versions may have."""
+    words = "Training ended at eps 0.1, but eps 0.2 is certified"
+    assert "Training ended" not in page_of(run)[0].text
+    change(run, "evaluation.json", eps=0.2)
+    assert words in page_of(run)[0].sections["run-1-training"]
+    (run / "config.yaml").write_text("engine: none\nadversarial: false\n")
+    assert "Training ended" not in page_of(run)[0].text

@@ -30,10 +30,22 @@ def training(run: Run) -> Section:
         )
         if figure is not None
     ]
-    blocks: list[Block] = [Text(_summary(history)), *map(Note, _collapsed(run)), Figures(figures)]
+    notes = [*_short_of(run, history), *_collapsed(run)]
+    blocks: list[Block] = [Text(_summary(history)), *map(Note, notes), Figures(figures)]
     if METRICS in run.problems:
         blocks.append(Note(run.problems[METRICS]))
     return Section("training", "Training", blocks)
+
+
+def _short_of(run: Run, history: History) -> list[str]:
+    """A sentence about a training that ended at a smaller eps than the one that is certified, as runs of earlier versions may have."""
+    standard = {"engine: none", "adversarial: false"} <= set(run.config.splitlines())
+    sizes, certified = [y for _, y in history.training("eps") if math.isfinite(y)], number(run.evaluation, "eps")
+    if standard or not sizes or certified is None or max(sizes) >= certified * (1 - 1e-9):
+        return []
+    return [
+        f"Training ended at eps {short(max(sizes))}, but eps {short(certified)} is certified: a longer training would do better."
+    ]
 
 
 def _collapsed(run: Run) -> list[str]:
@@ -58,8 +70,6 @@ def _summary(history: History) -> str:
             else ""
         )
         sentences.append(f"{len(history.epochs)} epochs{of}{time}.")
-        size = number(last, "eps")
-        sentences += [] if size is None else [f"Trained up to eps {short(size)}."]
         sentences.append(f"Last epoch{f' ({_stage(last)})' if history.stages else ''}: {_rates(last)}.")
     if history.validation:
         last = list(history.validation.values())[-1]

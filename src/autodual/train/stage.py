@@ -115,8 +115,9 @@ def train_stage(
 
 
 def collapse_of(model: nn.Module, data: ImageData) -> str | None:
-    """Whether a network that was trained on these images has given up; looks at some of them, from all over."""
-    some = data.select(slice(None, None, -(-len(data) // LOOKED_AT)))
+    """Whether a network that was trained on these images has given up; looks at some of them, drawn from all over."""
+    drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKED_AT]
+    some = data.select(drawn.to(data.images.device))
     parts = [slice(first, first + batch_size(some)) for first in range(0, len(some), batch_size(some))]
     with torch.no_grad():
         predicted = torch.cat([model(some.scaled(part)).argmax(1) for part in parts])
