@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from measuring import MEBIBYTE, QUIET, in_fresh_process, measured, quiet_turns, 
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.train.run import without_place
 
 BATCH = 10
 THREADS = 2
@@ -242,7 +242,7 @@ def main() -> None:
         return
 
     record: dict[str, Any] = {
-        "command": shlex.join(["python", "benchmarks/exact_speed.py", *sys.argv[1:]]),
+        "command": " ".join(["python benchmarks/exact_speed.py", *map(without_place, sys.argv[1:])]),
         "machine": describe("convex-adversarial"),
         "rounds": options.rounds,
         "small": {},

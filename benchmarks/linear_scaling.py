@@ -43,7 +43,6 @@ import ctypes
 import gc
 import json
 import math
-import shlex
 import statistics
 import sys
 import time
@@ -61,6 +60,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.dual import build
 from autodual.spec import margins
+from autodual.train.run import without_place
 
 FIRST = 4
 """Filters of the first of two convolutions."""
@@ -351,7 +351,7 @@ def measure_all(
         for row in series(points(network, method, batch, device, quick), device, limits, threads)
     ]
     return {
-        "command": shlex.join(["python", "benchmarks/linear_scaling.py", *sys.argv[1:]]),
+        "command": " ".join(["python benchmarks/linear_scaling.py", *map(without_place, sys.argv[1:])]),
         "machine": describe() | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
         "device": device,
         "k": K,

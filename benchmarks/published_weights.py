@@ -22,6 +22,7 @@ from machine import RESULTS, ROOT, cpu_seconds_of_others, describe
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.train.run import without_place
 
 WEIGHTS = ROOT / "tests" / "golden" / "data" / "weights_mnist.npz"
 BALL = ad.LinfBall(0.1, clip=(0.0, 1.0))
@@ -119,7 +120,7 @@ def main() -> None:
         return
 
     record = {
-        "command": " ".join(["python benchmarks/published_weights.py FOLDER", *sys.argv[2:]]),
+        "command": " ".join(["python benchmarks/published_weights.py FOLDER", *map(without_place, sys.argv[2:])]),
         "machine": machine,
         "device": torch.cuda.get_device_name() if x.is_cuda else "cpu",
         "dtype": "float32",

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from measuring import MEBIBYTE, QUIET, Turn, in_fresh_process, measured, quiet_t
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.train.run import without_place
 
 BATCH = 50
 K = 50
@@ -272,7 +272,7 @@ def main() -> None:
         return
 
     record: dict[str, Any] = {
-        "command": shlex.join(["python", "benchmarks/training_speed.py", *sys.argv[1:]]),
+        "command": " ".join(["python benchmarks/training_speed.py", *map(without_place, sys.argv[1:])]),
         "machine": describe("convex-adversarial"),
         "rounds": options.rounds,
         "problems": {},

@@ -43,7 +43,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SMALL = ["--model", "digits", "--eps", "0.05", "--clip", "0", "1", "--k", "4", "--epochs", "2", "--limit-train", "100", "--limit-test",
-         "10", "--evaluate-every", "0", "--batch", "25", "--device", "cpu"]  # fmt: skip
+         "10", "--evaluate-every", "0", "--batch", "25", "--device", "cpu", "--lr", "0.003"]  # fmt: skip
 
 
 @pytest.fixture

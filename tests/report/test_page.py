@@ -501,3 +501,48 @@ def test_without_jinja_the_message_says_what_to_install(run: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(AutodualError, match=r"autodual\[cli\]"):
         write_report([run], run.parent / "report.html")
+
+
+def test_a_run_that_measured_nothing_shows_nothing(tmp_path: Path) -> None:
+    """As an earlier version left it when it failed before training."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.yaml").write_text("cascade: 1\n")
+    page, _ = page_of(bare)
+    assert list(page.sections) == ["run-1-headline", "run-1-settings"]
+    assert "Nothing was trained and nothing was measured" in page.sections["run-1-headline"]
+    (bare / "failure.json").write_text(json.dumps({"error": f"the model {ATTACK}"}))
+    page, _ = page_of(bare)
+    assert f"It failed: the model {ATTACK}" in page.sections["run-1-headline"]
+
+
+def test_beside_others_a_run_that_measured_nothing_has_no_bar(tmp_path: Path) -> None:
+    good, bare = write_run(tmp_path / "good", stages=1), tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.yaml").write_text("cascade: 1\n")
+    page, html = page_of(good, bare)
+    assert "Run B has measured nothing." in page.sections["comparison"]
+    assert "neither broken nor proved: up to \N{EN DASH}" not in html
+    assert html.count('class="name strong">B') == 0
+
+
+def test_without_a_proof_nothing_is_called_unknown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", stages=1)
+    (run / "cascade.json").unlink(missing_ok=True)
+    change(run, "evaluation.json", robust_error=None, standard=None)
+    assert "neither broken nor proved: up to" not in page_of(run)[1]
+
+
+def test_a_failed_run_says_so_above_its_figures(run: Path) -> None:
+    (run / "failure.json").write_text(json.dumps({"error": "the loss is nan"}))
+    assert "This run failed: the loss is nan" in page_of(run)[0].text
+
+
+def test_a_training_that_ended_short_of_what_is_certified_says_so(run: Path) -> None:
+    """As runs of earlier versions may have."""
+    words = "Training ended at eps 0.1, but eps 0.2 is certified"
+    assert "Training ended" not in page_of(run)[0].text
+    change(run, "evaluation.json", eps=0.2)
+    assert words in page_of(run)[0].sections["run-1-training"]
+    (run / "config.yaml").write_text("engine: none\nadversarial: false\n")
+    assert "Training ended" not in page_of(run)[0].text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 
@@ -54,12 +55,34 @@ def test_an_older_run_goes_on(tmp_path: Path) -> None:
     steps: list[object] = []
     with pytest.raises(StoppedError):
         train(CONFIG, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) >= 4))
-    _without(tmp_path / "run", "tensorboard")
+    _without(tmp_path / "run", *run_module.LATER)
     train(CONFIG, tmp_path / "run", resume=True)
     one, other = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
     assert all(torch.equal(one[key], other[key]) for key in one)
     with pytest.raises(ArgumentError, match=r"another config: eps was 0\.05"):
         train(CONFIG.with_changes(eps=0.06), tmp_path / "run", resume=True)
+
+
+def test_a_run_whose_schedule_is_in_epochs_goes_on_with_one_in_parts(tmp_path: Path) -> None:
+    """As the configs of the repository were, and as they are now; the same training, so the same run."""
+    before = CONFIG.with_changes(epochs=6, eps_epochs=2, lr_epochs=3, lr_halve_every=1)
+    steps: list[object] = []
+    with pytest.raises(StoppedError):
+        train(before, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) >= 4))
+    _without(tmp_path / "run", "eps_part", "lr_part", "lr_halve_part")
+    train(CONFIG.with_changes(epochs=6), tmp_path / "run", resume=True)
+    assert Run(tmp_path / "run").config() == before
+
+
+def test_an_older_run_whose_ramp_does_not_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = CONFIG.with_changes(eps_epochs=4)
+    steps: list[object] = []
+    with monkeypatch.context() as older:
+        older.setattr(importlib.import_module("autodual.train.fit"), "check_ramp", lambda config: None)
+        with pytest.raises(StoppedError):
+            train(short, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) >= 2))
+    record = train(short, tmp_path / "run", resume=True)
+    assert record["trained"]["eps"] < short.eps
 
 
 def test_only_what_came_after_a_run_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from autodual.train.run import Run
 from autodual.train.stage import Watch
 
 CONFIG = TrainConfig(
-    dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), k=4, epochs=3, eps_epochs=2, lr_epochs=1, limit_train=120,
+    dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), k=4, epochs=3, eps_part=2 / 3, lr_epochs=1, limit_train=120,
     limit_test=12, evaluate_every=2, evaluate_examples=10, batch=25, device="cpu",
 )  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_the_files_of_a_run(whole: Path) -> None:
         "evaluation.json",
     } <= names
     assert Run(whole).config() == CONFIG
-    assert [m["kind"] for m in _metrics(whole)] == ["epoch", "epoch", "validation", "epoch", "validation"]
+    assert [m["kind"] for m in _metrics(whole)] == ["epoch", "epoch", "validation", "epoch", "validation", "trained"]
     assert len((whole / "certificates.jsonl").read_text().splitlines()) == 12
 
 

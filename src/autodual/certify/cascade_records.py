@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
+from autodual.certify.collapse import collapse
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,11 @@ class CascadeCertificate:
         """`sound_certified_error` for the models as they run, in their own dtype."""
         return 1.0 - _mean(self.sound_as_run)
 
+    @property
+    def collapsed(self) -> str | None:
+        """A sentence about a cascade that gives one answer for everything; None for any other."""
+        return collapse(self.answers.label.tolist(), self.labels.tolist())
+
     def by_stage(self) -> list[dict[str, int]]:
         """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the
         former."""
@@ -139,6 +145,7 @@ class CascadeCertificate:
             "stages": self.by_stage(),
             **self._errors(),
             "no_wrong_certificate": _mean(self.no_wrong_certificate),
+            "collapsed": self.collapsed,
         }
         return numbers if attack is None else numbers | self.beside(attack)
 

@@ -19,6 +19,8 @@ def tell_cascade(name: str, found: dict[str, Any]) -> None:
         which = name if attacked == examples else "Attacked"
         images = f"{attacked} images" if attacked == examples else f"the first {attacked} of them"
         print(f"{which}: {_errors(_on_attacked(found), found)} ({images})")
+    if found.get("collapsed"):
+        print(f"warning: the cascade has {found['collapsed']}", file=sys.stderr)
     if found.get("broken_proofs", 0) > 0:
         print(CONTRADICTION.format(found["broken_proofs"]), file=sys.stderr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,10 +94,12 @@ def certify(
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
         return
+    collapsed = found.collapse(opened.data.classes)
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     record = {
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
         "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
+        "collapsed": collapsed,
     } | rests_on  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
@@ -106,6 +109,8 @@ def certify(
         f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
         f"({len(opened.data)} images{_sure(rests_on)}); {file}"
     )
+    if collapsed is not None:
+        print(f"warning: {first}the network has {collapsed}", file=sys.stderr)
 
 
 def _sure(rests_on: dict[str, Any]) -> str:

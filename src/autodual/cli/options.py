@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.train.config import EPS_START, TrainConfig, fraction
+from autodual.train.config import EPS_START, PARTS, TrainConfig, fraction
 from autodual.train.group import speaks
 
 TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")
@@ -69,8 +69,13 @@ def with_config_options(
 
 def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Options as they were, and those of the command line over them. A clip that came with another norm is dropped, aloud; a first
-    eps that came with a larger eps is cut."""
+    eps that came with a larger eps is cut; epochs that came where a part of the training is given now are dropped."""
     options = {**before, **changes}
+    for part, epochs in PARTS.items():
+        if part in changes and changes.get(epochs) is not None:
+            raise ArgumentError(f"{_flag(part)} and {_flag(epochs)} exclude each other")
+        if part in changes:
+            options.pop(epochs, None)  # of the config, which would win over the flag
     start = options.get("eps_start")
     if "eps" in changes and "eps_start" not in changes and isinstance(start, float):
         options["eps_start"] = min(start, max(changes["eps"], EPS_START))
@@ -86,8 +91,9 @@ def checked(before: Any, changes: dict[str, Any], place: str) -> TrainConfig:
     """The config of options as they were at `place` and those of the command line over them; blames whoever said what is wrong."""
     if not isinstance(before, Mapping):
         return TrainConfig.from_mapping(before, place)  # refuses it
+    options = merged(before, changes)
     try:
-        return TrainConfig.from_mapping(merged(before, changes), SOURCE)
+        return TrainConfig.from_mapping(options, SOURCE)
     except ArgumentError as error:
         message = str(error).removeprefix(f"{SOURCE}: ")
     name = message.split()[0].rstrip(":")
@@ -110,7 +116,13 @@ def _removal(name: str) -> inspect.Parameter:
 
 
 def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Parameter:
-    shown = "" if default is None else f" [default: {default}]"
+    shown = (
+        ""
+        if default is None
+        else f" [default: {default:.4g}]"
+        if isinstance(default, float)
+        else f" [default: {default}]"
+    )
     flag = _flag(name)
     names = flag if hint is not bool else f"{flag}/--no-{flag[2:]}"
     kinds = get_args(hint) or (hint,)

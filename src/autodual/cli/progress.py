@@ -48,7 +48,8 @@ class Display:
             return
         loss, robust, wrong, robust_loss, standard_loss = at.summary.tolist()
         losses = _losses(loss, robust_loss, standard_loss)
-        note = f"{self.rate}{losses}  robust error {robust / at.own:.0%}  error {wrong / at.own:.0%}"
+        size = "" if at.eps is None else f"  eps {at.eps:.4g}"
+        note = f"{self.rate}{losses}{size}  robust error {robust / at.own:.0%}  error {wrong / at.own:.0%}"
         self._show(f"stage {at.stage}", f"stage {at.stage}  epoch {at.epoch + 1}/{at.epochs}", done, total, note)
 
     def _draw(self, what: str, done: int, of: int) -> None:

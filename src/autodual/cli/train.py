@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from autodual.train.fit import train as run_training
 from autodual.train.group import speaks
 from autodual.train.loop import StoppedError
 from autodual.train.run import Run, read_yaml
+from autodual.train.stage import ADVICE
 
 
 @with_config_options()
@@ -43,9 +45,19 @@ def train(
         return
     print(
         f"{folder}: error {record['error']:.2%}, PGD error {record['pgd_error']:.2%}, robust error {record['robust_error']:.2%} "
-        f"at {record['norm']} {record['eps']:g} ({record['examples']} test images)"
+        f"at {record['norm']} {record['eps']:g} ({record['examples']} test images){_trained(record.get('trained'), options.epochs)}"
     )
+    if record.get("collapsed"):
+        print(f"warning: the network has {record['collapsed']}. {ADVICE}", file=sys.stderr)
     if "cascade" in record:
         found = record["cascade"]
         print("(first stage alone).", end=" ")
         tell_cascade(f"The {found['kind']} cascade", found)
+
+
+def _trained(at: dict[str, Any] | None, epochs: int) -> str:
+    """What the weights that count were trained against; a run of an earlier version does not say."""
+    if not at:
+        return ""
+    size = "without perturbations" if at["eps"] is None else f"against eps {at['eps']:g}"
+    return f"; weights of epoch {at['epoch'] + 1} of {epochs}, trained {size}"

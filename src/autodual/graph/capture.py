@@ -13,6 +13,7 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
 from autodual._types import Shape
+from autodual.graph.advice import advice_about, same_name
 from autodual.graph.changes import check_unchanged
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
@@ -124,6 +125,9 @@ def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx
             "values in a module that returns the one to be bounded"
         )
     used = _reachable(nodes, output.index)
+    for i in sorted(used):  # before what such an operation yields is looked at, which says less
+        if nodes[i].depends:
+            _check_advised(nodes[i], tracer.registry)
     for i in sorted(used):
         if nodes[i].depends:
             _check_value(values[i], nodes[i].name, tracer.sample)
@@ -178,19 +182,40 @@ def _target(root: _Root, tracer: ConcreteTracer, node: fx.Node) -> Any:
     return tensor_method(name) if node.op == "call_method" else node.target
 
 
+OWN_LAYER = (
+    "Add one with autodual.register (docs/extending.md shows it in 20 lines), or move the operation out of the module that you "
+    "certify"
+)
+IN_DOUBT = "A dual layer of your own is added with autodual.register (docs/extending.md)"
+
+
 def _check_supported(node: Node, registry: Registry) -> None:
+    name = _unsupported(node, registry)
+    if name is not None:
+        same = same_name(name, registry.names())
+        raise _refusal(node, name, f"{'' if same is None else f'Use {same} instead. '}{OWN_LAYER}")
+
+
+def _check_advised(node: Node, registry: Registry) -> None:
+    """Refuse an operation that something can be said about."""
+    name = _unsupported(node, registry)
+    hint = None if name is None else advice_about(name)
+    if name is not None and hint is not None:
+        raise _refusal(node, name, f"{hint}. {IN_DOUBT}")
+
+
+def _unsupported(node: Node, registry: Registry) -> str | None:
+    """The name of an operation that has neither a dual layer nor a rewrite."""
     assert not isinstance(node.target, Attribute)
     if node.target is None or registry.builder_of(node.target) is not None:
-        return
-    name = type(node.target).__name__ if isinstance(node.target, nn.Module) else node.target.__name__
+        return None
     if node.target is getattr:
-        name = f"Tensor.{node.args[1]}"
-    nearest = registry.nearest(name)
-    hint = f" Nearest supported: {', '.join(nearest)}." if nearest else ""
-    raise UnsupportedOperationError(
-        f"{node.path or 'model'}: the operation {name!r} has no dual layer.{hint} Add one with autodual.register "
-        f"(docs/extending.md shows it in 20 lines), or move the operation out of the module that you certify"
-    )
+        return f"Tensor.{node.args[1]}"
+    return type(node.target).__name__ if isinstance(node.target, nn.Module) else node.target.__name__
+
+
+def _refusal(node: Node, name: str, hint: str) -> UnsupportedOperationError:
+    return UnsupportedOperationError(f"{node.path or 'model'}: the operation {name!r} has no dual layer. {hint}")
 
 
 def _check_value(value: Any, where: str, sample: Tensor) -> None:

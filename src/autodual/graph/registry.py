@@ -7,7 +7,6 @@ call into one dual layer, or by a *rewrite*, which expresses the call in simpler
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -155,10 +154,9 @@ class Registry:
     def rewrite_of(self, target: nn.Module | Callable[..., Any]) -> Callable[..., Any] | None:
         return self._find(self.rewrites, target)
 
-    def nearest(self, name: str) -> list[str]:
-        """Names of the supported operations that read most like `name`."""
-        known = {t.__name__.lower(): t.__name__ for t in (*self.builders, *self.rewrites)}
-        return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)]
+    def names(self) -> list[str]:
+        """Names of the operations that are understood."""
+        return [t.__name__ for t in (*self.builders, *self.rewrites)]
 
     def _find(self, table: dict[Target, Any], target: nn.Module | Callable[..., Any]) -> Any | None:
         if not isinstance(target, nn.Module):

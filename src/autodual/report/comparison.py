@@ -9,7 +9,7 @@ from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table
 from autodual.report.epsilon import ACCURACY, Curve, epsilon_axis
 from autodual.report.files import Run
 from autodual.report.frame import ERROR_AXIS, Axis
-from autodual.report.headline import contradictions
+from autodual.report.headline import collapsed, contradictions
 from autodual.report.history import History
 from autodual.report.lines import Points, Series, line_chart
 from autodual.report.sandwich import Sandwich, sandwich_chart
@@ -39,7 +39,8 @@ def compare(runs: Sequence[Run]) -> Section:
     blocks: list[Block] = [_rates(runs, rates), _conditions(runs)]
     blocks += [Note(sentence) for sentence in _differences(runs)]
     if any(one.known() for one in rates):
-        blocks.append(sandwich_chart("Error, attacked error and certified error of all runs", rates))
+        shown = [one for one in rates if one.known()]
+        blocks.append(sandwich_chart("Error, attacked error and certified error of all runs", shown))
     histories = [History.of(run.metrics) for run in runs]
     curves = [Curve.of(run) for run in runs]
     first, staged = _of_cascades(runs, "its first stage alone"), _of_cascades(runs, "its stages one after the other")
@@ -51,9 +52,9 @@ def compare(runs: Sequence[Run]) -> Section:
         _overlay("Robust error by epoch", EPOCHS, error, runs, [robust_by_epoch(one) for one in histories], staged),
         _overlay("Loss", EPOCHS, loss, runs, [one.training("loss") for one in histories], staged),
     ]
-    shown = [figure for figure in figures if figure is not None]
-    if shown:
-        blocks.append(Figures(shown))
+    drawn = [figure for figure in figures if figure is not None]
+    if drawn:
+        blocks.append(Figures(drawn))
     return Section("comparison", "Runs side by side", blocks)
 
 
@@ -88,13 +89,13 @@ def _of_cascades(runs: Sequence[Run], part: str) -> str:
 def _conditions(runs: Sequence[Run]) -> Table:
     rows = []
     for index, run in enumerate(runs):
-        seconds = History.of(run.metrics).seconds()
+        seconds, eps = History.of(run.metrics).seconds(), number(run.evaluation, "eps")
         row = [
             letter(index),
             count(whole(run.evaluation, "examples")),
             duration(seconds) if seconds else DASH,
             text(mapping(run.environment, "data") or {}, "name") or DASH,
-            text(run.evaluation, "perturbation") or f"eps {short(number(run.evaluation, 'eps'))}",
+            text(run.evaluation, "perturbation") or (DASH if eps is None else f"eps {short(eps)}"),
             text(run.evaluation, "engine") or DASH,
         ]
         rows.append(row)
@@ -112,9 +113,10 @@ def _differences(runs: Sequence[Run]) -> list[str]:
     doubts = [
         (letter(index), doubt)
         for index, run in enumerate(runs)
-        for doubt in (*contradictions(run.evaluation), *cascade_contradictions(run.cascade))
+        for doubt in (*collapsed(run.evaluation), *contradictions(run.evaluation), *cascade_contradictions(run.cascade))
     ]
-    return [*(care if found else []), *(f"Run {name}: {doubt}" for name, doubt in doubts)]
+    bare = [f"Run {letter(index)} has measured nothing." for index, run in enumerate(runs) if not run.measured()]
+    return [*(care if found else []), *bare, *(f"Run {name}: {doubt}" for name, doubt in doubts)]
 
 
 def _by_norm(title: str, runs: Sequence[Run], points: Sequence[Points], caption: str) -> list[Figure | None]:

@@ -17,6 +17,7 @@ METRICS = "metrics.jsonl"
 EVALUATION = "evaluation.json"
 GALLERY = "gallery.npz"
 CASCADE = "cascade.json"
+FAILURE = "failure.json"
 FILES = (CONFIG, ENVIRONMENT, METRICS, EVALUATION, GALLERY, CASCADE)
 
 
@@ -31,6 +32,8 @@ class Run:
     evaluation: Record = field(default_factory=dict)
     cascade: Record = field(default_factory=dict)
     gallery: Gallery | None = None
+    failure: Record = field(default_factory=dict)
+    """Why it ended before it was finished; empty of a run that was finished, goes on, or was stopped."""
     problems: dict[str, str] = field(default_factory=dict)
     """File name -> one sentence."""
 
@@ -41,6 +44,10 @@ class Run:
     def has(self, file: str) -> bool:
         """Whether the file is there, whole or not."""
         return not self.problems.get(file, "").endswith("is missing.")
+
+    def measured(self) -> bool:
+        """Whether there is anything to show, or something that is damaged."""
+        return any(self.has(file) for file in (METRICS, EVALUATION, GALLERY, CASCADE))
 
     def is_cascade(self) -> bool:
         """Whether there are several stages; then evaluation and gallery are of the first one alone."""
@@ -66,6 +73,7 @@ def read_run(folder: Path) -> Run:
         evaluation=_read_record(folder / EVALUATION, problems),
         cascade=_read_record(folder / CASCADE, problems),
         gallery=_read_pictures(folder / GALLERY, problems),
+        failure=_read_record(folder / FAILURE, {}),
         problems=problems,
     )
 

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodual.certify.collapse import collapse
 from autodual.report.absence import absence
 from autodual.report.blocks import Block, Note, Section, Text, Tile, Tiles
 from autodual.report.files import EVALUATION, Run
 from autodual.report.sandwich import Sandwich, sandwich_chart
-from autodual.report.values import Record, count, flags, mapping, number, out_of, percent, short, text, whole
+from autodual.report.values import (
+    Record,
+    count,
+    flags,
+    integers,
+    mapping,
+    number,
+    numbers,
+    out_of,
+    percent,
+    short,
+    text,
+    whole,
+)
 
 
 def headline(run: Run) -> Section:
@@ -34,7 +48,7 @@ def headline(run: Run) -> Section:
     title = f"Error {percent(trained.error)}, PGD {percent(trained.attacked)}, certified {percent(trained.robust)}"
     blocks.append(sandwich_chart(title, bars))
     blocks += [Text(sentence) for sentence in words]
-    blocks += [Note(sentence) for sentence in contradictions(record)]
+    blocks += [Note(sentence) for sentence in (*collapsed(record), *contradictions(record))]
     return Section("headline", "Result", blocks)
 
 
@@ -66,6 +80,17 @@ def _meaning(rates: Sandwich) -> str:
         f"The truth lies between the attack and the proof: at least {percent(rates.attacked)} of the examples can be broken, "
         f"at most {percent(rates.robust)}. The gap, {gap}, is what neither settles."
     )
+
+
+def collapsed(record: Record) -> list[str]:
+    """A sentence about a network that gives one answer for everything, if the record has each example's."""
+    predicted, labels = integers(record, "predicted"), integers(record, "labels")
+    if not predicted or not labels or len(predicted) != len(labels):
+        return []
+    names = record.get("classes")
+    classes = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+    found = collapse(predicted, labels, numbers(record, "margins"), classes)
+    return [] if found is None else [f"This network has {found}."]
 
 
 def contradictions(record: Record) -> list[str]:

@@ -17,6 +17,7 @@ from autodual.report.distributions import distributions
 from autodual.report.epsilon import epsilon
 from autodual.report.files import Run, read_run
 from autodual.report.headline import headline
+from autodual.report.outcome import outcome
 from autodual.report.pictures import pictures
 from autodual.report.settings import settings
 from autodual.report.stages import stages
@@ -84,16 +85,21 @@ def _template() -> jinja2.Template:
 
 
 def _chapter(index: int, runs: Sequence[Run]) -> Chapter:
-    run = runs[index]
+    run, others = runs[index], [*runs[:index], *runs[index + 1 :]]
+    name = f"{letter(index)} · {run.name}" if len(runs) > 1 else run.name
+    if not run.measured():
+        bare = [outcome(run), settings(run, others)]
+        return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), run.damaged(), bare)
     sections = [make(run) for make in (headline, training, epsilon, distributions, classes, pictures)]
     if run.is_cascade():
         alone = [replace(one, of="first stage alone") if one.key in OF_EVALUATION else one for one in sections]
         sections = [*stages(run), *alone]
     else:
         sections += stages(run)
-    sections.append(settings(run, [*runs[:index], *runs[index + 1 :]]))
-    name = f"{letter(index)} · {run.name}" if len(runs) > 1 else run.name
-    return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), run.damaged(), sections)
+    sections.append(settings(run, others))
+    ended = text(run.failure, "error")
+    notes = [*([] if ended is None else [f"This run failed: {ended}"]), *run.damaged()]
+    return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), notes, sections)
 
 
 def _subtitle(environment: Record) -> str:

@@ -66,16 +66,19 @@ class Sandwich:
         return [rate for rate in rates if rate is not None]
 
     def bar(self, high: float) -> Bar:
-        """Wrong, broken, unknown, proved; a rate that is not known hands its part to `unknown`."""
+        """Wrong, broken, unknown, proved; without a proof, the bar ends with what is known."""
         wrong = min(self.error or 0.0, high)
         broken = max(wrong, min(self.attacked if self.attacked is not None else wrong, high))
-        proof = max(broken, min(self.robust if self.robust is not None else high, high))
         segments = [
             Segment(0.0, wrong, "ink", f"wrong without any attack: {percent(self.error)}", "wrong"),
             Segment(wrong, broken, "attack", f"broken by the attack: up to {percent(self.attacked)}", "broken"),
-            Segment(broken, proof, "unknown", f"neither broken nor proved: up to {percent(self.robust)}", "unknown"),
-            Segment(proof, high, "proved", f"proved robust: all beyond {percent(self.robust)}", "proved"),
         ]
+        if self.robust is not None:
+            proof, shown = max(broken, min(self.robust, high)), percent(self.robust)
+            segments += [
+                Segment(broken, proof, "unknown", f"neither broken nor proved: up to {shown}", "unknown"),
+                Segment(proof, high, "proved", f"proved robust: all beyond {shown}", "proved"),
+            ]
         claim = (
             [Tick(self.claimed, f"stage-certified error: {percent(self.claimed)}")] if self.claimed is not None else []
         )
@@ -96,7 +99,7 @@ def _end(sandwiches: Sequence[Sandwich]) -> float:
     """1, or a round value soon after the largest rate where that is small."""
     largest = max((rate for one in sandwiches for rate in one.known()), default=1.0)
     room = max(1.2 * largest, 0.005)
-    if room > CUT_BELOW or any(one.robust is None for one in sandwiches):  # without a proof, unknown reaches to the end
+    if room > CUT_BELOW or any(one.robust is None for one in sandwiches):  # without a proof, nothing beyond is proved
         return 1.0
     step = nice_step(room, 5)
     return step * -(-room // step)

@@ -37,6 +37,8 @@ def stages(run: Run) -> list[Section]:
     how = " \N{MIDDLE DOT} ".join(part for part in (cascade_name(record).capitalize(), conditions(record)) if part)
     blocks: list[Block] = [Text(how), *_rates(record)]
     blocks.append(Text(SOUND if text(record, "kind") in ("routed", "sum") else PAPER))
+    given_up = text(record, "collapsed")
+    blocks += [] if given_up is None else [Note(f"The cascade has {given_up}.")]
     blocks += [Note(sentence) for sentence in cascade_contradictions(record)]
     blocks += _stages(record, whole(record, "examples"))
     return [Section("cascade", "Result of the cascade", blocks)]

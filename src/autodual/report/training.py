@@ -30,10 +30,29 @@ def training(run: Run) -> Section:
         )
         if figure is not None
     ]
-    blocks: list[Block] = [Text(_summary(history)), Figures(figures)]
+    notes = [*_short_of(run, history), *_collapsed(run)]
+    blocks: list[Block] = [Text(_summary(history)), *map(Note, notes), Figures(figures)]
     if METRICS in run.problems:
         blocks.append(Note(run.problems[METRICS]))
     return Section("training", "Training", blocks)
+
+
+def _short_of(run: Run, history: History) -> list[str]:
+    """A sentence about a training that ended at a smaller eps than the one that is certified, as runs of earlier versions may have."""
+    standard = {"engine: none", "adversarial: false"} <= set(run.config.splitlines())
+    sizes, certified = [y for _, y in history.training("eps") if math.isfinite(y)], number(run.evaluation, "eps")
+    if standard or not sizes or certified is None or max(sizes) >= certified * (1 - 1e-9):
+        return []
+    return [
+        f"Training ended at eps {short(max(sizes))}, but eps {short(certified)} is certified: a longer training would do better."
+    ]
+
+
+def _collapsed(run: Run) -> list[str]:
+    """A sentence about every stage that gives one answer for everything, by what was found last."""
+    last = {_stage(record): record for record in run.metrics if text(record, "kind") in ("validation", "trained")}
+    found = ((stage, text(record, "collapsed")) for stage, record in last.items())
+    return [f"The network of {stage} has {words}." for stage, words in found if words is not None]
 
 
 def _summary(history: History) -> str:

@@ -2,8 +2,9 @@
 
 paper, routed: stage i is trained from scratch on the training examples that no stage before certifies (its own predicted label, on
 unaugmented images, by the exact bound). sum: stage i is trained on all examples, with the scores of the frozen stages before added
-to its own. Training ends early when nothing is left to train on, or when a stage does not improve the certified error on held-out
-data.
+to its own. Training ends early when nothing is left to train on, when a stage does not improve the certified error on held-out
+data, or, paper and routed, when a stage has collapsed: it gives one answer for everything, certifies that, and would leave nothing
+open, however wrong it is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from autodual.train.group import ALONE, Group
 from autodual.train.run import Run, damaged, read_json
 from autodual.train.setup import make_ball
 from autodual.train.share import Tell, batch_size, in_turns, on_all
-from autodual.train.stage import Parts, Watch, fresh_model, train_stage
+from autodual.train.stage import Parts, Watch, collapse_of, fresh_model, train_stage
 
 ATTACKED = 100
 """Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
@@ -52,7 +53,9 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
     best = float("inf")
     for stage in range(config.cascade):
         if len(open_) == 0:
-            watch.say(f"all training examples are certified: {stage} stages are enough")
+            watch.say(
+                f"all training examples are certified: {'one stage is' if stage == 1 else f'{stage} stages are'} enough"
+            )
             break
         model = fresh_model(config, parts, stage)
         if watch.group.by_first(run.stage_file(stage).exists):
@@ -72,6 +75,10 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
                 break
             best = error
         if config.cascade_kind != "sum" and stage + 1 < config.cascade:
+            collapsed = watch.group.by_first(partial(collapse_of, model, parts.train.select(open_)))
+            if collapsed is not None:
+                watch.say(f"no stage is trained after stage {stage}, which has {collapsed}")
+                break
             open_ = _still_open(config, run, stage, model, parts.train, open_, watch)
     return stages
 
@@ -104,11 +111,16 @@ def _still_open(
         alone = Cascade([model], make_ball(config))
 
         def one(x: Tensor, labels: Tensor) -> Tensor:
-            return alone.predict(x).certified
+            found = alone.predict(x)
+            return torch.stack([found.certified, found.certified & (found.label == labels)])
 
-        certified = torch.cat(on_all(one, data.select(open_), "sorting", watch.tell, watch.group))
+        sorted_ = torch.cat(on_all(one, data.select(open_), "sorting", watch.tell, watch.group), 1)
+        certified, right = sorted_[0], int(sorted_[1].sum())
         left = open_[~certified.to(open_.device)]
         record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
+        watch.say(
+            f"stage {stage} certifies {len(open_) - len(left)} of {len(open_)} examples, {right} of them with their right label"
+        )
         watch.group.by_first(partial(write_json, path, record))
     found = watch.group.by_first(partial(_read_open, path, len(data)))
     return torch.tensor(found, dtype=torch.int64, device=open_.device)

@@ -66,9 +66,12 @@ class TrainConfig:
     eps_start: float = option(
         EPS_START, "first size of the perturbation; grows linearly, epoch by epoch. The default is cut to eps"
     )
-    eps_epochs: int = option(20, "epochs until eps is reached")
-    lr_epochs: int = option(30, "epochs of constant learning rate")
-    lr_halve_every: int = option(10, "epochs between halvings after that; 0 for none")
+    eps_part: float = option(1 / 3, "part of the training until eps is reached, between 0 and 1")
+    eps_epochs: int | None = option(None, "epochs until eps is reached; wins over eps_part")
+    lr_part: float = option(1 / 2, "part of the training with a constant learning rate, between 0 and 1")
+    lr_epochs: int | None = option(None, "epochs of constant learning rate; wins over lr_part")
+    lr_halve_part: float = option(1 / 6, "part of the training between halvings after that; 0 for none")
+    lr_halve_every: int | None = option(None, "epochs between halvings; 0 for none; wins over lr_halve_part")
     robust_weight: float = option(1.0, "weight of the robust loss; the rest goes to the usual loss")
     crop: int = option(0, "random crops after padding by so many black pixels")
     flip: bool = option(False, "random horizontal flips")
@@ -182,6 +185,10 @@ AT_LEAST = {
 }
 
 
+PARTS = {"eps_part": "eps_epochs", "lr_part": "lr_epochs", "lr_halve_part": "lr_halve_every"}
+"""Parts of the training, and what says the same in epochs and wins where it is given."""
+
+
 def _check_values(c: TrainConfig) -> None:
     rules: list[tuple[bool, str]] = [
         *((v < 2**32, f"{name} must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
@@ -190,6 +197,8 @@ def _check_values(c: TrainConfig) -> None:
         (c.eps <= LARGEST[c.norm], f"eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images have values "
          "between 0 and 1; for 8 of 255 grey levels, write 8/255"),
         (c.eps_start <= max(c.eps, EPS_START), f"eps_start must not be larger than eps, which is {c.eps}, got {c.eps_start}"),
+        *((0 <= getattr(c, name) <= 1, f"{name} must be a part of the training, between 0 and 1, got {getattr(c, name)}; for epochs, "
+           f"use {instead}") for name, instead in PARTS.items()),
         (c.crop <= 1000, f"crop must be at most 1000 pixels, got {c.crop}"),
         (c.lr > 0, f"lr must be positive, got {c.lr}"),
         (c.clip_gradients is None or c.clip_gradients > 0, f"clip_gradients must be positive, got {c.clip_gradients}"),

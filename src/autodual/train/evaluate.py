@@ -50,10 +50,12 @@ def evaluate(
     tell: Tell = silent,
     group: Group = ALONE,
     say: Callable[[str], None] = lambda line: None,
+    trained: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Certificates of all examples, and attack, curve, radii and gallery; writes certificates.jsonl, evaluation.json, gallery.npz.
 
-    Several processes share the work; the first one writes the files. Fails if the attack breaks what is certified.
+    Several processes share the work; the first one writes the files. Fails if the attack breaks what is certified. trained: the epoch
+    whose weights these are, and the eps that it was trained against, where that is known.
     """
     engine = Dual() if engine is None else engine
     assert isinstance(ball.eps, float)
@@ -70,7 +72,8 @@ def evaluate(
         "margins": [m if np.isfinite(m) else None for m in found.margins.tolist()],
         "radii": radii, "radius_limit": CURVE[-1] * ball.eps, "curve_examples": len(some),
         "labels": found.labels.tolist(), "predicted": found.predicted.tolist(), "certified": found.certified.tolist(),
-        "attacked": broken.tolist(), "classes": list(data.classes),
+        "attacked": broken.tolist(), "classes": list(data.classes), "collapsed": found.collapse(data.classes),
+        "trained": trained,
     }  # fmt: skip
 
     def write() -> None:

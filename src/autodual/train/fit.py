@@ -18,9 +18,11 @@ from autodual.train.data import ImageData, check_parts, load, mean_std
 from autodual.train.evaluate import evaluate
 from autodual.train.events import Events, summary_writer
 from autodual.train.group import Group, joined, own_device
+from autodual.train.loop import StoppedError
 from autodual.train.run import Run, read_json
+from autodual.train.schedule import check_ramp
 from autodual.train.setup import check_scores, make_ball, make_device, make_model
-from autodual.train.stage import Parts, Watch, fresh_model, train_stage
+from autodual.train.stage import Parts, Watch, fresh_model, train_stage, trained_at
 
 OWN = "given to ad.fit"
 """What stands for the module and the data of a run that no name leads to."""
@@ -93,13 +95,22 @@ def _run(
     device = own_device(make_device(config.device))
     with joined(device) as group, ExitStack() as stack:
         group.by_first(lambda: run.check(config, resume))  # before a lock is left in a folder that is not ours
-        group.by_first(lambda: stack.enter_context(run.locked()))
+        if not group.by_first(run.begun):
+            check_ramp(config)  # an older run that was begun like this goes on
+        group.by_first(lambda: stack.enter_context(run.attempted()))
         if resume and not group.by_first(run.begun):
             watch.within(group).say(f"{run.folder}: holds no run to go on with, so one is begun")
         group.by_first(lambda: run.begin(config, resume))
         parts = _parts(config, train_data, test_data, device, build)
         group.by_first(lambda: _note(run, parts, train_data, device, group))
-        record = _train_and_finish(config, run, parts, watch.within(group))
+        try:
+            record = _train_and_finish(config, run, parts, watch.within(group))
+        except StoppedError:
+            raise
+        except Exception as error:
+            if group.first:
+                run.note_failure(error)
+            raise
         if config.tensorboard:
             group.by_first(lambda: _write_events(run, record))
         return record
@@ -149,8 +160,9 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     subset, ball = 1000 if parts.test.images.is_cuda else 200, make_ball(config)
     test, group = parts.test, watch.group
     return evaluate(
-        run.folder, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say
-    )
+        run.folder, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say,
+        trained=group.by_first(lambda: trained_at(config, run, 0)),
+    )  # fmt: skip
 
 
 def _parts(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autodual.bounds import BoundEngine, Dual, HighProbability
 from autodual.bounds.prepare import dual_network
 from autodual.certify import Certificate, HighProbabilityCertificate, certify
+from autodual.certify.collapse import collapse
 from autodual.sets import Perturbation
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
@@ -44,6 +45,10 @@ class Judged:
     @property
     def robust_error_as_run(self) -> float:
         return 1 - self.certified_as_run.double().mean().item()
+
+    def collapse(self, classes: Sequence[str] = ()) -> str | None:
+        """A sentence about a network that gives one answer for everything; None for any other."""
+        return collapse(self.predicted.tolist(), self.labels.tolist(), self.margins.tolist(), classes)
 
     @classmethod
     def of(cls, found: Certificate | HighProbabilityCertificate) -> Judged:

@@ -23,7 +23,7 @@ from autodual.train.group import ALONE, Group, Share
 from autodual.train.objective import Objective, RobustObjective, StandardObjective
 from autodual.train.randomness import kept_random_state, seed_globally
 from autodual.train.run import Run
-from autodual.train.schedule import eps_at, lr_at
+from autodual.train.schedule import eps_at, lr_at, trained_eps
 from autodual.train.setup import make_ball, make_engine, make_optimiser
 from autodual.train.step import make_step
 
@@ -48,6 +48,8 @@ class Progress:
     own: int
     examples: int
     """Of the whole batch, which processes share."""
+    eps: float | None = None
+    """Size of the perturbation that this step was trained against; None if there is none."""
 
 
 Observer = Callable[[Progress], None]
@@ -117,7 +119,7 @@ class Loop:
                 self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
-                self.observe(Progress(self.stage, epoch, config.epochs, *counts))
+                self.observe(Progress(self.stage, epoch, config.epochs, *counts, trained_eps(config, epoch)))
                 stop, due = self.group.any(self.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
                 if stop or due:
                     self._save(optimiser, position, sums)
@@ -149,17 +151,12 @@ class Loop:
             raise AutodualError(
                 f"stage {self.stage}, epoch {epoch}: the loss is {loss}; try a smaller lr, clip_gradients, or a slower eps schedule"
             )
-        figures = {
-            "eps": eps_at(self.config, epoch),
-            "lr": lr_at(self.config, epoch),
-            "loss": loss,
-            "robust_error": robust,
-            "error": wrong,
-        }
+        figures = {"lr": lr_at(self.config, epoch), "loss": loss, "robust_error": robust, "error": wrong}
+        size = trained_eps(self.config, epoch)
         spent = {"seconds": None if partial else round(seconds, 3), "examples": len(self.data)}
         place = {"kind": "epoch", "stage": self.stage, "epoch": epoch, "step": step}
-        self.group.by_first(lambda: self.run.record(**place, **figures, **spent))
-        self._log("epoch", step, figures)
+        self.group.by_first(lambda: self.run.record(**place, eps=size, **figures, **spent))
+        self._log("epoch", step, figures if size is None else {"eps": size} | figures)
         if self.validate is not None and self._due(epoch):
             self.group.same_(self.model)
             self.model.eval()

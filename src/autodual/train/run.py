@@ -9,7 +9,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +17,17 @@ from typing import Any
 
 import torch
 
-from autodual._errors import ArgumentError
+from autodual._errors import ArgumentError, AutodualError
 from autodual._files import claim, write_bytes, write_json, write_text
+from autodual.train.checkpoint import listed
 from autodual.train.config import TrainConfig
+from autodual.train.schedule import by_epochs
 
-LATER = ("tensorboard",)
+LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part")
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
+
+AT_THE_START = (".lock", "config.yaml", "environment.json")
+"""What a folder may hold, and a run be begun in it all the same: earlier versions left this behind."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class Run:
         """For TensorBoard, if wanted."""
         return self.folder / "tensorboard"
 
+    @property
+    def failure_file(self) -> Path:
+        """Why the run ended before it was finished, if it did; gone as soon as it goes on."""
+        return self.folder / "failure.json"
+
     def stage_file(self, stage: int) -> Path:
         return self.folder / "stages" / f"{stage}.safetensors"
 
@@ -79,12 +89,59 @@ class Run:
             claim(handle, f"{self.folder}: another process is working on this run")
             yield
 
+    @contextlib.contextmanager
+    def attempted(self) -> Iterator[None]:
+        """Locked; if what follows fails before a step was trained, all is as it was before, and no folder is left behind."""
+        made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]  # inner first
+        fresh, before = not self.begun(), {name: _bytes_of(self.folder / name) for name in AT_THE_START}
+        try:
+            with self.locked():
+                try:
+                    yield
+                except BaseException:
+                    if fresh and not self._trained():
+                        self._undo(before)
+                    raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # a folder that holds something stays
+                for place in made:
+                    place.rmdir()
+            raise
+
+    def _trained(self) -> bool:
+        """Whether anything was done: a step of a stage, or a whole one."""
+        kept = (self.folder / "stages", self.model_file, self.folder / "evaluation.json")
+        return any(place.exists() for place in kept) or any(
+            not path.name.endswith("-step-000000000") for path in listed(self.checkpoints)
+        )
+
+    def _undo(self, before: Mapping[str, bytes | None]) -> None:
+        """Takes away what a run writes before its first step, and nothing else."""
+        for place in (self.checkpoints, self.events, *self.folder.glob(".writing-*")):
+            shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError, AutodualError):  # what went wrong before is what matters
+            for file in (self.metrics_file, self.failure_file):
+                file.unlink(missing_ok=True)
+            for name, content in before.items():
+                if content is None:
+                    (self.folder / name).unlink(missing_ok=True)
+                elif content != _bytes_of(self.folder / name):
+                    write_bytes(self.folder / name, content)
+
+    def note_failure(self, error: Exception) -> None:
+        """Keep why the run ended, for whoever looks at the folder later."""
+        words = str(error) if isinstance(error, AutodualError) else f"{type(error).__name__}: {error}"
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        with contextlib.suppress(OSError, AutodualError):  # what went wrong before is what matters
+            write_json(self.failure_file, {"error": words, "when": when})
+
     def begin(self, config: TrainConfig, resume: bool) -> None:
         """Claim the folder, which is locked, for this config: fresh, or to go on with the same."""
         self.check(config, resume)
         for place in (self.folder, self.checkpoints, self.folder / "stages", self.folder / "cascade"):
             for left in place.glob(".writing-*"):
                 shutil.rmtree(left, ignore_errors=True)  # by a process of this run that was killed
+        self.failure_file.unlink(missing_ok=True)
         if not self.begun():
             (self.folder / "environment.json").unlink(missing_ok=True)
             write_text(self.config_file, dump_yaml(config.to_mapping()))
@@ -99,16 +156,12 @@ class Run:
             raise ArgumentError(
                 f"{self.folder}: holds a run already; go on with --resume (resume=True in Python), or choose another folder"
             )
-        before = self.config()
-        changed = [
-            k
-            for k, v in config.to_mapping().items()
-            if v != before.to_mapping()[k] and k not in ("device", "data_folder", "tensorboard")
-        ]
+        before, now = by_epochs(self.config()), by_epochs(config)
+        changed = [k for k, v in now.items() if v != before[k] and k not in ("device", "data_folder", "tensorboard")]
         if changed:
             name = changed[0]
             raise ArgumentError(
-                f"{self.folder}: is a run of another config: {name} was {getattr(before, name)!r}, now {getattr(config, name)!r}"
+                f"{self.folder}: is a run of another config: {name} was {before[name]!r}, now {now[name]!r}"
             )
 
     def begun(self) -> bool:
@@ -124,8 +177,8 @@ class Run:
             "autodual": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "machine": platform.platform(),
-            "command": shlex.join(sys.argv),
+            "machine": f"{platform.system()} {platform.machine()}",
+            "command": recorded_command(sys.argv),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             **more,
             "data": data,
@@ -175,6 +228,31 @@ class Run:
                 write_bytes(self.metrics_file, b"".join(kept))
 
 
+def recorded_command(arguments: Sequence[str]) -> str:
+    """The command without places of this machine: paths below the working folder are relative to it, those below the user's folder
+    begin with ~, and of any other only the last part is kept, as in .../NAME."""
+    program = Path(arguments[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return " ".join([shlex.quote(name or "python"), *map(without_place, arguments[1:])])
+
+
+def without_place(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    if flag.startswith("-") and equals:
+        return f"{shlex.quote(flag)}={without_place(value)}"
+    path = Path(argument)
+    if not path.is_absolute():
+        return shlex.quote(argument)
+    for place, short in ((Path(os.path.curdir).absolute(), ""), (Path(os.path.expanduser("~")), "~/")):
+        if place != Path(place.anchor) and path.is_relative_to(place):
+            return f"{short}{shlex.quote(str(path.relative_to(place)))}"
+    return f".../{shlex.quote(path.name)}"
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
 def _newer_than(values: Mapping[str, Any]) -> set[str]:
     """Fields that came after a run was written: later than every one that its config has."""
     known = max((number for number, name in enumerate(LATER, 1) if name in values), default=0)
@@ -193,7 +271,7 @@ def _left_at_the_start(path: Path) -> bool:
     """Whether this is all that a run leaves which could not even start, perhaps half written."""
     if path.name.startswith(".writing-"):
         return path.is_dir() and all(map(_left_at_the_start, path.iterdir()))
-    return path.name in (".lock", "config.yaml", "environment.json")
+    return path.name in AT_THE_START
 
 
 def read_json(path: Path, **kinds: type) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
+from autodual.certify.collapse import collapse
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
@@ -18,8 +20,13 @@ from autodual.train.group import ALONE, Group
 from autodual.train.judge import judge
 from autodual.train.loop import Loop, Observer, StoppedError
 from autodual.train.run import Run
+from autodual.train.schedule import trained_eps
 from autodual.train.setup import make_ball
-from autodual.train.share import Tell, silent
+from autodual.train.share import Tell, batch_size, silent
+
+LOOKED_AT = 2000
+"""Examples that tell whether a network has collapsed, at most."""
+ADVICE = "Try more epochs, a larger eps_part, a smaller eps or lr, or a smaller robust_weight"
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,13 @@ def train_stage(
     def validate(network: nn.Module, epoch: int) -> dict[str, float]:
         found = judge(network, judge_on, make_ball(config), tell=watch.tell, what="validating", group=group)
         figures = {"error": found.error, "robust_error": found.robust_error}
+        collapsed = found.collapse(judge_on.classes)
 
         def keep() -> None:
             better = (found.robust_error, found.error) <= _best_so_far(run, stage)  # of equals, the later one
             run.record(
                 kind="validation", stage=stage, epoch=epoch, split="validation" if held_out is not None else "train",
-                engine="Dual()", examples=len(judge_on), eps=config.eps, **figures,
+                engine="Dual()", examples=len(judge_on), eps=config.eps, **figures, collapsed=collapsed,
             )  # fmt: skip
             if held_out is not None and better:
                 save_model(best, network)
@@ -96,20 +104,52 @@ def train_stage(
     if held_out is not None and group.by_first(best.exists):
         load_model(best, model)
 
+    def note() -> str | None:
+        collapsed = collapse_of(model, data)
+        run.record(kind="trained", stage=stage, **trained_at(config, run, stage), collapsed=collapsed)
+        return collapsed
+
+    collapsed = group.by_first(note)
+    if collapsed is not None:
+        watch.say(f"stage {stage} has {collapsed}. {ADVICE}")
+
+
+def collapse_of(model: nn.Module, data: ImageData) -> str | None:
+    """Whether a network that was trained on these images has given up; looks at some of them, drawn from all over."""
+    drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKED_AT]
+    some = data.select(drawn.to(data.images.device))
+    parts = [slice(first, first + batch_size(some)) for first in range(0, len(some), batch_size(some))]
+    with torch.no_grad():
+        predicted = torch.cat([model(some.scaled(part)).argmax(1) for part in parts])
+    return collapse(predicted.tolist(), some.labels.tolist(), classes=some.classes)
+
+
+def trained_at(config: TrainConfig, run: Run, stage: int) -> dict[str, Any]:
+    """The epoch whose weights count, which is the last or the best one, and the size of the perturbation that it was trained
+    against."""
+    validations = _validations(run, stage) if config.validation > 0 else []
+    epoch = min(validations, key=lambda one: (*one[:2], -one[2]))[2] if validations else config.epochs - 1
+    return {"epoch": epoch, "eps": trained_eps(config, epoch)}
+
 
 def _best_so_far(run: Run, stage: int) -> tuple[float, float]:
     """Robust error and error of the best validation of this stage."""
+    return min((one[:2] for one in _validations(run, stage)), default=(math.inf, math.inf))
+
+
+def _validations(run: Run, stage: int) -> list[tuple[float, float, int]]:
+    """Robust error, error and epoch of every validation of this stage."""
     if not run.metrics_file.exists():
-        return (math.inf, math.inf)
-    found = [(math.inf, math.inf)]
+        return []
+    found = []
     for number, line in enumerate(run.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             entry = json.loads(line)
             if entry["kind"] == "validation" and entry["stage"] == stage:
-                found.append((float(entry["robust_error"]), float(entry["error"])))
+                found.append((float(entry["robust_error"]), float(entry["error"]), int(entry["epoch"])))
         except (ValueError, KeyError, TypeError):
             raise ArgumentError(
                 f"{run.metrics_file}: line {number} is damaged, so the best checkpoint is not known; put the line right, or train "
                 f"anew in another folder"
             ) from None
-    return min(found)
+    return found
