@@ -1,0 +1,257 @@
+"""Fingerprints of tensors and of captured networks: equal for equal content, in every process and on every device.
+
+A certificate names the network and the data that it is about by them. What enters is what a network computes with: its calls
+in order, their arguments, the settings and tensors of its modules, and the code of functions and modules that come from
+neither PyTorch nor this package. What does not enter is where these things lie: addresses in memory, devices, files.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from autodual._errors import ArgumentError
+from autodual.graph.network import Attribute, Network, Ref
+
+LIBRARIES = sys.stdlib_module_names | {"autodual", "numpy", "torch", "torchvision"}
+"""Code that is known by its name, since the versions of these packages are recorded; all other code is hashed."""
+
+BASE = frozenset(vars(nn.Module())) - {"training"}
+"""What every module has: hooks, and the tables of its parameters, buffers and submodules, which are written by name instead."""
+
+SIMPLE = (str, int, float, bool, type(None), complex)
+PLAIN = (*SIMPLE, bytes, tuple, frozenset)
+NAMED = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.GetSetDescriptorType, types.ClassMethodDescriptorType, OpOverload, OpOverloadPacket,
+)  # fmt: skip
+"""Kinds of functions that are not written in Python."""
+
+
+def digest_tensors(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 over dtypes, shapes and bytes, in order."""
+    writer = _Writer()
+    for tensor in tensors:
+        writer.write_tensor(tensor)
+    return writer.hexdigest()
+
+
+def digest_network(network: Network) -> str:
+    """SHA-256 over the calls of a captured network and everything that they compute with today."""
+    writer = _Writer()
+    writer.write(("network", network.input_shape, network.output, len(network.nodes)))
+    for node in network.nodes:
+        writer.write((node.name, node.path, node.depends, node.shape, node.args, sorted(node.kwargs.items())))
+        writer.write(node.target)
+    return writer.hexdigest()
+
+
+class _Writer:
+    """Feeds values to a hash, each with its kind and length, so that different values never give the same bytes."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+        self._pending: list[bytes] = []
+        self._open: list[int] = []
+        """Containers that are being written: one that contains itself is named by its place in this list."""
+        self._known: dict[int, tuple[int, Any]] = {}
+        """Functions and classes that were written: each is written once, and named by its number from then on."""
+
+    def hexdigest(self) -> str:
+        self._flush()
+        return self._sha.hexdigest()
+
+    def write(self, value: Any) -> None:
+        kind = type(value)
+        if kind in SIMPLE:
+            self._token(kind.__name__, value if kind is str else repr(value))
+        elif kind is tuple:
+            self._all("tuple", value)
+        elif isinstance(value, Ref):
+            self._token("ref", str(value.index))
+        elif isinstance(value, Tensor):
+            self.write_tensor(value)
+        elif isinstance(value, torch.device):
+            self._token("device")  # where a network lies is no part of it
+        elif isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            self._token("torch", str(value))
+        elif isinstance(value, types.ModuleType):
+            self._token("package", value.__name__)
+        elif isinstance(value, NAMED):
+            self._named_function(value)
+        elif isinstance(value, type | types.FunctionType):
+            self._once(value)
+        elif id(value) in self._open:
+            self._token("cycle", str(self._open.index(id(value))))
+        else:
+            self._open.append(id(value))
+            self._parts(value)
+            self._open.pop()
+
+    def write_tensor(self, tensor: Tensor) -> None:
+        """Type, shape and bytes of the values; a sparse or quantised tensor is written by the values that it stands for."""
+        if tensor.is_meta:
+            raise ArgumentError(
+                "a tensor on the device 'meta' has no values, so it cannot be identified; load its values"
+            )
+        self._token("tensor", f"{tensor.dtype} {tuple(tensor.shape)}")
+        values = tensor.detach()
+        if values.is_quantized:
+            values = values.dequantize()
+        if values.layout != torch.strided:
+            values = values.to_dense()
+        values = values.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        self._flush()
+        self._sha.update(values.view(torch.uint8).numpy().data)
+
+    def _parts(self, value: Any) -> None:
+        if isinstance(value, tuple | list):  # torch.Size, a named tuple
+            self._all("tuple" if isinstance(value, tuple) else "list", value)
+        elif isinstance(value, dict):
+            self._all("dict", value.items())
+        elif isinstance(value, slice):
+            self._all("slice", (value.start, value.stop, value.step))
+        elif isinstance(value, set | frozenset):
+            self._all("set", sorted(map(_alone, value)))
+        elif isinstance(value, bytes | bytearray):
+            self._token("bytes", value.hex())
+        elif isinstance(value, Attribute):
+            self._all("attribute", (value.name, value.read()))
+        elif isinstance(value, nn.Module):
+            self._module(value)
+        elif isinstance(value, enum.Enum):
+            self._all("enumeration", (type(value).__qualname__, value.name))
+        elif isinstance(value, types.MethodType):
+            self._all("method", (value.__self__, value.__func__))
+        elif isinstance(value, types.CodeType):
+            self._all("code", (value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars))
+        else:
+            self._object(value)
+
+    def _all(self, kind: str, parts: Iterable[Any]) -> None:
+        listed = list(parts)
+        self._token(kind, str(len(listed)))
+        for part in listed:
+            self.write(part)
+
+    def _module(self, module: nn.Module) -> None:
+        """A module that is one call of the network, with all that lies below it (parametrizations, for example)."""
+        for path, part in module.named_modules():
+            hooks = [h for h in part._forward_pre_hooks.values() if isinstance(h, WeightNorm | SpectralNorm)]
+            computed = {hook.name for hook in hooks}  # from parameters and buffers, which are written
+            settings = [(k, v) for k, v in vars(part).items() if k not in BASE and k not in computed]
+            tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+            self._all("module", (path, type(part), sorted(settings, key=_first), sorted(tensors, key=_first)))
+            self._all("hooks", [(type(hook), sorted(vars(hook).items(), key=_first)) for hook in hooks])
+
+    def _once(self, value: Any) -> None:
+        if id(value) in self._known:
+            self._token("known", str(self._known[id(value)][0]))
+            return
+        self._known[id(value)] = len(self._known), value
+        if isinstance(value, type):
+            self._class(value)
+        elif _is_library(value):
+            self._named_function(value)
+        else:
+            self._python_function(value)
+
+    def _class(self, written: type) -> None:
+        """Names of a class and of all that it inherits from, with the code of those that no library defines."""
+        self._token("class", str(len(written.__mro__)))
+        for kind in written.__mro__:
+            if _is_library(kind):
+                self._token("name", f"{kind.__module__}.{kind.__qualname__}")
+            else:
+                content = sorted(
+                    ((k, _unwrapped(v)) for k, v in vars(kind).items() if k not in BOOKKEEPING), key=_first
+                )
+                self._all(
+                    kind.__qualname__, [(k, v) for k, v in content if isinstance(v, (*PLAIN, types.FunctionType))]
+                )
+
+    def _named_function(self, function: Any) -> None:
+        """By all of its names: what F.max_pool2d is called differs from one of them to the next."""
+        self._all("function", [_name(function, which) for which in ("__module__", "__name__", "__qualname__")])
+
+    def _python_function(self, function: types.FunctionType) -> None:
+        """Code, defaults, and the values and functions that the code finds around it."""
+        code = function.__code__
+        self._all("python", (function.__qualname__, code, function.__defaults__, function.__kwdefaults__))
+        self._all("closure", [_content(cell) for cell in function.__closure__ or ()])
+        names = sorted({name for name in _names(code) if name in function.__globals__})
+        found = [(name, function.__globals__[name]) for name in names]
+        used = (*PLAIN, Tensor, type, types.ModuleType, types.FunctionType, *NAMED)
+        self._all("globals", [(name, value) for name, value in found if isinstance(value, used)])
+
+    def _object(self, value: Any) -> None:
+        """Any other object as it would be pickled; one that cannot be pickled (a lock, a stream) by its class alone."""
+        try:
+            reduced = value.__reduce_ex__(4)
+        except TypeError:
+            reduced = ()
+        parts = (reduced,) if isinstance(reduced, str) else [list(p) if isinstance(p, Iterator) else p for p in reduced]
+        self._all("object", (type(value), *parts))
+
+    def _token(self, kind: str, content: str = "") -> None:
+        encoded = content.encode("utf-8", "surrogatepass")
+        self._pending.append(b"%s:%d:%s" % (kind.encode(), len(encoded), encoded))
+
+    def _flush(self) -> None:
+        self._sha.update(b"".join(self._pending))
+        self._pending.clear()
+
+
+BOOKKEEPING = ("__module__", "__doc__", "__qualname__", "__firstlineno__", "__static_attributes__")
+"""What Python notes about a class, which its computations do not use."""
+
+
+def _is_library(value: Any) -> bool:
+    return (_name(value, "__module__") or "builtins").partition(".")[0] in LIBRARIES
+
+
+def _name(value: Any, which: str) -> str:
+    """One of a function's names; an operator of torch.ops has only the one that it prints."""
+    return str(value) if isinstance(value, OpOverload | OpOverloadPacket) else str(getattr(value, which, None) or "")
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function behind a static method, a class method or a property."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Every name that a function looks up, in functions inside it too."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _alone(value: Any) -> str:
+    writer = _Writer()
+    writer.write(value)
+    return writer.hexdigest()
+
+
+def _first(pair: tuple[str, Any]) -> str:
+    return pair[0]
