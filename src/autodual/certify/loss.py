@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,10 @@ class RobustCrossEntropy(nn.Module):
         self._captured: Network | None = None
         self._captured_for: tuple[object, ...] = ()
         self._told_of_units = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and files: without the captured graph, which belongs to this object's model and is captured anew."""
+        return {**vars(self), "_captured": None, "_captured_for": ()}
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         return F.cross_entropy(self.worst_scores(x, labels, draws), labels.long())
