@@ -144,7 +144,7 @@ def test_a_digest_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[" * 10**6, '{"a":' * 10**5, "[" * 40 + "]" * 40, "NaN", "[1e999]", "-Infinity", "9" * 10**5, str(2**63), 
+    ["", "{", "[" * 10**6, '{"a":' * 10**5, "[" * 40 + "]" * 40, "NaN", "[1e999]", "-Infinity", "9" * 10**5, str(2**63),
      "1e99999", "\ud800", b"\xff",
      '"\0"', "[1,]", "\ufeff{}"],
     ids=lambda text: repr(text[:12]),

@@ -161,8 +161,6 @@ def question(
     models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine, asked: Line | None = None
 ) -> Line:
     """What the lines are about, and what computed them."""
-    from autodual import __version__
-
     x = data.scaled(slice(0, 1))
     record = {
         "format": FORMAT,
@@ -173,12 +171,17 @@ def question(
         "network": " ".join(digest_network(capture(model, x)) for model in models),
         "dtype": str(x.dtype).removeprefix("torch."),
         "device": x.device.type,
-        "autodual": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
         "batch": batch_size(data),
-    } | basis(models[0], data, ball, engine)
+    }
+    record |= versions() | basis(models[0], data, ball, engine)
     return record if asked is None else record | {"asked": asked}
+
+
+def versions() -> dict[str, str]:
+    """What computes here."""
+    from autodual import __version__
+
+    return {"autodual": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None) -> Line:

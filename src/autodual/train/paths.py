@@ -6,31 +6,29 @@ import os
 from pathlib import Path
 
 from autodual.train.data import is_factory
+from autodual.train.data.known import KNOWN
+
+NAMED = ("model", "dataset")
+"""Options that may name a file: file.py:factory, and of data a folder or a file.npz, too."""
 
 
-def to_folder(text: str, folder: Path) -> str:
-    """The file of `file.py:factory`, which is meant from where one stands, as seen from `folder`; other text as it is."""
-    if not is_factory(text):
-        return text
-    file, _, name = text.rpartition(":")
-    return f"{relative(Path(file).expanduser(), folder)}:{name}"
+def to_folder(option: str, text: str, folder: Path) -> str:
+    """What names a file from where one stands, as seen from `folder`; what names none as it is."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{relative(file, folder)}{rest}"
 
 
-def from_folder(text: str, folder: Path) -> str:
-    """What `to_folder` has written, as seen from anywhere. A file that is not there was written before, from where one stood."""
-    if not is_factory(text):
-        return text
-    file, _, name = text.rpartition(":")
-    place = folder.resolve() / file
-    return f"{os.path.normpath(place)}:{name}" if place.is_file() else text
+def from_folder(option: str, text: str, folder: Path) -> str:
+    """What `to_folder` has written, as seen from anywhere. Where there is no such file, it was written from where one stood."""
+    file, rest = _parts(option, text, folder)
+    place = None if file is None else folder.resolve() / file
+    return f"{os.path.normpath(place)}{rest}" if place is not None and place.exists() else text
 
 
-def resolved(text: str) -> str:
-    """`file.py:factory` with the whole path of the file that it means from where one stands; other text as it is."""
-    if not is_factory(text):
-        return text
-    file, _, name = text.rpartition(":")
-    return f"{Path(file).expanduser().resolve()}:{name}"
+def resolved(option: str, text: str) -> str:
+    """With the whole path of the file that is meant from where one stands."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{file.resolve()}{rest}"
 
 
 def relative(path: Path, folder: Path) -> str:
@@ -39,3 +37,20 @@ def relative(path: Path, folder: Path) -> str:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:
         return str(path)
+
+
+def _parts(option: str, text: str, folder: Path = Path()) -> tuple[Path | None, str]:
+    """The file that is named, if one is, and what follows it."""
+    try:
+        if is_factory(text):
+            file, _, name = text.rpartition(":")
+            return Path(file).expanduser(), f":{name}"
+        if option == "dataset" and text not in KNOWN and (folder / Path(text).expanduser()).exists():
+            return Path(text).expanduser(), ""
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # no such home, or no name that a file could have; whoever opens it says so
+        pass
+    return None, ""

@@ -21,15 +21,13 @@ import torch
 from autodual._errors import ArgumentError
 from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
 from autodual.train.config import TrainConfig
-from autodual.train.paths import from_folder, resolved, to_folder
+from autodual.train.paths import NAMED, from_folder, resolved, to_folder
 
 CONFIG_LIMIT = 100_000
 """Bytes of a config; those of published runs have about 1,000."""
 YAML_DEPTH = 8
 """Levels of a config; a clip is on the second."""
 METRICS_LIMIT = 2**30
-CODE = ("model", "dataset")
-"""Options that may name code to run, as file.py:factory; a run's config has the file's place relative to the run folder."""
 
 LATER = ("tensorboard",)
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
@@ -69,7 +67,9 @@ class Run:
         """As it was written: with every field that there was then, so that none that has got lost is replaced by a default."""
         values = read_yaml(self.config_file)
         if isinstance(values, dict):
-            values = values | {k: from_folder(values[k], self.folder) for k in CODE if isinstance(values.get(k), str)}
+            values = values | {
+                k: from_folder(k, values[k], self.folder) for k in NAMED if isinstance(values.get(k), str)
+            }
         config = TrainConfig.from_mapping(values, str(self.config_file))
         missing = [name for name in config.to_mapping() if name not in values]
         if not _newer_than(values).issuperset(missing):
@@ -100,7 +100,7 @@ class Run:
         if not self.begun():
             (self.folder / "environment.json").unlink(missing_ok=True)
             values = config.to_mapping()
-            write_text(self.config_file, dump_yaml(values | {k: to_folder(values[k], self.folder) for k in CODE}))
+            write_text(self.config_file, dump_yaml(values | {k: to_folder(k, values[k], self.folder) for k in NAMED}))
 
     def check(self, config: TrainConfig, resume: bool) -> None:
         """Refuse a folder that is not for this config. Changes nothing."""
@@ -134,6 +134,7 @@ class Run:
         """Versions, machine and command, once more for every time that the run goes on; refuses to go on with other data."""
         from autodual import __version__
 
+        data = data | {"name": to_folder("dataset", str(data["name"]), self.folder)}
         now = {
             "autodual": __version__,
             "torch": torch.__version__,
@@ -297,8 +298,8 @@ def _yaml() -> Any:
 
 
 def _compared(name: str, value: Any) -> Any:
-    """Of an option that names code: the file itself, wherever one stands."""
-    return resolved(value) if name in CODE else value
+    """Of an option that names a file: the file itself, wherever one stands."""
+    return resolved(name, value) if name in NAMED else value
 
 
 def _plain(value: Any) -> Any:
