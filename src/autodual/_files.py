@@ -37,10 +37,11 @@ def read_content(path: Path, limit: int) -> bytes:
     try:
         check_plain(path)
         with path.open("rb") as stream:
-            content = stream.read(limit + 1)
+            content = b"" if path.stat().st_size > limit else stream.read(limit + 1)
+            size = max(len(content), path.stat().st_size)
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(content) > limit:
+    if size > limit:
         raise ArgumentError(f"{path}: is larger than {limit:,} bytes, so it is not what is looked for here")
     return content
 

@@ -27,7 +27,7 @@ from autodual.train.trained import CERTIFICATES
 
 SHOWN = 20
 """Differences that are told one by one."""
-ASKED = ("model", "dataset", "normalise", "norm", "eps", "clip")
+ASKED = {"model": str, "dataset": str, "normalise": bool, "norm": str, "eps": float, "clip": list | None}
 """What a file may say about how to open what it is about."""
 NUMBERS = ("margin", "slack")
 """What rounding may move: it depends on which examples are computed together."""
@@ -149,12 +149,8 @@ def _note(file: Path) -> Line:
 def _open(file: Path, note: Line, changes: dict[str, Any]) -> Target:
     """What the file says that it is about; `changes` win over it, for whoever has moved something."""
     asked, examples = note.get("asked", {}), note.get("examples")
-    if (
-        not isinstance(asked, dict)
-        or type(examples) is not int
-        or examples < 1
-        or not isinstance(note.get("network"), str)
-    ):
+    fine = isinstance(asked, dict) and all(isinstance(asked[k], kind) for k, kind in ASKED.items() if k in asked)
+    if not fine or type(examples) is not int or examples < 1 or not isinstance(note.get("network"), str):
         raise ArgumentError(f"{record_about(file, 'problem')}: is damaged; certify again")
     folder, given = file.parent, {name: asked[name] for name in ASKED if name in asked}
     for name in NAMED:

@@ -143,12 +143,11 @@ def _short(value: Any) -> str:
 def read_lines(stream: IO[bytes], path: Path) -> list[bytes]:
     """The lines of a file with their ends; only a line feed ends one, also after a carriage return."""
     stream.seek(0)
-    content = stream.read(LINES_LIMIT + 1)
-    if len(content) > LINES_LIMIT:
+    if os.fstat(stream.fileno()).st_size > LINES_LIMIT:
         raise ArgumentError(
             f"{path}: is larger than {LINES_LIMIT:,} bytes, so it holds something else; choose another file"
         )
-    *whole, rest = content.split(b"\n")
+    *whole, rest = stream.read().split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest else [])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
+from autodual._files import parse_json
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
@@ -104,7 +104,7 @@ def _best_so_far(run: Run, stage: int) -> tuple[float, float]:
     found = [(math.inf, math.inf)]
     for number, line in enumerate(run.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             if entry["kind"] == "validation" and entry["stage"] == stage:
                 found.append((float(entry["robust_error"]), float(entry["error"])))
         except (ValueError, KeyError, TypeError):
