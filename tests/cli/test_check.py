@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import autodual as ad
 from autodual.cli.check import compare
 from autodual.train.judge import KINDS
 
@@ -147,6 +148,9 @@ def test_a_network_or_data_that_changed_are_refused(call: Call, own: Path, tmp_p
         Path(file).write_text(text.replace(*change))
         code, _, complaint = check(call, Path("found.jsonl"))
         assert (code, what in complaint) == (2 if what else 0, True), complaint
+        if file == "net.py":
+            with pytest.raises(ad.ArgumentError, match=what):
+                ad.load_run("runs/own")
         if what:
             code, _, complaint = call("certify", "runs/own", *CPU, "--out", "found.jsonl", "--resume")
             assert (code, what in complaint) == (2, True), complaint

@@ -205,3 +205,24 @@ def test_data_that_claim_to_be_gigabytes_are_wrong_at_once(
     assert said.count("wrong size") == 2
     assert said.count("missing") == 2
     assert "4 of 4 files are not as published" in complaint
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_run_does_not_wait_for_pipes(call: Call, run: Path, name: str) -> None:
+    for left in (run / name, run / "model.safetensors", run / "evaluation.json"):
+        left.unlink(missing_ok=True)
+    shutil.rmtree(run / "checkpoints")
+    (run / "stages").mkdir()
+    os.mkfifo(run / name)
+    code, _, complaint = call("train", "--resume", "--out", str(run))
+    assert code == 2
+    assert f"{name}: is a pipe, not a file" in complaint
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize("command", ["certify", "attack"])
+def test_weights_that_are_no_file_are_named(call: Call, tmp_path: Path, command: str, kind: str) -> None:
+    NO_FILES[kind](tmp_path / "w")
+    code, _, complaint = call(command, str(tmp_path / "w"), "--model", "digits", "--dataset", "digits", *CPU)
+    assert code == 2
+    assert complaint.startswith(f"error: {tmp_path / 'w'}: ")

@@ -14,12 +14,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from autodual._errors import ArgumentError
-from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
+from autodual._files import (
+    RECORD_LIMIT,
+    check_plain,
+    claim,
+    parse_json,
+    read_content,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from autodual.train.config import TrainConfig
 from autodual.train.paths import NAMED, from_folder, resolved, to_folder
 
@@ -84,7 +93,7 @@ class Run:
         """Refuse a second process on the same folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle = (self.folder / ".lock").open("a")
+            handle = _appended(self.folder / ".lock")
         except OSError as error:
             raise ArgumentError(f"{self.folder}: cannot write there: {error.strerror or error}") from None
         with handle:
@@ -163,7 +172,7 @@ class Run:
         """One more line of metrics, whole or not there."""
         line = json.dumps(values, allow_nan=False, default=_plain) + "\n"
         try:
-            with self.metrics_file.open("ab") as stream:
+            with _appended(self.metrics_file) as stream:
                 stream.write(line.encode())
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -189,6 +198,13 @@ class Run:
             kept = [line for line in lines[:-1] if _stage_of(line) < stage]
             if b"".join(kept) != content:
                 write_bytes(self.metrics_file, b"".join(kept))
+
+
+def _appended(path: Path) -> IO[bytes]:
+    """Opened to add to it; a pipe in its place would never open."""
+    if path.exists():
+        check_plain(path)
+    return path.open("ab")
 
 
 def _newer_than(values: Mapping[str, Any]) -> set[str]:
