@@ -19,16 +19,7 @@ from typing import IO, Any
 import torch
 
 from autodual._errors import ArgumentError
-from autodual._files import (
-    RECORD_LIMIT,
-    check_plain,
-    claim,
-    parse_json,
-    read_content,
-    write_bytes,
-    write_json,
-    write_text,
-)
+from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
 from autodual.train.config import TrainConfig
 from autodual.train.paths import NAMED, from_folder, resolved, to_folder
 
@@ -202,8 +193,8 @@ class Run:
 
 def _appended(path: Path) -> IO[bytes]:
     """Opened to add to it; a pipe in its place would never open."""
-    if path.exists():
-        check_plain(path)
+    if path.is_fifo():
+        raise ArgumentError(f"{path}: is a pipe, not a file")
     return path.open("ab")
 
 
