@@ -1,13 +1,20 @@
-"""Files that are whole or not there, after a power cut too: written beside their place, then moved onto it. Weights: safetensors."""
+"""Files that are whole or not there, after a power cut too: written beside their place, then moved onto it. Weights: safetensors.
+
+Whatever is read may be anything: a file of gigabytes, a pipe, a device, JSON a million levels deep. It is refused in one line.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import shutil
+import stat
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +23,78 @@ from typing import IO, Any
 from torch import Tensor
 
 from autodual._errors import ArgumentError
+
+RECORD_LIMIT = 64 * 2**20
+"""Bytes of a record; one about 100,000 examples has about 10 million."""
+DEPTH_LIMIT = 32
+"""Levels of a record; those that this package writes have 6 at most."""
+HEADER_LIMIT = 100_000_000
+"""Bytes of the head of a safetensors file, as its format has it."""
+
+
+def read_content(path: Path, limit: int) -> bytes:
+    """The bytes of a plain file of at most `limit` bytes; nothing else is even opened, since a pipe may never answer."""
+    try:
+        check_plain(path)
+        with path.open("rb") as stream:
+            content = b"" if path.stat().st_size > limit else stream.read(limit + 1)
+            size = max(len(content), path.stat().st_size)
+    except OSError as error:
+        raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if size > limit:
+        raise ArgumentError(f"{path}: is larger than {limit:,} bytes, so it is not what is looked for here")
+    return content
+
+
+def check_plain(path: Path) -> None:
+    """Refuse what is there but is no plain file. OSError if nothing is there, or if links lead nowhere."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise ArgumentError(f"{path}: is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file of any origin says; ArgumentError if it cannot be read or is not JSON."""
+    content = read_content(path, RECORD_LIMIT)
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise ArgumentError(f"{path}: is not JSON: {error}") from None
+
+
+def parse_json(content: bytes | str) -> Any:
+    """JSON of any origin. ValueError for all that has no place in a record: NaN, numbers that no float or 64-bit integer holds,
+    and values inside values beyond DEPTH_LIMIT."""
+    text = content if isinstance(content, str) else content.decode("utf-8")
+    try:
+        found = json.loads(text, parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("values lie inside one another too deeply") from None
+    if _deeper_than(found, DEPTH_LIMIT):
+        raise ValueError("values lie inside one another too deeply")
+    return found
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"{text[:20]} is no number that JSON knows, or too large")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_number(text)
+
+
+def _whole(text: str) -> int:
+    number = int(text) if len(text) <= 20 else 2**63
+    return number if abs(number) < 2**63 else int(_refuse_number(text))
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper_than(part, levels - 1) for part in inner)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -80,19 +159,33 @@ def _sync(path: Path, flags: int = os.O_RDWR) -> None:
         os.close(handle)
 
 
-def claim(handle: IO[str], refusal: str) -> None:
-    """The file for this process alone, until it is closed; a second process is refused with these words."""
+BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""What the system says of a file that another process has locked."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What it says where files cannot be locked, as on many network file systems."""
+
+
+def claim(handle: IO[Any], path: Path, refusal: str) -> None:
+    """Lock the file until it is closed; a second process is refused with these words. Where there are no locks, that is said."""
     try:
         import fcntl
     except ImportError:  # Windows: two processes on one file are the user's own affair there
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ArgumentError(refusal) from None
+    except OSError as error:
+        if error.errno in BUSY:
+            raise ArgumentError(refusal) from None
+        if error.errno not in NO_LOCKS:
+            raise ArgumentError(f"{path}: cannot be locked: {error.strerror or error}") from None
+        warnings.warn(
+            f"{path}: its file system has no locks ({error.strerror}), so a second process is not kept out; start one at a time",
+            stacklevel=2,
+        )
 
 
 def digest(path: Path) -> str:
+    check_plain(path)
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -114,11 +207,32 @@ def decode_tensors(content: bytes, source: Path) -> dict[str, Tensor]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
+    return decode_tensors(read_weights(path), path)
+
+
+def read_weights(path: Path) -> bytes:
+    """The bytes of a safetensors file; a large one must be as long as its head says, which is looked at first."""
     try:
-        content = path.read_bytes()
+        check_plain(path)
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            start = stream.read(8)
+            length = int.from_bytes(start, "little")
+            head = stream.read(length) if length <= min(size, HEADER_LIMIT) else b""
+            if size > RECORD_LIMIT and size != 8 + length + _end_of_tensors(head):
+                raise ArgumentError(f"{path}: not a readable safetensors file: its length is not what its head says")
+            return start + head + stream.read()
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return decode_tensors(content, path)
+
+
+def _end_of_tensors(head: bytes) -> int:
+    """Where the last tensor ends, counted from the end of the head; -1 if that is not said."""
+    try:
+        entries = [entry for name, entry in parse_json(head).items() if name != "__metadata__"]
+        return max((int(entry["data_offsets"][1]) for entry in entries), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return -1
 
 
 def _safetensors() -> ModuleType:

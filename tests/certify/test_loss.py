@@ -1,6 +1,8 @@
 """The robust loss bounds the cross-entropy of every allowed input, equals the plain one without room, and trains."""
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -177,3 +179,39 @@ def test_active_dropout_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)).to(DOUBLE).train()
     with pytest.raises(ad.ArgumentError, match="1: dropout is active"):
         ad.RobustCrossEntropy(model, ad.LinfBall(0.1))(X, LABELS)
+
+
+COPIES: dict[str, Callable[[ad.RobustCrossEntropy], ad.RobustCrossEntropy]] = {
+    "pickle": lambda loss: pickle.loads(pickle.dumps(loss)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "torch.save": lambda loss: _saved_and_loaded(loss),
+}
+
+
+def _saved_and_loaded(loss: ad.RobustCrossEntropy) -> ad.RobustCrossEntropy:
+    stream = io.BytesIO()
+    torch.save(loss, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.IBP(), ad.Projected(8)], ids=repr)
+def test_a_loss_that_was_used_can_be_copied(how: str, engine: ad.BoundEngine) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.1), engine)
+    x, labels = torch.rand(5, 4).double(), torch.tensor([0, 1, 2, 0, 1])
+    loss(x, labels)
+    again = COPIES[how](loss)
+    torch.manual_seed(0)
+    before = loss(x, labels)
+    torch.manual_seed(0)
+    assert torch.equal(again(x, labels), before)
+    if how != "copy":  # which shares the model
+        with torch.no_grad():
+            again.model[0].weight.mul_(2)  # type: ignore[index, union-attr]
+        torch.manual_seed(0)
+        assert not torch.equal(again(x, labels), before)
+        torch.manual_seed(0)
+        assert torch.equal(loss(x, labels), before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import shutil
 import warnings
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import autodual
 from autodual.bounds import Crown
@@ -281,3 +285,95 @@ def test_a_note_is_told_once_by_the_first(
         for line in (1, 2):
             warnings.showwarning("of ours,\n  in two lines", UserWarning, autodual.__file__, line)
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("kind", ["summary", "problem"])
+@pytest.mark.parametrize("content", ["my own notes", '{"examples": 3}', "", None])
+@pytest.mark.parametrize("option", [[], ["--overwrite"], ["--resume"]])
+def test_records_of_others_are_never_written_over(
+    call: Call, run: Path, kind: str, content: str | None, option: list[str]
+) -> None:
+    record = run / f"r.{kind}.json"
+    if content is None:
+        record.mkdir()
+    else:
+        record.write_text(content)
+    code, _, complaint = ask(call, run, "--out", str(run / "r.jsonl"), *option)
+    assert code == 2
+    assert f"r.{kind}.json: would be written over, but is not from `autodual certify`" in complaint
+    assert not (run / "r.jsonl").exists()
+    assert record.is_dir() if content is None else record.read_text() == content
+
+
+def test_a_summary_whose_lines_are_gone_is_not_lost_unasked(call: Call, run: Path) -> None:
+    out = run / "r.jsonl"
+    assert ask(call, run, "--out", str(out))[0] == 0
+    out.unlink()
+    code, _, complaint = ask(call, run, "--out", str(out), "--eps", "0.01")
+    assert code == 2
+    assert "is left from certificates that are not there any more" in complaint
+    assert ask(call, run, "--out", str(out), "--eps", "0.01", "--overwrite")[0] == 0
+
+
+def test_carriage_returns_lose_no_line(call: Call, run: Path) -> None:
+    file = run / "certificates-dual-first-6.jsonl"
+    first = ask(call, run)[1]
+    whole = file.read_bytes().replace(b"\n", b"\r\n")
+    file.write_bytes(whole)
+    assert ask(call, run, "--resume")[1] == first
+    assert file.read_bytes() == whole
+
+
+def test_what_an_earlier_version_wrote_is_not_gone_on_with(call: Call, run: Path) -> None:
+    file, note = run / "certificates-dual-first-6.jsonl", run / "certificates-dual-first-6.problem.json"
+    first = ask(call, run)[1]
+    about = json.loads(note.read_text())
+    note.write_text(json.dumps({name: about[name] for name in ("perturbation", "engine", "examples", "data")}))
+    before = file.read_bytes()
+    code, _, complaint = ask(call, run, "--resume")
+    assert code == 2
+    assert (
+        "an earlier version wrote it, and which network it is about is not noted; start anew (--overwrite)" in complaint
+    )
+    assert "from an earlier version, which one cannot go on with" in ask(call, run)[2]
+    assert file.read_bytes() == before
+    assert ask(call, run, "--overwrite")[1] == first
+
+
+def test_a_system_without_locks_is_told_and_used(call: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, complaint = ask(call, run)
+    assert code == 0
+    assert "note: " in complaint
+    assert "its file system has no locks (No locks available)" in complaint
+    assert "Traceback" not in complaint
+
+
+def test_weights_of_another_type_are_told_or_refused(call: Call, weights: Path, tmp_path: Path) -> None:
+    for dtype, code, words in (
+        (torch.float16, 0, "are of another type than the model's"),
+        (torch.float64, 2, "rounded, they would be another network"),
+    ):
+        changed = {k: v.to(torch.float64).mul(1 / 3).to(dtype) for k, v in load_file(weights).items()}
+        save_file(changed, tmp_path / "w.safetensors")
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            given = [
+                "--model",
+                "digits",
+                "--dataset",
+                "digits",
+                "--device",
+                "cpu",
+                "--limit",
+                "3",
+                "--out",
+                str(tmp_path / "w.jsonl"),
+            ]
+            found, _, complaint = call("certify", str(tmp_path / "w.safetensors"), *given, "--overwrite")
+        assert (found, words in complaint) == (code, True), complaint

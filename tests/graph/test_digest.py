@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 import subprocess
@@ -195,6 +196,7 @@ def test_operations_of_ones_own_are_known_by_their_code(change: str) -> None:
         ({"a", "b"}, {"a", "c"}), (torch.float32, torch.float64), (b"a", b"b"), (slice(1), slice(2)), (complex(1, 2), complex(2, 1)),
         (np.arange(3), np.arange(3)[::-1]), (np.float32(1), np.float32(2)), (F.relu, F.elu), (torch.add, torch.sub), (..., None),
         (torch.Tensor.add, torch.Tensor.sub), (nn.ReLU, nn.Tanh), (F.max_pool2d, F.max_pool1d), (float("nan"), float("inf")),
+        ({1: 2}.get, {1: 3}.get), (functools.partial(F.elu, alpha=1.0), functools.partial(F.elu, alpha=2.0)),
         (torch.ops.aten.relu.default, torch.ops.aten.tanh.default), (torch.Size([1]), torch.Size([2])),
     ],
     ids=str,

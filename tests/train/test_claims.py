@@ -65,12 +65,13 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "certified, but no margin": ({"certified": True, "margin": None}, "is certified, but has the label"),
     "other label": ({"label": 12}, "has the label 12, but its example has"),
     "type": ({"certified": "yes"}, "has 'yes' as certified"),
-    "not a number": ({"certified": False, "margin": float("nan")}, "has nan as margin"),
+    "not a number": ({"certified": False, "margin": float("nan")}, "is damaged"),
     "renamed": (
         {"label": None, "lable": 3},
-        "does not hold index, label, predicted, certified, margin, and nothing else",
+        "does not hold index, label, predicted, certified, margin, slack, and nothing else",
     ),
-    "one more": ({"sure": True}, "does not hold index, label, predicted, certified, margin, and nothing else"),
+    "huge": ({"certified": False, "predicted": 10**30}, "is damaged"),
+    "one more": ({"sure": True}, "does not hold index, label, predicted, certified, margin, slack, and nothing else"),
 }
 
 

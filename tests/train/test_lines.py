@@ -90,7 +90,7 @@ def test_a_full_disk_is_said_once(path: Path) -> None:
     file.begin(PROBLEM, 2)
     assert file.stream is not None
     file.stream.close()
-    with Path("/dev/full").open("w") as file.stream:
+    with Path("/dev/full").open("wb") as file.stream:
         with pytest.raises(ArgumentError, match="not written: No space left"):
             file.append(LINES)
         file.close()
@@ -105,7 +105,7 @@ def test_lines_about_something_else_stay_as_they_are(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "message"), [(None, "nothing beside it says"), ("{", "cannot be gone on with"), ("[]", "holds no record")]
+    ("note", "message"), [(None, "nothing beside it says"), ("{", "is not JSON"), ("[]", "holds no record")]
 )
 def test_a_note_that_is_missing_or_damaged(path: Path, note: str | None, message: str) -> None:
     place, before = LineFile(path).note, path.read_text()
@@ -115,3 +115,73 @@ def test_a_note_that_is_missing_or_damaged(path: Path, note: str | None, message
     with pytest.raises(ArgumentError, match=message):
         begin(path)
     assert path.read_text() == before
+
+
+ENDS = {
+    "carriage returns": lambda whole: whole.replace(b"\n", b"\r\n"),
+    "some carriage returns": lambda whole: whole.replace(b"}\n", b"}\r\n", 3),
+    "blanks": lambda whole: whole.replace(b"}\n", b"} \t\r\n"),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_other_line_ends_lose_nothing(path: Path, ends: str) -> None:
+    whole = ENDS[ends](path.read_bytes())
+    path.write_bytes(whole)
+    file = LineFile(path)
+    assert file.begin(PROBLEM, 2) == LINES
+    file.close()
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
+def test_a_file_is_cut_at_the_same_byte_whatever_ends_its_lines(path: Path, ends: bytes) -> None:
+    first = b"".join(path.read_bytes().splitlines(keepends=True)[:5]).replace(b"\n", ends)
+    path.write_bytes(first + b'{"index": 5, "cert')
+    file = LineFile(path)
+    assert file.begin(PROBLEM, 2) == LINES[:4]
+    file.append(LINES[4:])
+    file.close()
+    assert path.read_bytes().replace(b"\r\n", b"\n") == b"".join(json.dumps(line).encode() + b"\n" for line in LINES)
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [b"", b"\xff\xfe\xff\n", b"\0" * 100 + b"\n", b"[" * 100_000 + b"\n", b'{"index": 1e999}\n', b'{"index": NaN}\n',
+     b"9" * 5000 + b"\n",
+     b'{"index": 4, "certified": ' + b"[" * 60 + b"]" * 60 + b"}\n"],
+    ids=lambda torn: repr(torn[:20]),
+)  # fmt: skip
+def test_whatever_follows_is_cut_off(path: Path, torn: bytes) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]) + torn)
+    assert begin(path) == 4
+
+
+def test_a_last_line_without_its_end_is_found_again(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+    assert begin(path) == 4
+
+
+def test_what_an_earlier_version_wrote_is_refused_or_found_anew(path: Path) -> None:
+    now, before, said = PROBLEM | {"network": "abc"}, path.read_bytes(), []
+    file = LineFile(path, say=said.append)
+    with pytest.raises(ArgumentError, match=r"which network it is about is not noted; start anew \(--overwrite\)"):
+        file.begin(now, 2)
+    file.close()
+    assert path.read_bytes() == before
+    assert file.begin(now, 2, renewed=("torch",)) == []
+    file.close()
+    assert "all is found anew" in said[0]
+
+
+@pytest.mark.parametrize(("name", "fine"), [("torch", True), ("network", False)])
+def test_only_what_may_change_is_found_anew(path: Path, name: str, fine: bool) -> None:
+    file = LineFile(path)
+    file.note.write_text(json.dumps(PROBLEM | {"torch": "1", "network": "1"}))
+    now = PROBLEM | {"torch": "1", "network": "1"} | {name: "2"}
+    if fine:
+        assert file.begin(now, 2, renewed=("torch",)) == []
+    else:
+        with pytest.raises(ArgumentError, match="network was 1, now 2"):
+            file.begin(now, 2, renewed=("torch",))
+    file.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual._files import decode_tensors, encode_tensors, replacing, to_json
+from autodual._files import decode_tensors, encode_tensors, read_json, read_weights, replacing, to_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, ForwardDual
 from autodual.certify.cascade_ball import NORMS
 from autodual.sets import LinfBall, Perturbation
@@ -88,12 +87,7 @@ def read(folder: Path, kind: str) -> Saved:
 
 def record_of(folder: Path) -> dict[str, Json]:
     place = folder / RECORD
-    try:
-        record = json.loads(place.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ArgumentError(f"{place}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ArgumentError(f"{place}: is not JSON: {error}") from None
+    record = read_json(place)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ArgumentError(f"{place}: does not describe a combination of models that autodual has saved")
     if record.get("version") != VERSION:
@@ -106,10 +100,7 @@ def load_models(saved: Saved, build: Callable[[int], nn.Module]) -> list[nn.Modu
     models = []
     for j, digest in enumerate(saved.digests):
         place = saved.folder / f"stage-{j}.safetensors"
-        try:
-            content = place.read_bytes()
-        except OSError as error:
-            raise ArgumentError(f"{place}: cannot be read: {error.strerror or error}") from None
+        content = read_weights(place)
         if hashlib.sha256(content).hexdigest() != digest:
             raise ArgumentError(f"{place}: is damaged or was exchanged: its checksum is not the one in {RECORD}")
         model = build(j)

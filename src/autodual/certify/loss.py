@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,10 @@ class RobustCrossEntropy(nn.Module):
         self.model, self.ball = model, ball
         self._captured: _Captured | None = None
         self._told_of_units = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and files: without the captured graph, which belongs to this object's model and is captured anew."""
+        return {**vars(self), "_captured": None}
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         return F.cross_entropy(self.worst_scores(x, labels, draws), labels.long())

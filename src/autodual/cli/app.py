@@ -61,6 +61,8 @@ def _run_command() -> None:
         if isinstance(error, ValueError):  # io.UnsupportedOperation: a mistake of ours, not of the disk
             raise
         _fail(_in_words(error))
+    except MemoryError:  # by whatever a file claims to hold
+        _fail("there is not enough memory for this; give it less (--limit), or look for a file that claims to be huge")
     if code == EXIT_CODE:  # Ctrl-C, as typer hands it on
         _interrupted()
     raise SystemExit(code)
@@ -71,8 +73,14 @@ def _interrupted() -> NoReturn:
     raise SystemExit(EXIT_CODE) from None
 
 
+LONGEST = 2000
+"""Letters of a message: what a file holds may be quoted in it, however long that is."""
+
+
 def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    line = "".join(letter if letter.isprintable() else " " for letter in message)
+    shown = line if len(line) <= LONGEST else f"{line[:LONGEST]} ... ({len(line) - LONGEST:,} letters more)"
+    print(f"error: {shown}", file=sys.stderr)
     raise SystemExit(2) from None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from autodual._errors import ArgumentError
+
 CONTRADICTION = (
     "{} images are soundly certified and yet broken by the attack, which cannot be: do not trust these certificates"
 )
@@ -21,23 +23,38 @@ def tell_cascade(name: str, found: dict[str, Any]) -> None:
         print(f"{which}: {_errors(_on_attacked(found), found)} ({images})")
     if found.get("collapsed"):
         print(f"warning: the cascade has {found['collapsed']}", file=sys.stderr)
-    if found.get("broken_proofs", 0) > 0:
+    if "broken_proofs" in found and _number(found, "broken_proofs") > 0:
         print(CONTRADICTION.format(found["broken_proofs"]), file=sys.stderr)
 
 
 def _on_attacked(found: dict[str, Any]) -> dict[str, Any]:
     """A record of an earlier version has figures of all images only: those of others do not stand beside an attack."""
-    return found.get("on_attacked", found if found["attacked_examples"] == found["examples"] else {})
+    rates = found.get("on_attacked", found if found["attacked_examples"] == found["examples"] else {})
+    if not isinstance(rates, dict):
+        raise _damaged("on_attacked", rates)
+    return rates
 
 
 def _errors(rates: dict[str, Any], attack: dict[str, Any] | None = None) -> str:
     parts = [_error("error", rates), _error("stage-certified error", rates)]
     if attack is not None:
-        parts.append(f"attacked error {attack['attacked_error']:.2%} ({attack['broken_claims']} claims broken)")
+        claims = f"({_number(attack, 'broken_claims')} claims broken)"
+        parts.append(f"attacked error {_number(attack, 'attacked_error'):.2%} {claims}")
     parts.append(_error("soundly certified error", rates))
     return ", ".join(part for part in parts if part)
 
 
 def _error(name: str, rates: dict[str, Any]) -> str:
     key = name.replace("soundly", "sound").replace("-", "_").replace(" ", "_")
-    return f"{name} {rates[key]:.2%}" if key in rates else ""
+    return f"{name} {_number(rates, key):.2%}" if key in rates else ""
+
+
+def _number(record: dict[str, Any], key: str) -> float:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _damaged(key, value)
+    return value
+
+
+def _damaged(key: str, value: Any) -> ArgumentError:
+    return ArgumentError(f"cascade.json has {value!r} as {key}: it is damaged; remove it, and it will be made anew")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from autodual._errors import ArgumentError
+from autodual._files import read_content, read_json
 from autodual.cli.target import Target
-from autodual.train.lines import record_about
+from autodual.train.lines import LINES_LIMIT, Line, read_note, record_about
+from autodual.train.paths import NAMED, relative, resolved, to_folder
 
 WORDS: dict[str, Callable[[Any], str]] = {
     "dataset": lambda name: re.sub(r"[^\w.]+", "-", Path(name).name),
@@ -27,7 +28,9 @@ def default_file(place: Path, opened: Target, engine: str, limit: int | None) ->
     words.append(engine)
     for name, word in WORDS.items():
         asked = getattr(opened.config, name)
-        if asked != getattr(opened.own, name) and not (name == "clip" and opened.config.norm != "linf"):
+        own = getattr(opened.own, name)
+        same = resolved(name, asked) == resolved(name, own) if name in NAMED else asked == own
+        if not same and not (name == "clip" and opened.config.norm != "linf"):
             words.append(word(asked))
     if limit is not None:
         words.append(f"first-{limit}")
@@ -43,17 +46,61 @@ def check_cascade_engine(place: Path, engine: str) -> None:
         )
 
 
+def asked_about(place: Path, opened: Target, file: Path) -> Line:
+    """How to open the target again, with paths as seen from the file of lines."""
+    config, folder = opened.config, file.parent
+    named = {name: to_folder(name, getattr(config, name), folder) for name in NAMED}
+    more = {name: getattr(config, name) for name in ("normalise", "norm", "eps", "clip")}
+    return (
+        {"target": relative(place, folder)}
+        | named
+        | more
+        | {"clip": None if config.clip is None else list(config.clip)}
+    )
+
+
 def check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
-    """Refuse files that hold certificates already, unless the user has said what shall become of them."""
+    """Refuse files that hold something already, unless the user has said what shall become of them; files of others always.
+
+    files: those of lines. A problem lies beside each of them, and a summary beside the first.
+    """
     if resume and overwrite:
         raise ArgumentError("--resume and --overwrite exclude each other: go on with the file, or start anew")
     for file in files:
         _check_file(file, resume, overwrite)
+    records = {record_about(file, "problem"): PROBLEM for file in files} | {record_about(files[0], "summary"): SUMMARY}
+    for record, names in records.items():
+        _check_record(record, names, resume or overwrite)
+
+
+PROBLEM = ("perturbation", "engine", "examples", "data")
+SUMMARY = ("perturbation", "engine", "examples", "error", "robust_error", "confidence")
+"""What a record has that `certify` wrote, in whatever version."""
+
+
+def _check_record(path: Path, names: Sequence[str], may_replace: bool) -> None:
+    """Refuse to write over a record beside the lines that is not one of ours, or that nobody has given up."""
+    if not path.exists() and not path.is_symlink():
+        return
+    try:
+        found = read_json(path)
+    except ArgumentError:
+        found = None
+    if not isinstance(found, dict) or not all(name in found for name in names):
+        raise ArgumentError(
+            f"{path}: would be written over, but is not from `autodual certify`; move it away, or choose another --out"
+        )
+    if not may_replace:
+        raise ArgumentError(
+            f"{path}: is left from certificates that are not there any more; write over it with --overwrite, or choose another --out"
+        )
 
 
 def _check_file(file: Path, resume: bool, overwrite: bool) -> None:
     if file.is_dir():
         raise ArgumentError(f"{file}: is a folder; --out names a file")
+    if file.exists() and not file.is_file():
+        raise ArgumentError(f"{file}: is no file that one could go on with; choose another --out")
     if resume or not file.exists() or file.stat().st_size == 0:
         return
     if not overwrite:
@@ -63,9 +110,13 @@ def _check_file(file: Path, resume: bool, overwrite: bool) -> None:
 def _held(file: Path) -> str:
     """What is there, and whether one can go on with it."""
     try:
-        about = json.loads(record_about(file, "problem").read_text(encoding="utf-8"))
-        done = file.read_bytes().count(b"\n")
-        what = f"{done} of {about['examples']} certificates of {about['perturbation']} by {about['engine']}"
-    except (OSError, ValueError, KeyError, TypeError):
+        about = read_note(record_about(file, "problem"))
+        done = read_content(file, LINES_LIMIT).count(b"\n")
+    except ArgumentError:
+        about = {}
+    if not all(name in about for name in PROBLEM):
         return "exists already, and holds no certificates that one could go on with; "
+    what = f"{done} of {about['examples']} certificates of {about['perturbation']} by {about['engine']}"
+    if "network" not in about:
+        return f"holds {what} already, from an earlier version, which one cannot go on with; "
     return f"holds {what} already; go on with --resume, "

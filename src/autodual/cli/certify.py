@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -13,7 +13,8 @@ from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
 from autodual.cli.cascade import tell_cascade
-from autodual.cli.certificates import check_cascade_engine, check_way, default_file
+from autodual.cli.certificates import asked_about, check_cascade_engine, check_way, default_file
+from autodual.cli.check import check_file
 from autodual.cli.known import check_by_evaluation
 from autodual.cli.options import TARGET, with_config_options
 from autodual.cli.progress import Display
@@ -21,7 +22,7 @@ from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
 from autodual.train.cascade_lines import cascade_file, certify_to_file
 from autodual.train.config import option
-from autodual.train.group import joined
+from autodual.train.group import joined, speaks
 from autodual.train.judge import basis, judge_to_file
 from autodual.train.lines import record_about
 from autodual.train.loop import StoppedError
@@ -45,8 +46,13 @@ class Probability:
 @with_config_options(*TARGET)
 @with_config_options(record=Probability, into="probability")
 def certify(
-    target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
-    engine: Annotated[Engine, typer.Option(help="how to bound")] = "dual",
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="run folder, or a safetensors file with --model and --dataset; with --check, a file of certificates"
+        ),
+    ],
+    engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
     limit: Annotated[
         int | None, typer.Option(help="only the first so many test images; all when not given", min=1)
     ] = None,
@@ -64,17 +70,66 @@ def certify(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="start anew; without this and --resume, a file that exists is refused")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="compute some of the certificates in TARGET again, and compare; exit code 1 if one differs"
+        ),
+    ] = False,
+    sample: Annotated[
+        int | None, typer.Option(help="with --check: how many images, drawn at random [default: 20]", min=1)
+    ] = None,
+    sample_seed: Annotated[
+        int | None, typer.Option(help="with --check: draws the same images again; told by every check", min=0)
+    ] = None,
     probability: dict[str, Any] | None = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
-    chosen = choose(engine, probability or {})
-    opened = open_target(target, limit, changes or {})
+    if check:
+        asked_too = {
+            "engine": engine, "limit": limit, "out": out, "resume": resume or None, "overwrite": overwrite or None
+        } | (probability or {})  # fmt: skip
+        _check(target, sample, sample_seed, asked_too, changes or {})
+    if sample is not None or sample_seed is not None:
+        raise ArgumentError("--sample and --sample-seed are for --check")
+    _certify(target, engine or "dual", limit, out, resume, overwrite, probability or {}, changes or {})
+
+
+def _check(
+    target: Path, sample: int | None, seed: int | None, asked: dict[str, Any], changes: dict[str, Any]
+) -> NoReturn:
+    for name, value in asked.items():
+        if value is not None:
+            raise ArgumentError(f"--check takes --{name} from the file; leave it out")
+    if not speaks():
+        raise typer.Exit
+    with Signals() as signals:
+        try:
+            code = check_file(target, 20 if sample is None else sample, seed, changes, Display(signals.stop))
+        except StoppedError:
+            raise InterruptedRunError("stopped as asked; a check keeps nothing", signals.received or 2) from None
+    raise typer.Exit(code)
+
+
+def _certify(
+    target: Path,
+    engine: Engine,
+    limit: int | None,
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+    probability: dict[str, Any],
+    changes: dict[str, Any],
+) -> None:
+    chosen = choose(engine, probability)
+    opened = open_target(target, limit, changes)
     file = out or default_file(target, opened, engine, limit)
     if opened.combination is not None:
         check_cascade_engine(target, engine)
     cascade = None if opened.combination is None else opened.combination.with_engine(chosen)
     files = [file] if cascade is None else [file, cascade_file(file)]
+    asked = asked_about(target, opened, file)
     with Signals() as signals:
         display = Display(signals.stop)
         try:
@@ -82,13 +137,13 @@ def certify(
                 group.by_first(lambda: check_way(files, resume, overwrite))
                 watch = display.watch().within(group)
                 found = judge_to_file(
-                    file, opened.model, opened.data, opened.ball, chosen, watch.tell, group, overwrite, watch.say
+                    file, opened.model, opened.data, opened.ball, chosen, watch.tell, group, overwrite, watch.say, asked
                 )
                 group.by_first(lambda: check_by_evaluation(target, opened, chosen, found.certified))
                 together = None
                 if cascade is not None:
                     together = certify_to_file(
-                        files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say
+                        files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say, asked
                     ).summary()
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autodual._errors import ArgumentError
+from autodual._files import parse_json, read_content, read_json
 from autodual.bounds import BoundEngine, Dual, HighProbability
 from autodual.cli.target import Target
 from autodual.train.claims import check_claims
 from autodual.train.judge import fault, question
-from autodual.train.lines import record_about
+from autodual.train.lines import LINES_LIMIT, record_about
 
 
 def check_by_evaluation(place: Path, opened: Target, engine: BoundEngine, certified: Tensor) -> None:
@@ -34,7 +35,7 @@ def check_by_certificates(place: Path, opened: Target, broken: Tensor) -> None:
         if not _same(file, opened):
             continue
         certified = torch.zeros_like(broken)
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()[: len(labels)]:
+        for line in read_content(file, LINES_LIMIT).split(b"\n")[: len(labels)]:
             record = _parsed(line)
             index = record.get("index")
             if type(index) is int and 0 <= index < len(labels) and fault(record, labels) is None:
@@ -43,25 +44,27 @@ def check_by_certificates(place: Path, opened: Target, broken: Tensor) -> None:
 
 
 def _same(file: Path, opened: Target) -> bool:
-    """Whether the lines of a file are proofs about these weights, data and perturbation, by whatever engine."""
+    """Whether the lines of a file are proofs about this network, data and perturbation, by whatever engine, version and device."""
     note = _read(record_about(file, "problem"))
     engine = note.get("engine")
     if not isinstance(engine, str) or engine.startswith(HighProbability.__name__):
         return False
-    return note == question([opened.model], opened.data, opened.ball, Dual()) | {"engine": engine}
+    asked = question([opened.model], opened.data, opened.ball, Dual())
+    return all(note.get(name) == asked[name] for name in ("perturbation", "examples", "data", "network", "dtype"))
 
 
 def _read(path: Path) -> dict[str, Any]:
     """A record, or nothing."""
     try:
-        return _parsed(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
+        found = read_json(path)
+    except ArgumentError:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(line)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

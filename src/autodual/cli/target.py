@@ -18,7 +18,7 @@ from autodual.train.data import ImageData, load, mean_std
 from autodual.train.fit import OWN
 from autodual.train.group import own_device
 from autodual.train.setup import make_ball, make_device, make_model
-from autodual.train.trained import trained_config, with_weights
+from autodual.train.trained import check_as_evaluated, trained_config, with_weights
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     elif place.is_file():
         own = TrainConfig()
     else:
-        raise ArgumentError(f"{place}: no such file or folder")
+        raise ArgumentError(
+            f"{place}: {'is neither a file nor a folder' if place.exists() else 'no such file or folder'}"
+        )
     config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
     _check_named(place, config, given)
     data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
@@ -59,6 +61,8 @@ def open_target(place: Path, limit: int | None, given: dict[str, Any]) -> Target
     combination: Combination | None = None
     if place.is_dir():
         model, combination = with_weights(place, build, make_ball(config))
+        if (config.model, config.normalise) == (own.model, own.normalise):
+            check_as_evaluated(place, config.model, model, data.shape)
     else:
         model = build(0)
         load_model(place, model)

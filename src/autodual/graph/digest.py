@@ -183,6 +183,9 @@ class _Writer:
     def _named_function(self, function: Any) -> None:
         """By all of its names: what F.max_pool2d is called differs from one of them to the next."""
         self._all("function", [_name(function, which) for which in ("__module__", "__name__", "__qualname__")])
+        owner = function.__self__ if isinstance(function, types.BuiltinFunctionType | types.MethodWrapperType) else None
+        if not isinstance(owner, type | types.ModuleType | None):  # a method of some object
+            self.write(owner)
 
     def _python_function(self, function: types.FunctionType) -> None:
         """Code, defaults, and the values and functions that the code finds around it."""

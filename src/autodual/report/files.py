@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autodual._errors import ArgumentError
+from autodual._files import RECORD_LIMIT, parse_json, read_content
 from autodual.report.gallery_file import Gallery, GalleryError, read_gallery
 from autodual.report.values import Record
 
@@ -18,6 +18,7 @@ EVALUATION = "evaluation.json"
 GALLERY = "gallery.npz"
 CASCADE = "cascade.json"
 FAILURE = "failure.json"
+LIMIT = 4 * RECORD_LIMIT
 FILES = (CONFIG, ENVIRONMENT, METRICS, EVALUATION, GALLERY, CASCADE)
 
 
@@ -83,9 +84,9 @@ def _read_text(path: Path, problems: dict[str, str]) -> str:
         problems[path.name] = f"{path.name} is missing."
         return ""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        problems[path.name] = f"{path.name} could not be read ({error.strerror})."
+        return read_content(path, LIMIT).decode("utf-8", errors="replace")
+    except ArgumentError as error:
+        problems[path.name] = f"{path.name} could not be read ({str(error).removeprefix(f'{path}: ')})."
         return ""
 
 
@@ -121,7 +122,7 @@ def _read_pictures(path: Path, problems: dict[str, str]) -> Gallery | None:
 
 def _parse(content: str) -> dict[str, object] | None:
     try:
-        record = json.loads(content)
-    except (ValueError, RecursionError):
+        record = parse_json(content)
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None

@@ -44,7 +44,16 @@ def read_gallery(path: Path) -> Gallery:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise GalleryError("it is not an npz archive")
             arrays = {key: np.asarray(archive[key]) for key in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        KeyError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        MemoryError,
+    ) as error:
         raise (
             error if isinstance(error, GalleryError) else GalleryError("it cannot be read as an npz archive")
         ) from None

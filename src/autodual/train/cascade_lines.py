@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,12 @@ from autodual.train.group import ALONE, Group
 from autodual.train.judge import lines_to_file, question
 from autodual.train.lines import Line, LineFile, record_about
 from autodual.train.share import Tell
+
+CASCADE_KINDS = {
+    "index": int, "label": int, "answer": int, "stage": int, "certified": bool, "sound": bool,
+    "sound_as_run": bool, "no_wrong_certificate": bool,
+}  # fmt: skip
+"""What a line holds."""
 
 
 def cascade_file(path: Path) -> Path:
@@ -31,20 +38,16 @@ def certify_to_file(
     group: Group = ALONE,
     anew: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    asked: Line | None = None,
 ) -> CascadeCertificate:
     """What `certify_all` finds, with a line of JSON per example; goes on where an interrupted call stopped.
 
     say: told which line of an earlier call cannot be right, and is found again with all that follow.
     """
 
-    def one(part: slice) -> list[Line]:
-        found = combination.certify(data.scaled(part), data.labels[part])
-        return [_line(part.start + offset, found, offset) for offset in range(len(found.labels))]
-
-    problem = question(combination.models, data, combination.ball, combination.engine)
-    problem["combination"] = repr(combination)
     labels = data.labels.tolist()
-    file = LineFile(path, lambda line: _fault(line, labels), say)
+    file = LineFile(path, lambda line: cascade_fault(line, labels), say)
+    problem, one = cascade_question(combination, data, asked), partial(cascade_lines, combination, data)
     lines = lines_to_file(file, problem, one, data, "certifying the cascade", tell, group, anew)
     answers = Answers(_column(lines, "answer"), _column(lines, "certified").bool(), _column(lines, "stage"))
     return CascadeCertificate(
@@ -52,6 +55,18 @@ def certify_to_file(
         _column(lines, "sound_as_run").bool(), _column(lines, "no_wrong_certificate").bool(),
         describe(combination.ball), repr(combination.engine),
     )  # fmt: skip
+
+
+def cascade_question(combination: Combination, data: ImageData, asked: Line | None = None) -> Line:
+    """What the lines of a cascade are about."""
+    problem = question(combination.models, data, combination.ball, combination.engine, asked)
+    return problem | {"combination": repr(combination)}
+
+
+def cascade_lines(combination: Combination, data: ImageData, part: slice) -> list[Line]:
+    """The lines of some examples."""
+    found = combination.certify(data.scaled(part), data.labels[part])
+    return [_line(part.start + offset, found, offset) for offset in range(len(found.labels))]
 
 
 def _line(index: int, found: CascadeCertificate, offset: int) -> Line:
@@ -67,15 +82,11 @@ def _line(index: int, found: CascadeCertificate, offset: int) -> Line:
     }
 
 
-def _fault(line: Line, labels: list[int]) -> str | None:
+def cascade_fault(line: Line, labels: list[int]) -> str | None:
     """Why a line cannot be what a cascade says about an example with its label."""
-    kinds = {
-        "index": int, "label": int, "answer": int, "stage": int, "certified": bool, "sound": bool,
-        "sound_as_run": bool, "no_wrong_certificate": bool
-    }  # fmt: skip
-    if line.keys() != kinds.keys():
-        return f"does not hold {', '.join(kinds)}, and nothing else"
-    for name, kind in kinds.items():
+    if line.keys() != CASCADE_KINDS.keys():
+        return f"does not hold {', '.join(CASCADE_KINDS)}, and nothing else"
+    for name, kind in CASCADE_KINDS.items():
         if type(line[name]) is not kind:
             return f"has {line[name]!r} as {name}"
     label, answer = line["label"], line["answer"]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual._files import digest, encode_tensors, load_tensors, replacing, write_bytes
+from autodual._files import digest, encode_tensors, load_tensors, read_json, replacing, write_bytes
 
 KEPT = 2
 """Checkpoints that are kept: the last, and the one before in case the last is damaged."""
@@ -40,7 +41,7 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(path: Path, model: nn.Module) -> None:
-    """Weights from a safetensors file into a model that they fit."""
+    """Weights from a safetensors file into a model that they fit, to the last bit."""
     tensors = load_tensors(path)
     expected = model.state_dict()
     wrong = [
@@ -50,7 +51,41 @@ def load_model(path: Path, model: nn.Module) -> None:
     ]
     if wrong:
         raise ArgumentError(f"{path}: these weights are for another network; {sorted(wrong)[0]} does not fit")
+    _check_types(path, tensors, expected)
     model.load_state_dict(tensors)
+
+
+def _check_types(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Refuse weights that the model's types cannot hold: rounded, they are those of another network. What is held is said."""
+    other = [k for k in expected if tensors[k].dtype != expected[k].dtype]
+    for name in other:
+        own = expected[name].dtype
+        if not _held(tensors[name], own):
+            given = tensors[name]
+            raise ArgumentError(
+                f"{path}: {name} is {_type(given.dtype)}, and the model computes in {_type(own)}, which does not hold these values: "
+                f"rounded, they would be another network. Save the weights of model.to(torch.{_type(own)}), and certify those"
+            )
+    if other:
+        name = other[0]
+        warnings.warn(
+            f"{path}: {len(other)} of {len(expected)} tensors are of another type than the model's ({name}: "
+            f"{_type(tensors[name].dtype)}, here {_type(expected[name].dtype)}); all their values are held exactly",
+            stacklevel=3,
+        )
+
+
+def _held(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether this type holds all values of the tensor."""
+    if tensor.is_complex() != dtype.is_complex:
+        return False
+    back = tensor.to(dtype).to(tensor.dtype)
+    one, other = (t.double() if t.is_floating_point() else t for t in (tensor, back))
+    return bool(((one == other) | (one != one) & (other != other)).all())
+
+
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def save(
@@ -61,8 +96,8 @@ def save(
     state, numbers = _flat(optimiser)
     with replacing(target) as temporary:
         temporary.mkdir()
-        (temporary / "model.safetensors").write_bytes(encode_tensors(_state(model)))
-        (temporary / "optimiser.safetensors").write_bytes(encode_tensors(state))
+        (temporary / WEIGHTS).write_bytes(encode_tensors(_state(model)))
+        (temporary / STATE).write_bytes(encode_tensors(state))
         record: dict[str, Any] = {
             "position": position.__dict__,
             "optimiser": numbers,
@@ -94,10 +129,13 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     return None, damaged
 
 
+WEIGHTS, STATE = "model.safetensors", "optimiser.safetensors"
+
+
 def _fault(path: Path) -> str | None:
     try:
-        record = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
+        record = read_json(path / "state.json")
+        if not isinstance(record, dict) or record.pop("digest", None) != _digest(record) or not _is_whole(record):
             return "state.json is damaged"
         for name, expected in record["digests"].items():
             if digest(path / name) != expected:
@@ -107,15 +145,29 @@ def _fault(path: Path) -> str | None:
     return None
 
 
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether a state has all of its parts, each of the right kind."""
+    position, extra, digests = (record.get(name) for name in ("position", "extra", "digests"))
+    return (
+        isinstance(position, dict)
+        and position.keys() == vars(Position()).keys()
+        and all(type(number) is int and number >= 0 for number in position.values())
+        and isinstance(extra, dict)
+        and isinstance(digests, dict)
+        and digests.keys() == {WEIGHTS, STATE}
+        and isinstance(record.get("optimiser"), dict)
+    )
+
+
 def _digest(record: dict[str, Any]) -> str:
     """Of a record's content, however JSON lays it out."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, dict[str, Any]]:
-    load_model(path / "model.safetensors", model)
-    record = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    tensors = load_tensors(path / "optimiser.safetensors")
+    load_model(path / WEIGHTS, model)
+    record = read_json(path / "state.json")
+    tensors = load_tensors(path / STATE)
     tensors.pop("random", None)  # of older checkpoints
     _unflatten(optimiser, tensors, record["optimiser"])
     return Position(**record["position"]), record["extra"]

@@ -18,7 +18,7 @@ from autodual.sets import Perturbation
 from autodual.train.claims import check_claims
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
-from autodual.train.judge import Judged, judge, judge_to_file
+from autodual.train.judge import RENEWED, Judged, judge, judge_to_file
 from autodual.train.share import Tell, on_all, part_of, silent
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -60,7 +60,7 @@ def evaluate(
     engine = Dual() if engine is None else engine
     assert isinstance(ball.eps, float)
     file = folder / "certificates.jsonl"
-    found = judge_to_file(file, model, data, ball, engine, tell, group, say=say)
+    found = judge_to_file(file, model, data, ball, engine, tell, group, say=say, renewed=RENEWED)
     broken = attacked(model, data, ball, tell, group=group)
     group.by_first(lambda: check_claims(file, model, data, ball, found.certified, broken, REMOVE))
     some = data.take(subset)

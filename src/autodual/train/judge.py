@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from autodual.bounds import BoundEngine, Dual, HighProbability
-from autodual.bounds.prepare import dual_network
+from autodual.bounds.prepare import capture, dual_network
 from autodual.certify import Certificate, HighProbabilityCertificate, certify
 from autodual.certify.collapse import collapse
+from autodual.graph.digest import digest_network
 from autodual.sets import Perturbation
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
@@ -33,6 +34,8 @@ class Judged:
     certified_as_run: Tensor
     margins: Tensor
     """The smallest one."""
+    slack: Tensor
+    """The largest one: how far rounding may have moved a margin."""
 
     @property
     def error(self) -> float:
@@ -52,13 +55,12 @@ class Judged:
 
     @classmethod
     def of(cls, found: Certificate | HighProbabilityCertificate) -> Judged:
-        smallest = found.margins.min(1).values
-        return on_cpu(cls(found.labels, found.predicted, found.certified, found.certified_as_run, smallest))
+        smallest, slack = found.margins.min(1).values, found.slack.max(1).values
+        return on_cpu(cls(found.labels, found.predicted, found.certified, found.certified_as_run, smallest, slack))
 
     @classmethod
     def join(cls, parts: list[Judged]) -> Judged:
-        names = ("labels", "predicted", "certified", "certified_as_run", "margins")
-        return cls(*(torch.cat([getattr(p, n) for p in parts]) for n in names))
+        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
 
 def judge(
@@ -78,6 +80,16 @@ def judge(
     return Judged.join(on_all(one, data, what, tell, group))
 
 
+RENEWED = ("device", "autodual", "torch")
+"""What a run may be gone on with otherwise: its certificates are then found anew, since one file has one arithmetic."""
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "index": (int,), "label": (int,), "predicted": (int,), "certified": (bool,), "certified_as_run": (bool,),
+    "margin": (float, type(None)), "slack": (float, type(None)),
+}  # fmt: skip
+"""What a line holds."""
+
+
 def judge_to_file(
     path: Path,
     model: nn.Module,
@@ -88,20 +100,19 @@ def judge_to_file(
     group: Group = ALONE,
     anew: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    asked: Line | None = None,
+    renewed: Sequence[str] = (),
 ) -> Judged:
     """The same with a line of JSON per example, written by the first process; goes on where an interrupted call stopped.
 
-    say: told which line of an earlier call cannot be right, and is found again with all that follow.
+    say: told which line of an earlier call cannot be right, and is found again with all that follow. asked: noted beside the
+    lines, for whoever checks them. renewed: see `LineFile.begin`.
     """
-
-    def one(part: slice) -> list[Line]:
-        return _lines(part, model, data, ball, engine)
-
     labels = data.labels.tolist()
     lines = lines_to_file(
         LineFile(path, lambda line: fault(line, labels), say),
-        question([model], data, ball, Dual() if engine is None else engine),
-        one, data, "certifying", tell, group, anew,
+        question([model], data, ball, Dual() if engine is None else engine, asked),
+        partial(judge_lines, model, data, ball, engine), data, "certifying", tell, group, anew, renewed,
     )  # fmt: skip
     return Judged(
         torch.tensor([line["label"] for line in lines]),
@@ -109,6 +120,7 @@ def judge_to_file(
         torch.tensor([line["certified"] for line in lines], dtype=torch.bool),
         torch.tensor([line["certified_as_run"] for line in lines], dtype=torch.bool),
         torch.tensor([torch.nan if line["margin"] is None else line["margin"] for line in lines]),
+        torch.tensor([torch.inf if line["slack"] is None else line["slack"] for line in lines]),
     )
 
 
@@ -121,10 +133,11 @@ def lines_to_file(
     tell: Tell,
     group: Group,
     anew: bool,
+    renewed: Sequence[str] = (),
 ) -> list[Line]:
     """All lines of a file about `problem`: those that it holds, and the others, which `one` finds batch by batch."""
     try:
-        lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew))
+        lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew, renewed))
         for turn in in_turns(one, data, what, tell, group, start=len(lines)):
             new = [line for found in turn for line in found]
             lines += new
@@ -136,20 +149,17 @@ def lines_to_file(
 
 def fault(line: Line, labels: list[int]) -> str | None:
     """Why a line cannot be what certification says about an example with its label."""
-    kinds = {
-        "index": (int,), "label": (int,), "predicted": (int,), "certified": (bool,), "certified_as_run": (bool,),
-        "margin": (float, type(None)),
-    }  # fmt: skip
-    if line.keys() != kinds.keys():
-        return f"does not hold {', '.join(kinds)}, and nothing else"
-    for name, kind in kinds.items():
+    if line.keys() != KINDS.keys():
+        return f"does not hold {', '.join(KINDS)}, and nothing else"
+    for name, kind in KINDS.items():
         if type(line[name]) not in kind:
             return f"has {line[name]!r} as {name}"
     label, predicted, margin = line["label"], line["predicted"], line["margin"]
     if label != labels[line["index"]]:
         return f"has the label {label}, but its example has {labels[line['index']]}"
-    if margin is not None and not math.isfinite(margin):
-        return f"has {margin} as margin"
+    for name in ("margin", "slack"):
+        if line[name] is not None and not math.isfinite(line[name]):
+            return f"has {line[name]} as {name}"
     if line["certified"] and (predicted != label or margin is None or margin <= 0):
         return f"is certified, but has the label {label}, predicted {predicted} and margin {margin}"
     if line["certified_as_run"] and not line["certified"]:
@@ -157,19 +167,34 @@ def fault(line: Line, labels: list[int]) -> str | None:
     return None
 
 
-def question(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine) -> Line:
-    """What the lines are about."""
-    weights = hashlib.sha256()
-    for model in models:
-        for name, value in model.state_dict().items():
-            weights.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    return {
+FORMAT = "autodual certificates 2"
+
+
+def question(
+    models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine, asked: Line | None = None
+) -> Line:
+    """What the lines are about, and what computed them."""
+    x = data.scaled(slice(0, 1))
+    record = {
+        "format": FORMAT,
         "perturbation": repr(ball),
         "engine": repr(engine),
         "examples": len(data),
         "data": data.digest(),
-        "weights": weights.hexdigest(),
-    } | basis(models[0], data, ball, engine)
+        "network": " ".join(digest_network(capture(model, x)) for model in models),
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "device": x.device.type,
+        "batch": batch_size(data),
+    }
+    record |= versions() | basis(models[0], data, ball, engine)
+    return record if asked is None else record | {"asked": asked}
+
+
+def versions() -> dict[str, str]:
+    """What computes here."""
+    from autodual import __version__
+
+    return {"autodual": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None) -> Line:
@@ -180,15 +205,16 @@ def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEn
     return asdict(engine.confidence(dual_network(model, x), ball.around(x)))
 
 
-def _lines(
-    part: slice, model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None
+def judge_lines(
+    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None, part: slice
 ) -> list[Line]:
+    """The lines of some examples."""
     found = Judged.of(certify(model, data.scaled(part), data.labels[part], ball, engine))
     return [_line(part.start + offset, found, offset) for offset in range(len(found.labels))]
 
 
 def _line(index: int, found: Judged, offset: int) -> Line:
-    margin = found.margins[offset].item()
+    margin, slack = found.margins[offset].item(), found.slack[offset].item()
     return {
         "index": index,
         "label": int(found.labels[offset]),
@@ -196,4 +222,5 @@ def _line(index: int, found: Judged, offset: int) -> Line:
         "certified": bool(found.certified[offset]),
         "certified_as_run": bool(found.certified_as_run[offset]),
         "margin": margin if math.isfinite(margin) else None,
+        "slack": slack if math.isfinite(slack) else None,
     }

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -13,15 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import claim, write_bytes, write_json, write_text
+from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
 from autodual.train.checkpoint import listed
 from autodual.train.config import TrainConfig
+from autodual.train.paths import NAMED, from_folder, resolved, to_folder
 from autodual.train.schedule import by_epochs
+
+CONFIG_LIMIT = 100_000
+"""Bytes of a config; those of published runs have about 1,000."""
+YAML_DEPTH = 8
+"""Levels of a config; a clip is on the second."""
+METRICS_LIMIT = 2**30
 
 LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part")
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
@@ -68,6 +76,10 @@ class Run:
     def config(self) -> TrainConfig:
         """As it was written: with every field that there was then, so that none that has got lost is replaced by a default."""
         values = read_yaml(self.config_file)
+        if isinstance(values, dict):
+            values = values | {
+                k: from_folder(k, values[k], self.folder) for k in NAMED if isinstance(values.get(k), str)
+            }
         config = TrainConfig.from_mapping(values, str(self.config_file))
         missing = [name for name in config.to_mapping() if name not in values]
         if not _newer_than(values).issuperset(missing):
@@ -82,11 +94,11 @@ class Run:
         """Refuse a second process on the same folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle = (self.folder / ".lock").open("a")
+            handle = _appended(self.folder / ".lock")
         except OSError as error:
             raise ArgumentError(f"{self.folder}: cannot write there: {error.strerror or error}") from None
         with handle:
-            claim(handle, f"{self.folder}: another process is working on this run")
+            claim(handle, self.folder, f"{self.folder}: another process is working on this run")
             yield
 
     @contextlib.contextmanager
@@ -144,7 +156,8 @@ class Run:
         self.failure_file.unlink(missing_ok=True)
         if not self.begun():
             (self.folder / "environment.json").unlink(missing_ok=True)
-            write_text(self.config_file, dump_yaml(config.to_mapping()))
+            values = config.to_mapping()
+            write_text(self.config_file, dump_yaml(values | {k: to_folder(k, values[k], self.folder) for k in NAMED}))
 
     def check(self, config: TrainConfig, resume: bool) -> None:
         """Refuse a folder that is not for this config. Changes nothing."""
@@ -157,7 +170,11 @@ class Run:
                 f"{self.folder}: holds a run already; go on with --resume (resume=True in Python), or choose another folder"
             )
         before, now = by_epochs(self.config()), by_epochs(config)
-        changed = [k for k, v in now.items() if v != before[k] and k not in ("device", "data_folder", "tensorboard")]
+        changed = [
+            k
+            for k, v in now.items()
+            if _compared(k, v) != _compared(k, before[k]) and k not in ("device", "data_folder", "tensorboard")
+        ]
         if changed:
             name = changed[0]
             raise ArgumentError(
@@ -173,6 +190,7 @@ class Run:
         """Versions, machine and command, once more for every time that the run goes on; refuses to go on with other data."""
         from autodual import __version__
 
+        data = data | {"name": to_folder("dataset", str(data["name"]), self.folder)}
         now = {
             "autodual": __version__,
             "torch": torch.__version__,
@@ -191,7 +209,7 @@ class Run:
         resumed = before.get("resumed", [])
         if not isinstance(resumed, list):
             raise damaged(file)
-        if before["data"] != data:
+        if {**before["data"], "name": ""} != {**data, "name": ""}:  # a path may be written differently
             raise ArgumentError(
                 f"{self.folder}: its data have changed since it was begun ({before['data']}, now {data}); choose another folder"
             )
@@ -201,8 +219,8 @@ class Run:
         """One more line of metrics, whole or not there."""
         line = json.dumps(values, allow_nan=False, default=_plain) + "\n"
         try:
-            with self.metrics_file.open("a", encoding="utf-8") as stream:
-                stream.write(line)
+            with _appended(self.metrics_file) as stream:
+                stream.write(line.encode())
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
@@ -222,9 +240,10 @@ class Run:
     def forget_stage(self, stage: int) -> None:
         """Metrics of a stage that begins again, of later ones, and of a line that is not whole."""
         if self.metrics_file.exists():
-            lines = self.metrics_file.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith(b"\n") and _stage_of(line) < stage]
-            if len(kept) < len(lines):
+            content = read_content(self.metrics_file, METRICS_LIMIT)
+            lines = [line + b"\n" for line in content.split(b"\n")]
+            kept = [line for line in lines[:-1] if _stage_of(line) < stage]
+            if b"".join(kept) != content:
                 write_bytes(self.metrics_file, b"".join(kept))
 
 
@@ -253,6 +272,13 @@ def _bytes_of(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
+def _appended(path: Path) -> IO[bytes]:
+    """Opened to add to it; a pipe in its place would never open."""
+    if path.is_fifo():
+        raise ArgumentError(f"{path}: is a pipe, not a file")
+    return path.open("ab")
+
+
 def _newer_than(values: Mapping[str, Any]) -> set[str]:
     """Fields that came after a run was written: later than every one that its config has."""
     known = max((number for number, name in enumerate(LATER, 1) if name in values), default=0)
@@ -262,8 +288,8 @@ def _newer_than(values: Mapping[str, Any]) -> set[str]:
 def _stage_of(line: bytes) -> int:
     """Of a line of metrics; one that cannot be read is left to those who look at it."""
     try:
-        return int(json.loads(line)["stage"])
-    except (ValueError, KeyError, TypeError):
+        return int(parse_json(line)["stage"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return -1
 
 
@@ -276,10 +302,9 @@ def _left_at_the_start(path: Path) -> bool:
 
 def read_json(path: Path, **kinds: type) -> dict[str, Any]:
     """A record that a run has written, which holds values of these types under these names, and perhaps more."""
+    content = read_content(path, RECORD_LIMIT)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+        found = parse_json(content)
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(_is_a(kind, found.get(name)) for name, kind in kinds.items()):
@@ -297,16 +322,26 @@ def _is_a(kind: type, value: Any) -> bool:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a config file says; a name that it gives twice is refused, since only one of the two can be meant."""
-    yaml = _yaml()
+    """What a config file of any origin says; a name that it gives twice is refused, since only one of the two can be meant."""
+    yaml, content = _yaml(), read_content(path, CONFIG_LIMIT)
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        text = content.decode("utf-8")
+        _check_yaml(yaml, text, path)
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         values = None if node is None else loader.construct_document(node)
-    except OSError as error:
-        raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ArgumentError:
+        raise
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
         raise ArgumentError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    except (
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ):  # a value that its tag does not fit
+        raise ArgumentError(f"{path}: is not YAML: a value in it has the wrong type, or is too large") from None
     lines: dict[str, int] = {}
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         name, line = str(key.value), key.start_mark.line + 1
@@ -315,6 +350,27 @@ def read_yaml(path: Path) -> Any:
             raise ArgumentError(f"{path}: {name} is given twice, in {where}; keep one")
         lines[name] = line
     return values
+
+
+def _check_yaml(yaml: Any, text: str, path: Path) -> None:
+    """Refuse what takes forever to build: values inside values inside values, names for whole lists, and endless numbers."""
+    depth, names = 0, set()
+    for event in yaml.parse(text, yaml.SafeLoader):
+        where = f"{path}: line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > YAML_DEPTH:
+                raise ArgumentError(
+                    f"{where} puts values inside one another {depth} levels deep; a config is a list of options"
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.ScalarEvent):
+            names |= {event.anchor} - {None}
+            if len(event.value) > (64 if re.fullmatch(r"[-+\da-fA-FxXo_:.]+", event.value) else 4096):
+                raise ArgumentError(f"{where} has a value of {len(event.value):,} letters; no option is that long")
+        elif isinstance(event, yaml.AliasEvent) and event.anchor not in names:
+            raise ArgumentError(f"{where} repeats *{event.anchor}, which is no single value; write it out")
 
 
 def dump_yaml(values: dict[str, Any]) -> str:
@@ -327,6 +383,11 @@ def _yaml() -> Any:
     except ImportError:
         raise ArgumentError("configs are YAML, which needs pyyaml: pip install 'autodual[cli]'") from None
     return yaml
+
+
+def _compared(name: str, value: Any) -> Any:
+    """Of an option that names a file: the file itself, wherever one stands."""
+    return resolved(name, value) if name in NAMED else value
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
+from autodual._files import parse_json
 from autodual.certify.collapse import collapse
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.config import TrainConfig
@@ -144,7 +144,7 @@ def _validations(run: Run, stage: int) -> list[tuple[float, float, int]]:
     found = []
     for number, line in enumerate(run.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             if entry["kind"] == "validation" and entry["stage"] == stage:
                 found.append((float(entry["robust_error"]), float(entry["error"]), int(entry["epoch"])))
         except (ValueError, KeyError, TypeError):

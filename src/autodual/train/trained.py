@@ -11,15 +11,21 @@ import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
+from autodual._types import Shape
+from autodual.bounds.prepare import capture
 from autodual.certify import Combination, load_combination
+from autodual.graph.digest import digest_network
 from autodual.sets import Perturbation
 from autodual.train.checkpoint import load_model
 from autodual.train.config import TrainConfig
-from autodual.train.data import any_mean_std, form_of
+from autodual.train.data import any_mean_std, form_of, is_factory
 from autodual.train.fit import OWN
+from autodual.train.judge import versions
+from autodual.train.lines import read_note, record_about
 from autodual.train.run import Run
 from autodual.train.setup import make_ball, make_device, make_model
 
+CERTIFICATES = "certificates.jsonl"
 CASCADE = "cascade"
 """Where a run keeps the stages of a cascade together."""
 
@@ -56,7 +62,29 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
         raise ArgumentError(f"{place}: its cascade is not finished; go on with `autodual train --resume --out {place}`")
     fresh = _named(config) if model is None else model
     found, cascade = with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
+    if model is None:
+        check_as_evaluated(place, config.model, found, form_of(config.dataset, config.data_folder)[0])
     return TrainedRun(found, make_ball(config), cascade, config)
+
+
+def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -> None:
+    """Refuse a network of file.py:factory that is not the one of the run's certificates: the file has changed, or is another one.
+
+    What certificates of another version of this package, of PyTorch or of Python noted is not compared: a graph may look
+    different there.
+    """
+    note = record_about(place / CERTIFICATES, "problem")
+    if not is_factory(name) or not note.exists():
+        return
+    before = read_note(note)
+    if any(before.get(package) != version for package, version in versions().items()) or "network" not in before:
+        return
+    x = torch.zeros(1, *shape, device=next((p.device for p in model.parameters()), None))
+    if digest_network(capture(model, x)) != before["network"]:
+        raise ArgumentError(
+            f"{place}: {name} makes another network than the one that this run has trained; put the file back as it was, or name the "
+            f"right one with --model"
+        )
 
 
 def trained_config(place: Path) -> TrainConfig:

@@ -171,10 +171,10 @@ def test_one_data_set_is_not_taken_for_another(tmp_path: Path, monkeypatch: pyte
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, idx_files())
 
-    def refuse(self: Path) -> bytes:
+    def refuse(self: Path, *_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ArgumentError, match=r"cannot be read .Permission denied.; check its permissions"):
         load("mnist", "test", tmp_path)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from autodual._errors import ArgumentError
+from autodual.train.data.archives import LIMIT
 from autodual.train.data.images import ImageData
 from autodual.train.data.known import KNOWN, KnownData
 from autodual.train.data.places import find_files
@@ -59,15 +60,17 @@ def read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
 
 
 def read_bytes(path: Path, name: str) -> bytes:
+    """The contents, unpacked; a few bytes may claim to be gigabytes, of which no more than LIMIT are read."""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                return file.read()
-        return path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            contents = bytes(file.read(LIMIT + 1))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ArgumentError(f"{path}: cannot be unpacked ({error}); {AGAIN.format(name)}") from error
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    if len(contents) > LIMIT:
+        raise ArgumentError(f"{path}: has more than {LIMIT:,} bytes, which no file of {name} has; {AGAIN.format(name)}")
+    return contents
 
 
 def _refuse_another(data: KnownData, label_file: Path) -> None:

@@ -1,0 +1,56 @@
+"""How kept files name other files: relative to themselves, so that they say nothing of a machine and move with their project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from autodual.train.data import is_factory
+from autodual.train.data.known import KNOWN
+
+NAMED = ("model", "dataset")
+"""Options that may name a file: file.py:factory, and of data a folder or a file.npz, too."""
+
+
+def to_folder(option: str, text: str, folder: Path) -> str:
+    """What names a file from where one stands, as seen from `folder`; what names none as it is."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{relative(file, folder)}{rest}"
+
+
+def from_folder(option: str, text: str, folder: Path) -> str:
+    """What `to_folder` has written, as seen from anywhere. Where there is no such file, it was written from where one stood."""
+    file, rest = _parts(option, text, folder)
+    place = None if file is None else folder.resolve() / file
+    return f"{os.path.normpath(place)}{rest}" if place is not None and place.exists() else text
+
+
+def resolved(option: str, text: str) -> str:
+    """With the whole path of the file that is meant from where one stands."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{file.resolve()}{rest}"
+
+
+def relative(path: Path, folder: Path) -> str:
+    """With slashes; whole where there is no way from one to the other, as between drives of Windows."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return str(path)
+
+
+def _parts(option: str, text: str, folder: Path = Path()) -> tuple[Path | None, str]:
+    """The file that is named, if one is, and what follows it."""
+    try:
+        if is_factory(text):
+            file, _, name = text.rpartition(":")
+            return Path(file).expanduser(), f":{name}"
+        if option == "dataset" and text not in KNOWN and (folder / Path(text).expanduser()).exists():
+            return Path(text).expanduser(), ""
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # no such home, or no name that a file could have; whoever opens it says so
+        pass
+    return None, ""
