@@ -143,6 +143,8 @@ class Ball:
         return self._inside(centre + shift, x)
 
     def _inside(self, flat: Tensor, x: Tensor) -> Tensor:
+        centre = x.double().reshape(1, -1).expand_as(flat)
+        flat = torch.nextafter(flat, centre)  # the sum may have been rounded outwards
         if self.clip is not None:
             flat = flat.clamp(*self.clip)
         return flat.reshape(-1, *x.shape)

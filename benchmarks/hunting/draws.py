@@ -317,7 +317,10 @@ def folded(draw: Draw) -> Iterator[list[Case]]:
             )
         ]
     elif choice < 0.6:
-        layers = [Layer(f"nn.utils.parametrizations.weight_norm(nn.Linear({size}, 2))", (("bias", numbers(draw, 2)),))]
+        length = ("parametrizations.weight.original0", numbers(draw, 2, 1))
+        direction = ("parametrizations.weight.original1", numbers(draw, 2, size, scale=magnitude(draw, True)))
+        source = f"nn.utils.parametrizations.weight_norm(nn.Linear({size}, 2))"
+        layers = [Layer(source, (length, direction, ("bias", numbers(draw, 2))))]
     if draw.random() < 0.5:
         layers.append(Layer(activation(draw)))
     yield from at_the_edge(Case(tuple(layers), x, ball(draw, x, wild=True, point=0.6)), draw)
@@ -344,7 +347,10 @@ def constants(draw: Draw) -> Iterator[list[Case]]:
             (f"torch.add(x, torch.tensor({whole}), alpha=3)", f"[v + 3 * w for v, w in zip(x, {whole})]"),
             (f"torch.maximum(x, torch.tensor({tenths}))", f"[max(v, Fraction(w)) for v, w in zip(x, {singles})]"),
             ("x * torch.tensor([True, False])", "[x[0], 0]"),
-            (f"torch.cat([x, torch.ones(len(x), 1).long(), torch.full((len(x), 1), {tenths[0]})], 1)", f"[*x, 1, Fraction({singles[0]})]"),
+            (
+                f"torch.cat([x, torch.ones(len(x), 1).long(), torch.full((len(x), 1), {tenths[0]})], 1)",
+                f"[*x, 1, Fraction({singles[0]})]",
+            ),
             (f"torch.cat([torch.full((len(x), 1), {tenths[0]}), x], 1)", f"[Fraction({singles[0]}), *x]"),
             (f"x.clamp(torch.tensor({singles[0]}), 1e9)", f"[max(v, Fraction({singles[0]})) for v in x]"),
         )

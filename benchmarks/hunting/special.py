@@ -122,8 +122,10 @@ def _just_above(values: Tensor) -> Tensor:
 # Radii, cascades, probabilities
 
 
-def _network(classes: int = 3, features: int = 3) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, classes)).eval()
+def _network(features: int = 3, hidden: int = 8) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 3)
+    ).eval()
 
 
 def _points_of(x: Tensor, eps: Tensor | float, count: int) -> Tensor:
@@ -169,7 +171,7 @@ def cascades(draw: Random, shrinker: Shrinker) -> Found:
 
 def probabilities(draw: Random, shrinker: Shrinker) -> Found:
     """Over many seeds, high-probability bounds fail no more often than delta, but for chance."""
-    model, x, delta, seeds = _network(), torch.rand(20, 3), 0.2, 4
+    model, x, delta, seeds = _network(features=20, hidden=40), torch.rand(20, 20), 0.2, 4
     region = ad.LinfBall(0.1).around(x)
     exact = ad.bounds(model, region, ad.Dual()).output
     failures = 0
