@@ -271,14 +271,14 @@ def _with_bias(case: Case, weights: list[float]) -> Case | None:
         return None
     with decimal.localcontext(reference.CONTEXT):
         terms = [Decimal(w) * f + abs(Decimal(w)) * doubt for w, f in zip(weights, features, strict=True)]
-        bias = _not_above(-sum(terms) - sum(map(abs, terms)) * Decimal("1e-100"), case.dtype)
+        bias = not_above(-sum(terms) - sum(map(abs, terms)) * Decimal("1e-100"), case.dtype)
     if bias is None:
         return None
     tensors = (("weight", [weights, [0.0] * len(weights)]), ("bias", [bias, 0.0]))
     return replace(case, layers=(*case.layers, Layer(f"nn.Linear({len(weights)}, 2)", tensors)))
 
 
-def _not_above(value: Decimal, dtype: str) -> float | None:
+def not_above(value: Decimal, dtype: str) -> float | None:
     """The largest number of the dtype that is not above the value; None if there is none."""
     rounded = torch.tensor(float(value), dtype=getattr(torch, dtype))
     if Decimal(rounded.item()) > value:

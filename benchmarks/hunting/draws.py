@@ -136,7 +136,8 @@ def _vectors(draw: Draw, depth: int, wild: bool, point: float = 0.3) -> Iterator
         layers += [linear(draw, size, after, wild), *_between(draw, after)]
         size = after
         layers.append(Layer(activation(draw)))
-    yield from at_the_edge(Case(tuple(layers), x, ball(draw, x, wild, point)), draw)
+    dtype = draw.choice(("float32", "float32", "float64")) if wild else "float32"
+    yield from at_the_edge(Case(tuple(layers), x, ball(draw, x, wild, point), dtype), draw)
 
 
 def _between(draw: Draw, size: int) -> list[Layer]:
@@ -323,7 +324,8 @@ def folded(draw: Draw) -> Iterator[list[Case]]:
         layers = [Layer(source, (length, direction, ("bias", numbers(draw, 2))))]
     if draw.random() < 0.5:
         layers.append(Layer(activation(draw)))
-    yield from at_the_edge(Case(tuple(layers), x, ball(draw, x, wild=True, point=0.6)), draw)
+    dtype = draw.choice(("float32", "float32", "float64"))
+    yield from at_the_edge(Case(tuple(layers), x, ball(draw, x, wild=True, point=0.6), dtype), draw)
 
 
 def constants(draw: Draw) -> Iterator[list[Case]]:
