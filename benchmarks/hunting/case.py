@@ -41,7 +41,20 @@ class Beside(nn.Module):
         return torch.cat([self.inner(x[:, :-1]), x[:, -1:]], 1)
 
 
-NAMES = {"Beside": Beside, "torch": torch, "nn": nn, "F": F, "ad": ad, "math": math, "Apply": Apply}
+class Formula(nn.Module):
+    """A function of the input and of two parameters."""
+
+    def __init__(self, function: Any, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.a, self.b = nn.Parameter(torch.zeros(shape_a)), nn.Parameter(torch.zeros(shape_b))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.function(x, self.a, self.b)
+        return result
+
+
+NAMES = {"Beside": Beside, "Formula": Formula, "torch": torch, "nn": nn, "F": F, "ad": ad, "math": math, "Apply": Apply}
 PREAMBLE = "import math, torch, torch.nn.functional as F, autodual as ad\nfrom torch import nn\n"
 APPLY = (
     "class Apply(nn.Module):\n    def __init__(self, function): super().__init__(); self.function = function\n"
@@ -53,6 +66,13 @@ BESIDE = (
 )
 
 
+FORMULA = (
+    "class Formula(nn.Module):\n    def __init__(self, function, a, b):\n        super().__init__()\n"
+    "        self.function, self.a, self.b = function, nn.Parameter(torch.zeros(a)), nn.Parameter(torch.zeros(b))\n"
+    "    def forward(self, x): return self.function(x, self.a, self.b)\n"
+)
+
+
 @dataclass(frozen=True)
 class Layer:
     """One module: `source` makes it, `tensors` fill its parameters and buffers."""
@@ -60,7 +80,7 @@ class Layer:
     source: str
     tensors: tuple[tuple[str, Numbers], ...] = ()
     exact: str | None = None
-    """For an `Apply`: the same function of a list x of fractions, as source."""
+    """For an `Apply` or a `Formula`: the same function of a list x of fractions, and of the numbers a and b, as source."""
 
     def build(self) -> nn.Module:
         module: nn.Module = eval(self.source, dict(NAMES))
@@ -74,7 +94,7 @@ class Layer:
     @property
     def name(self) -> str:
         """The operation without its numbers, for telling findings apart."""
-        if not self.source.startswith(("Apply(", "Beside(", "type(")):
+        if not self.source.startswith(("Apply(", "Formula(", "Beside(", "type(")):
             return self.source.split("(")[0]
         plain = re.sub(r"\[[-+0-9.,e ]*\]", "[]", self.source.removeprefix("Apply(lambda x: "))
         return re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "0", plain)[:60]
@@ -188,6 +208,8 @@ class Case:
         lines = [PREAMBLE.rstrip()]
         if any("Apply(" in layer.source for layer in self.layers):
             lines.append(APPLY.rstrip())
+        if any("Formula(" in layer.source for layer in self.layers):
+            lines.append(FORMULA.rstrip())
         if any("Beside(" in layer.source for layer in self.layers):
             lines.append(BESIDE.rstrip())
         cast = ".double()" if self.dtype == "float64" else ""

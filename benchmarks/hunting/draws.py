@@ -311,12 +311,7 @@ def folded(draw: Draw) -> Iterator[list[Case]]:
         stds = positive(draw, size, 1e-4, 1e4)
         layers = [Layer(f"Apply(lambda x: (x - torch.tensor({means})) / torch.tensor({stds}))")]
     elif choice < 0.5:
-        a, b = numbers(draw, size, scale=1e3), numbers(draw, size, scale=1e3)
-        layers = [
-            Layer(
-                f"Apply(lambda x: x + (torch.tensor({a}) * torch.tensor({a}) - torch.tensor({b}) * torch.tensor({b})))"
-            )
-        ]
+        layers = [formula(draw, size)]
     elif choice < 0.6:
         length = ("parametrizations.weight.original0", numbers(draw, 2, 1))
         direction = ("parametrizations.weight.original1", numbers(draw, 2, size, scale=magnitude(draw, True)))
@@ -326,6 +321,19 @@ def folded(draw: Draw) -> Iterator[list[Case]]:
         layers.append(Layer(activation(draw)))
     dtype = draw.choice(("float32", "float32", "float64"))
     yield from at_the_edge(Case(tuple(layers), x, ball(draw, x, wild=True, point=0.6), dtype), draw)
+
+
+def formula(draw: Draw, size: int) -> Layer:
+    """What is computed from parameters before it meets the input: differences of squares, products of matrices."""
+    scale = draw.choice((1.0, 30.0, 1e3))
+    if draw.random() < 0.5:
+        tensors = (("a", numbers(draw, size, scale=scale)), ("b", numbers(draw, size, scale=scale)))
+        exact = "[v + Fraction(p) ** 2 - Fraction(q) ** 2 for v, p, q in zip(x, a, b)]"
+        return Layer(f"Formula(lambda x, a, b: x + (a * a - b * b), ({size},), ({size},))", tensors, exact)
+    rank = draw.choice((2, 8, 30))
+    tensors = (("a", numbers(draw, 2, rank, scale=scale)), ("b", numbers(draw, rank, size)))
+    exact = "[sum(Fraction(p) * Fraction(q) * v for p, r in zip(row, b) for q, v in zip(r, x)) for row in a]"
+    return Layer(f"Formula(lambda x, a, b: F.linear(x, a @ b), (2, {rank}), ({rank}, {size}))", tensors, exact)
 
 
 def constants(draw: Draw) -> Iterator[list[Case]]:

@@ -73,7 +73,9 @@ def _noisy(z: Tensor, generator: torch.Generator) -> Tensor:
 def _exact(case: Case, z: Vector) -> Vector:
     for layer, module in zip(case.layers, case.model(), strict=True):
         if layer.exact is not None:
-            names = NAMES | {"x": [Fraction(*v.as_integer_ratio()) for v in z], "Fraction": Fraction}
+            names = (
+                NAMES | dict(layer.tensors) | {"x": [Fraction(*v.as_integer_ratio()) for v in z], "Fraction": Fraction}
+            )
             z = [Decimal(v.numerator) / Decimal(v.denominator) for v in map(Fraction, eval(layer.exact, names))]
         elif type(module) in ELEMENTWISE:
             apply = ELEMENTWISE[type(module)]
