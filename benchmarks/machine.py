@@ -45,6 +45,14 @@ def cpu_seconds_of_others() -> float:
     return user + nice + system + irq + softirq + steal - time.process_time()
 
 
+def source_digest(folder: Path) -> str:
+    """A digest of the library's code in a copy of the project."""
+    digest = hashlib.sha256()
+    for path in sorted((folder / "src" / "autodual").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -70,8 +78,5 @@ def _git(*arguments: str) -> str:
 
 def _source() -> str:
     """A digest of the library's code, with a mark when it is not what the commit holds."""
-    digest = hashlib.sha256()
-    for path in sorted((ROOT / "src" / "autodual").rglob("*.py")):
-        digest.update(path.read_bytes())
     changed = _git("status", "--porcelain", "--", "src/autodual")
-    return digest.hexdigest()[:12] + (" (changed since the commit)" if changed not in ("", "unknown") else "")
+    return source_digest(ROOT) + (" (changed since the commit)" if changed not in ("", "unknown") else "")

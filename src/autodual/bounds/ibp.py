@@ -11,8 +11,8 @@ from autodual.bounds.base import BoundEngine, Minimum, Preactivations, Proof, So
 from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import Outside, Rounding
-from autodual.dual import DualNetwork
+from autodual.bounds.rounding import FEW, Outside, Rounding, of_sum
+from autodual.dual import AffineDual, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
@@ -79,3 +79,16 @@ def run_error_at(network: DualNetwork, x: Tensor) -> Tensor:
     rounding = Rounding(replace(network, run_dtype=x.dtype), points)
     IBP._noted(IntervalPass(network, points, rounding), rounding)
     return rounding.run(network.output)
+
+
+def least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
+    """What `run_error_at` counts at least, from the last layer alone, which reads `operand`: its sum is as large as |W| |z| + |b|.
+
+    The whole error is far larger, and far more work. Zero where the last layer is not such a sum.
+    """
+    layer = network.nodes[network.output].layer
+    if not isinstance(layer, AffineDual) or layer.exact:
+        return operand.new_zeros(())
+    bias = layer.bias()
+    size = layer.absolute(operand.abs())
+    return of_sum(FEW, operand.dtype) * (size if bias is None else size + bias.abs().to(size))

@@ -75,18 +75,20 @@ class RadiusPass:
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
             slope, radius = self.bands[activation].slope, self.bands[activation].radius
+            sums = [(errors, self.errors[activation])] if self.errors else []
             if more and others is not None:
-                others.append(rows.norm(activation, coefficients, more[activation]))
+                sums.append((others, more[activation]))
             if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
-                if self.errors:
-                    errors.append(rows.norm(activation, coefficients, self.errors[activation]))
+                for found, error in sums:
+                    found.append(rows.norm(activation, coefficients, error))
                 return passed
-            if self.errors:
-                size, error = rows.norms(activation, coefficients, radius, self.errors[activation])
+            if sums:
+                size, *sizes_of_errors = rows.norms(activation, coefficients, radius, *(error for _, error in sums))
                 total.append(size)
-                errors.append(error)
+                for (found, _), size_of_error in zip(sums, sizes_of_errors, strict=True):
+                    found.append(size_of_error)
             else:
                 total.append(self._unstable_units(rows, activation, coefficients))
             return None if activation in self.constant else coefficients * slope

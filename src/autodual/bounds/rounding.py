@@ -119,12 +119,14 @@ class Rounding:
         self._moves = [self._sizes[0] if pulls_centres or region.dual_norm is None else box.radius]
         self._local = [self._of_sums(0)]
         self._since = [self._local[0] + self._over_features(0, self._moves[0])]
-        self._drift = [torch.zeros_like(self._sizes[0])]
+        self._zeros: dict[int, Tensor] = {}
+        """Errors that are zero everywhere, by identity: |W| 0 = 0 need not be computed."""
+        self._drift = [self._zero_like(self._sizes[0])]
         self._leaning: dict[int, Tensor] = {}
         self.run_errors: dict[int, Tensor] = {}
         """By activation: how far it may be from its line as the network runs, and what evaluating the affine nodes before it adds."""
-        self._run = [torch.zeros_like(self._sizes[0])]
-        self._run_since = [torch.zeros_like(self._sizes[0])]
+        self._run = [self._drift[0]]
+        self._run_since = [self._drift[0]]
         self._lost = self._coefficients_lost(0)
         if region.dual_norm == 2:  # squares underflow, too
             self._lost = self._lost + math.sqrt(of_underflow(box.lower[0].numel(), self._dtype))
@@ -183,9 +185,12 @@ class Rounding:
         self.intervals[index] = interval
         self._sizes.append(size)
         self._moves.append(size if self.pulls_centres else moves)
-        evaluating = layer.error(wide, size, of_sum(FEW, self._dtype))
-        self._local.append(evaluating + self._of_sums(index, torch.maximum(size, steepest * wide.largest)))
-        self._since.append(torch.zeros_like(size))
+        local = layer.error(wide, size, of_sum(FEW, self._dtype))
+        local = local + self._of_sums(index, torch.maximum(size, steepest * wide.largest))
+        if layer.exact:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
+            local = local.masked_fill((size == 0) & (steepest == 0) & (offset == 0), 0.0)
+        self._local.append(local)
+        self._since.append(self._zero_like(size))
         self._lost = self._lost + self._coefficients_lost(index)
         self._enter_run(index, wide, size, slopes)
         up, down = _strayed(layer, interval, outside, slopes)
@@ -204,7 +209,7 @@ class Rounding:
         evaluating = evaluating + of_underflow(0, self._run_dtype) * (evaluating > 0)
         own = 1 + of_sum(FEW, self._dtype)
         self._run.append(own * (moved + evaluating))
-        self._run_since.append(torch.zeros_like(operand))
+        self._run_since.append(self._zero_like(operand))
         bent = reduce(torch.maximum, (layer.moved(wider, operand, slope) for slope in slopes))
         before = _steepest(slopes) * self._run_since[source]
         self.run_errors[index] = own * (bent + evaluating + before)
@@ -233,7 +238,7 @@ class Rounding:
             assert isinstance(node.layer, AffineDual)
             carried = (self._sizes, self._moves, self._since, self._run, self._run_since)
             known = [[values[j] for j in node.inputs] for values in carried]
-            size, moves, since, run, run_since = _together(node.layer.absolute, known)
+            size, moves, since, run, run_since = self._pushed(node.layer, known)
             bias = node.layer.bias()
             size = size if bias is None else size + bias.abs().to(size)
             self._sizes.append(size)
@@ -243,11 +248,28 @@ class Rounding:
             if bias is not None and self.pulls_centres:
                 since = since + self._over_features(i, bias.abs().to(size))
             self._since.append(since)
-            self._drift.append(node.layer.linear(*(self._drift[j] for j in node.inputs)))
+            drift = [self._drift[j] for j in node.inputs]
+            self._drift.append(self._zero_like(size) if self._are_zero(drift) else node.layer.linear(*drift))
             self._lost = self._lost + self._coefficients_lost(i)
             running, own = self._of_running(i, node.layer, run), 1 + 2 * self._grains(i)[0]
+            clean = self._are_zero([run_since, running])
             self._run.append(own * (run + running))
-            self._run_since.append(own * (run_since + running))
+            self._run_since.append(running if clean else own * (run_since + running))
+
+    def _pushed(self, layer: AffineDual, known: list[list[Tensor]]) -> list[Tensor]:
+        """|W| of several vectors, each once, and of no zeros."""
+        different = {tuple(map(id, operands)): operands for operands in known if not self._are_zero(operands)}
+        found = dict(zip(different, _together(layer.absolute, list(different.values())), strict=True))
+        zero = self._zero_like(next(iter(found.values())))
+        return [found.get(tuple(map(id, operands)), zero) for operands in known]
+
+    def _zero_like(self, values: Tensor) -> Tensor:
+        zero = torch.zeros_like(values)
+        self._zeros[id(zero)] = zero
+        return zero
+
+    def _are_zero(self, values: list[Tensor]) -> bool:
+        return all(id(v) in self._zeros for v in values)
 
     def _of_affine(self, index: int, layer: AffineDual) -> Tensor:
         """local_i: of both sums, and of constants that the layer computed."""
@@ -259,7 +281,7 @@ class Rounding:
     def _of_running(self, index: int, layer: AffineDual, before: Tensor) -> Tensor:
         """What evaluating an affine node in the network's own dtype adds to `before`, which its operands' errors have become."""
         if layer.exact:
-            return torch.zeros_like(before)
+            return self._zero_like(before)
         dtype = self._run_dtype
         operands = [self._sizes[j] + self._run[j] for j in self.network.nodes[index].inputs]
         terms, counted = self._terms(index)[0] + FEW, layer.nonzero_terms(*operands)

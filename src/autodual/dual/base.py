@@ -196,6 +196,9 @@ class ElementwiseDual(ABC):
     def image(self, z: Interval) -> Interval:
         """The smallest interval that holds f(z)."""
 
+    exact: bool = False
+    """Whether evaluating the function rounds nothing, so that an image which is computed as zero is zero and has not underflowed."""
+
     @property
     def has_band(self) -> bool:
         """Whether the layer has two parallel lines. One without works with `Crown` and `IBP` only; other engines refuse it at once."""

@@ -22,6 +22,8 @@ from autodual.interval import Interval
 class DualReLU(ElementwiseDual):
     """max(z, 0), with the common slope u / (u - l) of an unstable unit. [SPAD Cor. 2; DESIGN table of section 2]"""
 
+    exact = True
+
     def value(self, z: Tensor) -> Tensor:
         return z.relu()
 
