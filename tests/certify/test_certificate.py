@@ -8,21 +8,25 @@ import torch
 from torch import Tensor
 
 import autodual as ad
+from autodual.certify.certificate import Subject
 from small import DOUBLE, ENGINES, batch, mlp
 
 NAN, INF = float("nan"), float("inf")
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 
 
-def made(margins: list[float], slack: list[float] | None = None, predicted: int = 0) -> ad.Certificate:
+def made(
+    margins: list[float], slack: list[float] | None = None, predicted: int = 0, run_error: list[float] | None = None
+) -> ad.Certificate:
     """A certificate of one example with label 0."""
+    none = [0.0] * len(margins)
     return ad.Certificate(
         margins=torch.tensor([[INF, *margins]], dtype=DOUBLE),
-        slack=torch.tensor([[0.0, *(slack or [0.0] * len(margins))]], dtype=DOUBLE),
+        slack=torch.tensor([[0.0, *(slack or none)]], dtype=DOUBLE),
+        run_error=torch.tensor([[0.0, *(run_error or none)]], dtype=DOUBLE),
         predicted=torch.tensor([predicted]),
         labels=torch.tensor([0]),
-        perturbation="LinfBall(eps=0.1)",
-        engine="Dual()",
+        subject=Subject.of("network", "inputs", "LinfBall(eps=0.1)", "Dual()", torch.zeros(1, dtype=DOUBLE)),
     )
 
 
@@ -102,7 +106,28 @@ def test_errors_are_fractions_of_the_examples() -> None:
 def test_only_what_is_proved_is_certified(
     margins: list[float], slack: list[float], predicted: int, certified: bool
 ) -> None:
-    assert made(margins, slack, predicted).certified.tolist() == [certified]
+    certificate = made(margins, slack, predicted)
+    assert certificate.certified.tolist() == certificate.certified_as_run.tolist() == [certified]
+
+
+@pytest.mark.parametrize(
+    ("slack", "run_error", "as_run"),
+    [
+        pytest.param(0.0, 0.0, True, id="no error"),
+        pytest.param(0.0, 2.0, False, id="above the margin"),
+        pytest.param(0.0, 1.0, False, id="a tie"),
+        pytest.param(0.6, 0.6, False, id="together above the margin"),
+        pytest.param(0.4, 0.4, True, id="together below the margin"),
+        pytest.param(0.0, NAN, False, id="nan"),
+        pytest.param(0.0, INF, False, id="infinite"),
+        pytest.param(0.0, -INF, False, id="minus infinite"),
+    ],
+)
+def test_as_run_needs_room_for_both_errors(slack: float, run_error: float, as_run: bool) -> None:
+    certificate = made([1.0, 3.0], [slack, 0.0], run_error=[run_error, 0.0])
+    assert certificate.certified.tolist() == [True]
+    assert certificate.certified_as_run.tolist() == [as_run]
+    assert certificate.robust_error_as_run == float(not as_run)
 
 
 @pytest.mark.parametrize("margins", [[1.0, 2.0], [NAN, 1.0], [INF, -INF]])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.bounds import Minimum, Preactivations, Proof
+from autodual.bounds import Minimum, Preactivations, ProbableProof, Proof
 from autodual.dual import DualNetwork
 from autodual.spec import Spec
 from autodual.testing import check_engine
@@ -40,24 +40,28 @@ def test_accepts_bounds_with_a_stated_probability(ball: ad.Perturbation, interme
 
 @dataclass(frozen=True, repr=False)
 class Boasting(ad.HighProbability):
-    """Says something else of its minima than of its bounds, or has other ones."""
+    """Says something else of its proofs than of its bounds, or has other minima."""
 
-    sound: bool = False
+    certain: bool = False
     said: float = 0.01
     raised: float = 0.0
 
     def minimum(self, network: DualNetwork, region: ad.InputSet, spec: Spec) -> Minimum:
-        found = super().minimum(network, region, spec)
-        assert found.confidence is not None
-        confidence = replace(found.confidence, delta=self.said)
-        return replace(found, lower=found.lower + self.raised, sound=self.sound, confidence=confidence)
+        return Minimum(super().minimum(network, region, spec).lower + self.raised)
+
+    def prove(self, network: DualNetwork, region: ad.InputSet, spec: Spec) -> Proof | ProbableProof:
+        found = super().prove(network, region, spec)
+        assert isinstance(found, ProbableProof)
+        if self.certain:
+            return Proof(found.lower, found.slack, found.run_error)
+        return replace(found, confidence=replace(found.confidence, delta=self.said))
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sound": True}, "minimum says that it is sound, but bounds\\(\\) returned ProbableBounds"),
-        ({"said": 0.5}, "minimum has confidence .*delta=0.5.*, but bounds\\(\\) has .*delta=0.01"),
+        ({"certain": True}, "prove has confidence None, but bounds\\(\\) has .*delta=0.01"),
+        ({"said": 0.5}, "prove has confidence .*delta=0.5.*, but bounds\\(\\) has .*delta=0.01"),
         ({"raised": 50.0}, "minimum: the lower bound is above a value"),
     ],
     ids=str,
@@ -79,7 +83,7 @@ class Altered(ad.BoundEngine):
     output: float = 0.0
     layers: float = 0.0
     rows: float = 0.0
-    sound: bool = True
+    proofs: float = 0.0
     estimate: bool = False
 
     def preactivations(self, network: DualNetwork, region: ad.InputSet) -> Preactivations:
@@ -92,11 +96,12 @@ class Altered(ad.BoundEngine):
         return kind(_shrunk(found.output, self.output), layers)
 
     def minimum(self, network: DualNetwork, region: ad.InputSet, spec: Spec) -> Minimum:
-        return Minimum(ad.Dual().minimum(network, region, spec).lower + self.rows, self.sound)
+        return Minimum(ad.Dual().minimum(network, region, spec).lower + self.rows)
 
     def prove(self, network: DualNetwork, region: ad.InputSet, spec: Spec) -> Proof:
         proof = ad.Dual().prove(network, region, spec)
-        return Proof(proof.lower, proof.sound, proof.slack)
+        assert isinstance(proof, Proof)
+        return replace(proof, lower=proof.lower + self.proofs)
 
 
 def _shrunk(interval: ad.Interval, part: float) -> ad.Interval:
@@ -111,7 +116,7 @@ WRONG = {
     "output": (Altered(output=0.5), "output: the lower bound is above a value"),
     "layers": (Altered(layers=0.1), "input of 1: the lower bound is above a value"),
     "rows": (Altered(rows=3.0), "minimum: the lower bound is above a value"),
-    "soundness": (Altered(sound=False), r"minimum says that it only estimates"),
+    "proofs": (Altered(proofs=3.0), "prove: the lower bound is above a value"),
 }
 
 

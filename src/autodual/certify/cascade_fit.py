@@ -43,7 +43,7 @@ class Reach:
 
 def reach(stage: Stage, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Reach:
     """Bounds on the scores as they are computed at inference, where they are compared with a threshold."""
-    return Reach.of(stage.differences(x, ball, engine).at_least, labels)
+    return Reach.of(stage.differences(x, ball, engine).at_least(x.dtype), labels)
 
 
 def does(
@@ -52,7 +52,7 @@ def does(
     """What `Reach` says with a threshold, also where only bounds in float64 can tell. The scores at inference stay in the dtype of the
     network, and keep their error."""
     found = stage.differences(x, ball, engine)
-    silent, answers = Reach.of(found.at_least, labels).with_threshold(threshold)
+    silent, answers = Reach.of(found.at_least(x.dtype), labels).with_threshold(threshold)
     if x.dtype != torch.float32:
         return silent, answers
     may_be_silent, may_answer = Reach.of(found.bound, labels).with_threshold(threshold)
@@ -62,7 +62,7 @@ def does(
     exact = stage.differences_in_double(x[unclear], ball, engine)
     if exact is None:
         return silent, answers
-    sharper = Reach.of(exact.at_least, labels[unclear])
+    sharper = Reach.of(exact.at_least(x.dtype), labels[unclear])
     silent[unclear], answers[unclear] = sharper.with_threshold(threshold)
     return silent, answers
 

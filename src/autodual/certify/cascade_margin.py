@@ -57,11 +57,10 @@ class Lower:
     def _all(self, *errors: Tensor) -> Tensor:
         return (exceeds(self.bound, *errors) | (self.bound == torch.inf)).all(1)
 
-    @property
-    def at_least(self) -> Tensor:
-        """What differences of scores, as they are computed at inference, exceed for certain."""
+    def at_least(self, dtype: torch.dtype) -> Tensor:
+        """What differences of scores, as they are computed at inference in `dtype`, exceed for certain."""
         exact = self.bound - self.slack - self.run_error
-        subtracting = of_sum(4, exact.dtype) * (self.bound.abs() + self.slack)
+        subtracting = of_sum(4, dtype) * (self.bound.abs() + self.slack)
         return torch.where(exact.isfinite(), exact - subtracting, -torch.inf)
 
     def better(self, other: Lower) -> Lower:
