@@ -15,7 +15,13 @@ from autodual.bounds.base import BoundEngine, Bounds, SoundBounds
 from autodual.bounds.dual import Dual
 from autodual.bounds.ibp import least_run_error, run_error_at
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.network import evaluate, non_finite_constant, non_finite_parameter
+from autodual.dual.network import (
+    differ_by_more_than_rounding,
+    evaluate,
+    non_finite_constant,
+    non_finite_parameter,
+    with_differences,
+)
 from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.interval import Interval
@@ -62,7 +68,16 @@ ROOM = 0.01
 
 def _rounded_outwards(prepared: Prepared, region: InputSet, engine: BoundEngine, found: Bounds) -> Bounds:
     """Bounds that hold as they are, in the dtype of the set."""
-    outer = engine.enclose(prepared.network, region)
+    wider = region.double()
+    if prepared.only_in_double and wider is None:
+        raise ArgumentError(
+            "model: computes weights that float32 cannot hold, so its bounds need float64; give the input set a method `double`, or "
+            "give model and set in float64"
+        )
+    outer = None if prepared.only_in_double else engine.enclose(prepared.network, region)
+    if prepared.only_in_double and wider is not None:
+        double = engine.enclose(prepared.in_double, wider)
+        return found if double is None else _single_bounds(double)
     if outer is None:  # an engine of the user's own, which answers for its rounding
         return found
     if region.centre.dtype == torch.float64:
@@ -70,10 +85,13 @@ def _rounded_outwards(prepared: Prepared, region: InputSet, engine: BoundEngine,
     pairs = [(outer.output, found.output), *((outer.layers[name], found.layers[name]) for name in found.layers)]
     if all(bool((wide.width <= (1 + ROOM) * narrow.width).all()) for wide, narrow in pairs):
         return outer
-    wider = region.double()
     double = None if wider is None else engine.enclose(prepared.in_double, wider)
     if double is None:
         return outer
+    return _single_bounds(double)
+
+
+def _single_bounds(double: Bounds) -> SoundBounds:
     return SoundBounds(_to_single(double.output), {name: _to_single(i) for name, i in double.layers.items()})
 
 
@@ -114,8 +132,18 @@ class Prepared:
 
     @cached_property
     def in_double(self) -> DualNetwork:
-        """The captured network with its constants cast to float64."""
-        return build(self.graph, dtype=torch.float64)
+        """The captured network in float64, with its parameters cast; what the model computes from them is computed in float64."""
+        if self.graph.dtype == torch.float64:
+            return self.network
+        double = build(self.graph, dtype=torch.float64)
+        return with_differences(double, self.network) if self.graph.computes_constants else double
+
+    @cached_property
+    def only_in_double(self) -> bool:
+        """Whether the model computes constants that float32 rounds by more than a number: only float64 bounds the exact function."""
+        if self.graph.dtype == torch.float64 or not self.graph.computes_constants:
+            return False
+        return differ_by_more_than_rounding(self.in_double, self.network)
 
 
 def dual_network(model: nn.Module | Network, x: Tensor) -> DualNetwork:
@@ -151,6 +179,8 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
         signs = torch.where(torch.arange(x[0].numel(), device=x.device) % 2 == 0, 1.0, -1.0).to(x).reshape(x.shape[1:])
         some = region[slice(0, COMPARED)]
         _check_faithful(network, dual, some.vertex(signs.expand_as(some.centre)).detach())
+    if network.dtype == torch.float64 and network.computes_constants:
+        dual = with_differences(dual, build(network, dtype=torch.float32))
     return Prepared(network, dual)
 
 

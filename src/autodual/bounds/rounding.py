@@ -57,6 +57,9 @@ FEW = 16
 """Roundings beside those of sums: of a band's slope and offsets, of differences, of the margin itself, of a function of PyTorch."""
 OWN = 1.1
 """Errors are rounded as well, by far less than a tenth."""
+COMPUTED = 2.0**-25
+"""Error of constants that a model computes in float64, as a part of what they differ by if it computes them in float32: rounding is
+2^-29 of that, and this leaves room for 16 times as much."""
 LOST = 1024
 """Smallest normal numbers that a function may lose where it underflows (silu(-89) does, by a few of them)."""
 
@@ -187,7 +190,9 @@ class Rounding:
         self._moves.append(size if self.pulls_centres else moves)
         local = layer.error(wide, size, of_sum(FEW, self._dtype))
         local = local + self._of_sums(index, torch.maximum(size, steepest * wide.largest))
-        if layer.exact:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
+        if (
+            layer.exact
+        ):  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
             local = local.masked_fill((size == 0) & (steepest == 0) & (offset == 0), 0.0)
         self._local.append(local)
         self._since.append(self._zero_like(size))
@@ -274,9 +279,18 @@ class Rounding:
     def _of_affine(self, index: int, layer: AffineDual) -> Tensor:
         """local_i: of both sums, and of constants that the layer computed."""
         operands = [self._sizes[j] + self._moves[j] for j in self.network.nodes[index].inputs]
-        constants = layer.constant_error(*operands)
+        constants, computed = layer.constant_error(*operands), self._constants_apart(index, operands)
         sums = self._of_sums(index)
-        return sums if constants is None else sums + constants
+        sums = sums if constants is None else sums + constants
+        return sums if computed is None else sums + COMPUTED * computed
+
+    def _constants_apart(self, index: int, operands: list[Tensor]) -> Tensor | None:
+        """How far the node may move if the model computes its constants in float32 instead of float64."""
+        apart = self.network.nodes[index].apart
+        if apart is None:
+            return None
+        moved, bias = apart.absolute(*operands), apart.bias()
+        return moved if bias is None else moved + bias.abs().to(moved)
 
     def _of_running(self, index: int, layer: AffineDual, before: Tensor) -> Tensor:
         """What evaluating an affine node in the network's own dtype adds to `before`, which its operands' errors have become."""
@@ -289,8 +303,11 @@ class Rounding:
         if counted is not None:
             error = error * ((counted.to(before) + FEW) / terms).clamp(max=1)
         error = error + of_underflow(terms, dtype)
-        more = layer.run_error(of_sum(FEW, dtype), *operands)
-        return error if more is None else error + more
+        more, computed = layer.run_error(of_sum(FEW, dtype), *operands), self._constants_apart(index, operands)
+        error = error if more is None else error + more
+        if computed is None:
+            return error
+        return error + (OWN if dtype == torch.float32 else COMPUTED) * computed
 
     def _of_sums(self, index: int, size: Tensor | None = None) -> Tensor:
         """gamma_forward size_i + gamma_back moves_i."""

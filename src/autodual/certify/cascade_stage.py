@@ -16,7 +16,7 @@ from autodual.bounds.ibp import IBP
 from autodual.bounds.memory import COPIES, Budget
 from autodual.bounds.prepare import Prepared, prepare
 from autodual.certify.cascade_margin import Lower
-from autodual.certify.second_look import look
+from autodual.certify.second_look import look, prove_rows
 from autodual.certify.second_look import prove as prove_margins
 from autodual.certify.validate import check_classifier
 from autodual.dual import DualNetwork
@@ -64,7 +64,7 @@ class Stage:
     def margins(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
         """[N, C]: lower bounds on z_label - z_j in the dtype of x; +inf at the label."""
         with at_stage(self.number):
-            proof = prove(self.network, x, ball, engine, margins(labels, self.classes, x.dtype))
+            proof = self._prove(x, margins(labels, self.classes, x.dtype), ball, engine)
         return Lower.of(proof, x).beyond(labels)
 
     def margins_in_double(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
@@ -78,8 +78,7 @@ class Stage:
         spec = self._pairs(x)
         with at_stage(self.number):
             parts = [
-                Lower.of(prove(self.network, part, ball, engine, spec), part)
-                for part in x.split(self._examples_at_once(x))
+                Lower.of(self._prove(part, spec, ball, engine), part) for part in x.split(self._examples_at_once(x))
             ]
         return self._square(parts)
 
@@ -92,6 +91,10 @@ class Stage:
                 return None
             parts.append(Lower.of(_sound(proof, engine), x[part]))
         return self._square(parts)
+
+    def _prove(self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine) -> Proof:
+        """Bounds on the rows of `spec` that hold for certain, whatever they are worth."""
+        return _sound(prove_rows(self.prepared, x, spec, ball, engine), engine)
 
     def _pairs(self, x: Tensor) -> Spec:
         identity = torch.eye(self.classes, dtype=x.dtype, device=x.device)
@@ -122,11 +125,6 @@ def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
     if len(set(counts)) > 1:
         raise ArgumentError(f"models: all stages must have the same classes, but they have {counts} of them")
     return stages
-
-
-def prove(network: DualNetwork, x: Tensor, ball: Perturbation, engine: BoundEngine, spec: Spec) -> Proof:
-    """Bounds on the rows of `spec` that hold for certain, whatever they are worth."""
-    return _sound(engine.prove(network, ball.around(x), spec), engine)
 
 
 def _sound(proof: Proof | ProbableProof, engine: BoundEngine) -> Proof:

@@ -34,7 +34,7 @@ def prove(
         found = look(prepared, x, margins(labels, classes, torch.float64), ball, engine, everyone)
         if found is not None:
             return _to_single(found)
-    proof = engine.prove(prepared.network, ball.around(x), margins(labels, classes, x.dtype))
+    proof = prove_rows(prepared, x, margins(labels, classes, x.dtype), ball, engine)
     if x.dtype != torch.float32 or isinstance(proof, ProbableProof):
         return proof  # to try twice would double delta
     lower, slack, run_error = (v.expand(len(x), -1) for v in (proof.lower, proof.slack, proof.run_error))
@@ -53,18 +53,30 @@ def prove(
     )
 
 
+def prove_rows(
+    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine
+) -> Proof | ProbableProof:
+    """Bounds in the dtype of x. They say nothing about a network whose constants need float64: their slack is infinite then."""
+    proof = engine.prove(prepared.network, ball.around(x), spec)
+    return replace(proof, slack=torch.full_like(proof.slack, torch.inf)) if prepared.only_in_double else proof
+
+
 def float32_is_in_vain(prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> bool:
     """Whether float64 is where proofs will come from, so that bounds in float32 would be computed for nothing.
 
     Some engines have a slack in proportion to the network's values. Few examples are bounded in float64 at once; of many, the first
     is tried in float32: there, no margin may be decided either way.
     """
-    if x.dtype != torch.float32 or not engine.coarse_in_float32 or engine.random:
+    if x.dtype != torch.float32:
+        return False
+    if prepared.only_in_double:
+        return True
+    if not engine.coarse_in_float32 or engine.random:
         return False
     if len(x) < PROBED or (isinstance(ball.eps, Tensor) and ball.eps.numel() > 1):
         return True
     spec = margins(labels[:1], prepared.graph.output_shape[0], x.dtype)
-    proof = engine.prove(prepared.network, ball.around(x[:1]), spec)
+    proof = prove_rows(prepared, x[:1], spec, ball, engine)
     return bool((proof.lower.abs() <= proof.slack).all())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class DualNode:
     layer: DualLayer | None
     inputs: tuple[int, ...]
     shape: Shape
+    apart: AffineDual | None = None
+    """By how much the layer's constants differ if the model computes them in float32 instead of float64; None: not at all."""
 
 
 @dataclass(frozen=True)
@@ -123,3 +126,54 @@ def non_finite_parameter(network: Network) -> str | None:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return name
     return None
+
+
+SINGLE = 4 * torch.finfo(torch.float32).eps
+"""Constants that differ by no more, relative to their size, are rounded like any others: nothing has cancelled."""
+
+
+def with_differences(double: DualNetwork, single: DualNetwork) -> DualNetwork:
+    """The network whose constants were computed in float64, with how far they are from those computed in float32."""
+    nodes = [replace(d, apart=_difference(d, s)) for d, s in zip(double.nodes, single.nodes, strict=True)]
+    return replace(double, nodes=tuple(nodes))
+
+
+def differ_by_more_than_rounding(double: DualNetwork, single: DualNetwork) -> bool:
+    """Whether some constant, computed in float32, is not as near to that computed in float64 as rounding a number brings it."""
+    pairs = zip(double.nodes, single.nodes, strict=True)
+    return any(not bool(_near(a, b).all()) for d, s in pairs for a, b in _constants(d, s).values())
+
+
+def _near(exact: Tensor, rounded: Tensor) -> Tensor:
+    tiny = torch.finfo(torch.float32).tiny
+    return (exact - rounded).abs() <= SINGLE * exact.abs() + tiny
+
+
+def _constants(double: DualNode, single: DualNode) -> dict[str, tuple[Tensor, Tensor]]:
+    """Floating-point tensors of the same layer in both networks, in float64."""
+    if double.layer is None or not is_dataclass(double.layer):
+        return {}
+    pairs = {f.name: (getattr(double.layer, f.name), getattr(single.layer, f.name)) for f in fields(double.layer)}
+    return {
+        name: (a.double(), b.double())
+        for name, (a, b) in pairs.items()
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point()
+    }
+
+
+def _difference(double: DualNode, single: DualNode) -> AffineDual | None:
+    """The layer with the differences of its constants: affine layers are linear in each of them."""
+    found = _constants(double, single)
+    if all(torch.equal(a, b) for a, b in found.values()):
+        return None
+    if not isinstance(double.layer, AffineDual):
+        if all(bool(_near(a, b).all()) for a, b in found.values()):
+            return None
+        raise ArgumentError(
+            f"{double.name}: the parameters of this activation are computed with cancellation, so that float32 makes others of them "
+            f"than float64; compute them in float64 beforehand, and keep the result as a parameter"
+        )
+    layer: Any = double.layer
+    numbers = {f.name: 0.0 for f in fields(layer) if isinstance(getattr(layer, f.name), float)}  # the same in both
+    difference: AffineDual = replace(layer, **numbers, **{name: (a - b).abs() for name, (a, b) in found.items()})
+    return difference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
+from torch.nn.utils import parametrize
 
 from autodual._types import Shape
-from autodual.graph.registry import Call, Operand, Registry, with_hooked_parameters
+from autodual.graph.registry import Call, Operand, Registry, has_hooked_parameters, with_hooked_parameters
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,16 @@ class Attribute:
     name: str
     tensor: Tensor | None = None
 
-    def read(self) -> Tensor:
-        value = self.tensor if self.owner is None else getattr(self.owner, self.name)
+    def read(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor of today, in another dtype if one is given."""
+        value = self.tensor if self.owner is None else read_in(self.owner, self.name, dtype)
         assert isinstance(value, Tensor)
-        return value
+        return value if dtype is None else cast(value, dtype)
+
+    @property
+    def computed(self) -> bool:
+        """Whether the model computes it from other tensors."""
+        return self.owner is not None and parametrize.is_parametrized(self.owner, self.name)
 
 
 @dataclass(frozen=True)
@@ -74,18 +82,23 @@ class Network:
     def parameters_now(self, dtype: torch.dtype | None = None) -> dict[int, Any]:
         """Values of every node that does not depend on the input, computed from today's parameters.
 
-        They are computed as the model computes them, in its own dtype. dtype: cast the results to it.
+        dtype: cast the parameters to it, and compute in it; the model's own when None.
         """
         values: dict[int, Any] = {}
         for index, node in enumerate(self.nodes):
             if node.depends:
                 continue
             if isinstance(node.target, Attribute):
-                values[index] = node.target.read()
+                values[index] = node.target.read(dtype)
             elif node.target is not None:
                 args, kwargs = fill((node.args, node.kwargs), values)
                 values[index] = node.target(*args, **kwargs)
         return values if dtype is None else {index: cast(value, dtype) for index, value in values.items()}
+
+    @property
+    def computes_constants(self) -> bool:
+        """Whether the model computes constants, such as weights, from its parameters, so that they depend on its dtype."""
+        return any(_computes_constants(node) for node in self.nodes)
 
     def call(
         self,
@@ -99,7 +112,7 @@ class Network:
         args, kwargs = fill((node.args, node.kwargs), parameters | operands)
         module = node.target if isinstance(node.target, nn.Module) else None
         if module is not None:
-            module = with_hooked_parameters(module)
+            module = with_hooked_parameters(module, dtype)
         seen: Any = module if module is None or dtype is None else CastModule(module, dtype)
         return Call(node.path or node.name, node.shape, seen, args, kwargs, self.batch, clean, dtype or self.dtype)
 
@@ -116,7 +129,25 @@ class CastModule:
 
     def __getattr__(self, name: str) -> Any:
         module, dtype = self.__dict__["_seen"]
-        return cast(getattr(module, name), dtype)
+        return read_in(module, name, dtype)
+
+
+def _computes_constants(node: Node) -> bool:
+    if isinstance(node.target, nn.Module):
+        return parametrize.is_parametrized(node.target) or has_hooked_parameters(node.target)
+    if isinstance(node.target, Attribute):
+        return node.target.computed
+    return not node.depends and node.target is not None
+
+
+def read_in(module: nn.Module, name: str, dtype: torch.dtype | None) -> Any:
+    """An attribute of a module in another dtype; what a parametrization computes is computed in that dtype, from a private copy."""
+    if dtype is None:
+        return getattr(module, name)
+    if parametrize.is_parametrized(module, name):
+        with torch.no_grad():
+            return copy.deepcopy(module.parametrizations[name]).to(dtype)()  # type: ignore[index, operator]
+    return cast(getattr(module, name), dtype)
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:

@@ -193,16 +193,26 @@ def _body(target: Target) -> dict[str, Any]:
     return found
 
 
-def with_hooked_parameters(module: nn.Module) -> nn.Module:
+def has_hooked_parameters(module: nn.Module) -> bool:
+    """Whether the older, hook-based weight_norm or spectral_norm computes its weight."""
+    return any(isinstance(hook, _PARAMETER_HOOKS) for hook in module._forward_pre_hooks.values())
+
+
+def with_hooked_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """The module; under the older, hook-based weight_norm or spectral_norm, a private copy of it with today's weight.
 
     These hooks write the weight to the module, where another thread, with or without gradients, may just be reading it.
+    dtype: compute the weight in it.
     """
     hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _PARAMETER_HOOKS)]
     if not hooks:
         return module
     copy: nn.Module = object.__new__(type(module))
     vars(copy).update(vars(module))
+    if dtype is not None:
+        for table in ("_parameters", "_buffers"):
+            values = {name: None if v is None else v.detach().to(dtype) for name, v in getattr(module, table).items()}
+            vars(copy)[table] = values
     for hook in hooks:
         hook(copy, ())
     return copy
