@@ -150,7 +150,7 @@ def test_a_stage_that_surely_passes_leaves_the_proof_to_the_next() -> None:
     alone = ad.certify(last, x, labels, BALL).certified
     for first in (Constant(1.0, 0.9, 0.0), Constant(0.0, 0.0, 0.0)):
         assert torch.equal(RoutedCascade([first, last], [0.5], BALL).certify(x, labels).sound, alone)
-    assert torch.equal(RoutedCascade([Constant(0.0, 0.0, 0.0), last], [0.0], BALL).certify(x, labels).sound, alone)
+    assert torch.equal(RoutedCascade([Constant(0.0, 0.0, 0.0), last], [1e-9], BALL).certify(x, labels).sound, alone)
     assert torch.equal(RoutedCascade([mlp(4, 8, 3, seed=9), last], [math.inf], BALL).certify(x, labels).sound, alone)
 
 

@@ -211,7 +211,9 @@ class Rounding:
         wider = wide.widened(operand, operand)
         moved = layer.moved(wider, operand, torch.zeros_like(operand))
         evaluating = layer.error(wider, size + moved, of_sum(FEW, self._run_dtype))
-        evaluating = evaluating + of_underflow(0, self._run_dtype) * (evaluating > 0)
+        if not layer.exact:
+            evaluating = evaluating + of_underflow(0, self._run_dtype)
+        evaluating = self._unless_overflowing(evaluating, size + moved)
         own = 1 + of_sum(FEW, self._dtype)
         self._run.append(own * (moved + evaluating))
         self._run_since.append(self._zero_like(operand))
@@ -305,9 +307,13 @@ class Rounding:
         error = error + of_underflow(terms, dtype)
         more, computed = layer.run_error(of_sum(FEW, dtype), *operands), self._constants_apart(index, operands)
         error = error if more is None else error + more
-        if computed is None:
-            return error
-        return error + (OWN if dtype == torch.float32 else COMPUTED) * computed
+        if computed is not None:
+            error = error + (OWN if dtype == torch.float32 else COMPUTED) * computed
+        return self._unless_overflowing(error, self._sizes[index] + before)
+
+    def _unless_overflowing(self, error: Tensor, size: Tensor) -> Tensor:
+        """Infinite where values of this size, or what they are summed from, may be too large for the network's own dtype."""
+        return torch.where(OWN * size <= torch.finfo(self._run_dtype).max, error, torch.inf)
 
     def _of_sums(self, index: int, size: Tensor | None = None) -> Tensor:
         """gamma_forward size_i + gamma_back moves_i."""

@@ -218,10 +218,14 @@ class ElementwiseDual(ABC):
     def lines(self, z: Interval) -> Lines:
         """One line from below and one from above, each as close as it can be."""
 
+    exact: bool = False
+    """Whether every value is zero or an entry of the operand, so that evaluating the layer rounds nothing and nothing underflows."""
+
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         """Bounds |computed value - f(z)| for every z of the interval. `testing.check_dual_layer` measures it.
 
-        size: the largest |f(z)|; grain: the relative error of a few roundings. A function that adds terms which cancel has an absolute
+        size: the largest |f(z)|; grain: the relative error of a few roundings. What underflows, up to a thousand times the smallest
+        normal number, and results that overflow are counted for every layer that is not `exact`. A function that adds terms which cancel has an absolute
         error, so this counts the size of z as well; a layer that is more exact overrides it.
         """
         return grain * (size + z.largest)

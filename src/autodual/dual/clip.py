@@ -60,8 +60,9 @@ class DualClip(ElementwiseDual):
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
-        farthest = torch.maximum(_like(z.lower, self.low).abs(), _like(z.lower, self.high).abs())
-        return grain * (self.gain * torch.minimum(z.largest, farthest) + abs(self.shift))
+        """Roundings of what is clipped, also of an end that another dtype holds only nearly."""
+        clipped = torch.maximum(self._clipped(z.lower).abs(), self._clipped(z.upper).abs())
+        return grain * (self.gain * clipped + abs(self.shift))
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         flat = torch.where((z.lower < self.low) | (z.upper > self.high), slope.abs(), 0.0)

@@ -23,8 +23,8 @@ class DualConcat(AffineDual):
     """One entry per part: None for the next operand, or a constant."""
     offset: Tensor | None = None
     """The constants in their places and zeros elsewhere."""
-
-    exact = True
+    exact: bool = True
+    """Unless a constant is a number that float32 does not hold, such as a large integer."""
 
     def linear(self, *operands: Tensor) -> Tensor:
         following = iter(operands)
@@ -62,7 +62,13 @@ def _concat(call: Call) -> DualConcat:
     like = next(c for c in constants if c is not None)
     placed = like.to(call.floating(like))
     filled = [placed.new_zeros(p.shape) if c is None else c.to(placed) for p, c in zip(parts, constants, strict=True)]
-    return DualConcat(dim, constants, torch.cat(filled, dim))
+    exact = all(_held_by_float32(c) for c in constants if c is not None)
+    return DualConcat(dim, constants, torch.cat(filled, dim), exact)
+
+
+def _held_by_float32(constant: Tensor) -> bool:
+    exact = constant.double()
+    return constant.dtype == torch.float32 or bool((exact.float().double() == exact).all())
 
 
 @rewrite(torch.stack)

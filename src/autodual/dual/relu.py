@@ -49,7 +49,7 @@ class DualReLU(ElementwiseDual):
         return Lines(lower_slope, torch.zeros_like(slope), slope, -slope * negative)
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
-        return torch.zeros_like(size)  # no rounding at all
+        return torch.zeros_like(size)
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         return _two_slopes(z, by, slope, 0.0, 1.0)

@@ -92,15 +92,33 @@ class DualSoftplus(CurvedDual):
         lines, jump = super().lines(z), self._jump(z)
         return Lines(lines.lower_slope, lines.lower_offset - jump, lines.upper_slope, lines.upper_offset + jump)
 
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        """PyTorch rounds beta z before it compares it: near the threshold, a value may be that of the other side."""
+        return super().error(z, size, grain) + self._jump(z, grain)
+
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         return super().moved(z, by, slope) + self._jump(z)
 
-    def _jump(self, z: Interval) -> Tensor:
-        """log(1 + exp(-threshold)) / |beta| where the interval holds points on both sides of the threshold."""
-        left, right = self.beta * z.lower, self.beta * z.upper
-        across = (torch.minimum(left, right) <= self.threshold) & (torch.maximum(left, right) > self.threshold)
+    def _slope_range(self, z: Interval) -> tuple[Tensor, Tensor]:
+        """Beyond the threshold, the slope is 1."""
+        lowest, highest = super()._slope_range(z)
+        return lowest, torch.where(self._sides(z)[1], highest.clamp(min=1), highest)
+
+    def _jump(self, z: Interval, grain: float = 0.0) -> Tensor:
+        """log(1 + exp(-threshold)) / |beta| where the interval holds points on both sides of the threshold, whatever rounding does.
+
+        grain: the relative error of beta z, if it is more than a few units in the last place.
+        """
+        below, above = self._sides(z, grain)
         height = max(-self.threshold, 0.0) + math.log1p(math.exp(-abs(self.threshold)))
-        return torch.where(across, height / abs(self.beta), torch.zeros_like(z.lower))
+        return torch.where(below & above, height / abs(self.beta), torch.zeros_like(z.lower))
+
+    def _sides(self, z: Interval, grain: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Whether the interval may hold points up to the threshold, and beyond it."""
+        left, right = self.beta * z.lower, self.beta * z.upper
+        low, high = torch.minimum(left, right), torch.maximum(left, right)
+        room = max(grain, 8 * torch.finfo(low.dtype).eps)
+        return low - room * low.abs() <= self.threshold, high + room * high.abs() > self.threshold
 
 
 @register(nn.Softplus, F.softplus)
@@ -255,6 +273,10 @@ class DualHardswish(CurvedDual):
 
     def value(self, z: Tensor) -> Tensor:
         return torch.where(z >= 3, z, F.hardswish(z))  # PyTorch's 6 z / 6 overflows for large z
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        too_large = z.upper > torch.finfo(torch.float32).max / 8
+        return torch.where(too_large, torch.inf, super().error(z, size, grain))
 
     def derivative(self, z: Tensor) -> Tensor:
         inner = (2 * z + 3) / 6

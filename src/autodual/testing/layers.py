@@ -14,6 +14,7 @@ from autodual.bounds import capture
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, build
 from autodual.testing._affine import AffineCheck
 from autodual.testing._elementwise import ElementwiseCheck
+from autodual.testing._errors import check_errors
 from autodual.testing._report import require_close, rounding
 
 USUAL_SHAPES: tuple[Shape, ...] = ((5,), (3, 8), (3, 8, 8), (2, 5, 5, 5))
@@ -62,11 +63,12 @@ def check_dual_layer(
                 ElementwiseCheck(where, node.layer, shapes[0], dtype, kinks, *tight, seed).run()
             elif isinstance(node.layer, AffineDual) and dtype == torch.float64:
                 AffineCheck(where, node.layer, shapes, node.shape, seed).run()
+    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, seed)
 
 
-def _dual(module: nn.Module, example: Tensor) -> DualNetwork:
+def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> DualNetwork:
     with torch.no_grad():
-        return build(capture(module, example))
+        return build(capture(module, example), dtype=dtype)
 
 
 def _check_value(name: str, module: nn.Module, network: DualNetwork, example: Tensor, seed: int) -> None:
