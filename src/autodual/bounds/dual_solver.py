@@ -62,8 +62,11 @@ class DualSolver(Solver):
         return self.centres.at(index)
 
     def bound(self, index: int) -> Interval:
+        return self._bound(index, self._radius())
+
+    def _bound(self, index: int, radius: RadiusPass) -> Interval:
         centre = self.centre(index)
-        reach = self._radius().of_units(index)
+        reach = radius.of_units(index)
         if self.rounding is not None:
             self.rounding.note(index, reach.error)
         return Interval(centre - reach.below, centre + reach.above)
@@ -78,12 +81,12 @@ class DualSolver(Solver):
         radius = self._radius()
         dense = self.region.dual_norm is not None and isinstance(radius.plan(source), DensePlan)
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
-            return self._remember(source, self.bound(source))
+            return self._remember(source, self._bound(source, radius))
         centre, reach = self.centre(source), self._reach(source)
         curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
         units = flat(curved, 1).any(0).nonzero().squeeze(1)
         if len(units) > WORTHWHILE * curved[0].numel():
-            return self._remember(source, self.bound(source))
+            return self._remember(source, self._bound(source, radius))
         error = None
         if len(units) > 0:
             exact = radius.of_some_units(source, units)

@@ -174,11 +174,12 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
             f"model: {broken} computes with a constant that is NaN or infinite in {x.dtype} (as after a division by zero, or batch "
             f"normalisation whose variance + eps is not positive), so nothing can be proved about it"
         )
-    _check_faithful(network, dual, x)
+    batches = [x.detach()]  # the whole batch, since a model may branch on its size
     if region is not None:
         signs = torch.where(torch.arange(x[0].numel(), device=x.device) % 2 == 0, 1.0, -1.0).to(x).reshape(x.shape[1:])
         some = region[slice(0, COMPARED)]
-        _check_faithful(network, dual, some.vertex(signs.expand_as(some.centre)).detach())
+        batches.append(some.vertex(signs.expand_as(some.centre)).detach())
+    _check_faithful(network, dual, batches)
     if network.dtype == torch.float64 and network.computes_constants:
         dual = with_differences(dual, build(network, dtype=torch.float32))
     return Prepared(network, dual)
@@ -189,15 +190,14 @@ COMPARED = 2
 
 
 @torch.no_grad()
-def _check_faithful(network: Network, dual: DualNetwork, x: Tensor) -> None:
+def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> None:
     """A graph that computes something else than the model proves nothing about it."""
-    # The whole batch, since a model may branch on its size; a copy, since it may write into its input.
-    expected = network.model(x.detach().clone())
-    if not bool(expected.isfinite().all()):
+    outputs = [network.model(batch.clone()) for batch in batches]  # a copy, since a model may write into its input
+    if not all(bool(output.isfinite().all()) for output in outputs):
         raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
-    x, expected = x[:COMPARED].detach(), expected[:COMPARED]
-    operand, found = _last_step(dual, x)
-    if expected.shape == found.shape:
+    if all(output.shape == (len(batch), *network.output_shape) for batch, output in zip(batches, outputs, strict=True)):
+        x, expected = (torch.cat([values[:COMPARED] for values in of_all]) for of_all in (batches, outputs))
+        operand, found = _last_step(dual, x)
         difference = (expected - found).abs()
         if operand is not None and bool((difference <= least_run_error(dual, operand)).all()):
             return

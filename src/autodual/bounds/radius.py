@@ -45,6 +45,9 @@ class RadiusPass:
     unstable: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
     """Units of an activation that are unstable in some example, per order in memory, once they have been looked for."""
 
+    plans: dict[int, Plan | Patches] = field(default_factory=dict)
+    """By node, once one has been made."""
+
     static: bool = False
     """Whether shapes must not depend on values, nor the host wait for them."""
     errors: dict[int, Tensor] = field(default_factory=dict)
@@ -124,6 +127,11 @@ class RadiusPass:
 
     def plan(self, index: int) -> Plan | Patches:
         """The cheapest way to treat all units of a node, by counting values."""
+        if index not in self.plans:
+            self.plans[index] = self._plan(index)
+        return self.plans[index]
+
+    def _plan(self, index: int) -> Plan | Patches:
         windows = local_windows(self.network, index, self.region)
         plan = plan_for(self.network, index, windows)
         patches = None if windows is None else crop(self.network, index, windows)

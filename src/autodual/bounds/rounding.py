@@ -115,6 +115,7 @@ class Rounding:
         """By node, as far as bounds were computed for it."""
         self.errors: dict[int, Tensor] = {}
         """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
+        self._counted: dict[int, tuple[int, int]] = {}
         self._dtype = region.centre.dtype
         self._run_dtype = network.run_dtype or self._dtype
         box = region.box()
@@ -169,8 +170,11 @@ class Rounding:
         since = self.since(index)
         total = since if error is None else error + since
         total = OWN * (total + self._lost.reshape(-1, *[1] * (since.dim() - 1)))
-        below, above = total - self.drift(index), total + self.drift(index)
-        self.outside[index] = Outside(below.clamp(min=0), above.clamp(min=0))
+        drift = self.drift(index)
+        if self._are_zero([drift]):
+            self.outside[index] = Outside.both(total)
+            return
+        self.outside[index] = Outside((total - drift).clamp(min=0), (total + drift).clamp(min=0))
 
     def ending(self, index: int) -> Tensor:
         """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
@@ -193,37 +197,41 @@ class Rounding:
         if (
             layer.exact
         ):  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
-            local = local.masked_fill((size == 0) & (steepest == 0) & (offset == 0), 0.0)
+            local = local.masked_fill(size + steepest + offset == 0, 0.0)
         self._local.append(local)
         self._since.append(self._zero_like(size))
         self._lost = self._lost + self._coefficients_lost(index)
-        self._enter_run(index, wide, size, slopes)
+        self._enter_run(index, wide, size, slopes, steepest)
         up, down = _strayed(layer, interval, outside, slopes)
         self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
         strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
         self._drift.append(slopes[0] * self.drift(source) + self._leaning[index])
-        self.errors[index] = self._error(index, slopes, offset, strayed)
+        self.errors[index] = self._error(index, steepest, offset, strayed)
 
-    def _enter_run(self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...]) -> None:
+    def _enter_run(
+        self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor
+    ) -> None:
         """r of an activation, and how far it may be from its line as the network runs."""
         layer, source = self._activation(index), self.network.nodes[index].inputs[0]
         operand = self._run[source]
         wider = wide.widened(operand, operand)
-        moved = layer.moved(wider, operand, torch.zeros_like(operand))
-        evaluating = layer.error(wider, size + moved, of_sum(FEW, self._run_dtype))
-        if not layer.exact:
-            evaluating = evaluating + of_underflow(0, self._run_dtype)
-        evaluating = self._unless_overflowing(evaluating, size + moved)
-        own = 1 + of_sum(FEW, self._dtype)
-        self._run.append(own * (moved + evaluating))
-        self._run_since.append(self._zero_like(operand))
+        zero = self._since[index]
+        moved = layer.moved(wider, operand, zero)
         bent = reduce(torch.maximum, (layer.moved(wider, operand, slope) for slope in slopes))
-        before = _steepest(slopes) * self._run_since[source]
-        self.run_errors[index] = own * (bent + evaluating + before)
+        off_line = bent + steepest * self._run_since[source]
+        if not layer.exact:
+            evaluating = layer.error(wider, size + moved, of_sum(FEW, self._run_dtype))
+            evaluating = evaluating + of_underflow(0, self._run_dtype)
+            evaluating = self._unless_overflowing(evaluating, size + moved)
+            moved, off_line = moved + evaluating, off_line + evaluating
+        own = 1 + of_sum(FEW, self._dtype)
+        self._run.append(own * moved)
+        self._run_since.append(zero)
+        self.run_errors[index] = own * off_line
 
-    def _error(self, index: int, slopes: tuple[Tensor, ...], offset: Tensor, strayed: Tensor) -> Tensor:
+    def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
         """Of an activation that has been entered."""
-        before = _steepest(slopes) * self.since(self.network.nodes[index].inputs[0])
+        before = steepest * self.since(self.network.nodes[index].inputs[0])
         return OWN * (self.local(index) + before + strayed + self._over_features(index, offset))
 
     def error_of_image(self, index: int) -> Tensor:
@@ -231,7 +239,7 @@ class Rounding:
         flat_line = (torch.zeros_like(self._sizes[index]),)
         outside = self.outside[self.network.nodes[index].inputs[0]]
         strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat_line))
-        return self._error(index, flat_line, self._sizes[index], strayed)
+        return self._error(index, flat_line[0], self._sizes[index], strayed)
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
@@ -299,7 +307,9 @@ class Rounding:
         if layer.exact:
             return self._zero_like(before)
         dtype = self._run_dtype
-        operands = [self._sizes[j] + self._run[j] for j in self.network.nodes[index].inputs]
+        sources = self.network.nodes[index].inputs
+        clean = self._are_zero([self._run[j] for j in sources])
+        operands = [self._sizes[j] if clean else self._sizes[j] + self._run[j] for j in sources]
         terms, counted = self._terms(index)[0] + FEW, layer.nonzero_terms(*operands)
         error = of_sum(terms, dtype) * (self._sizes[index] + before)
         if counted is not None:
@@ -333,10 +343,13 @@ class Rounding:
 
     def _terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
-        node = self.network.nodes[index]
-        if not isinstance(node.layer, AffineDual):
-            return 0, 0
-        return node.layer.terms(self.network.operand_shapes(index), node.shape)
+        if index not in self._counted:
+            node = self.network.nodes[index]
+            affine = isinstance(node.layer, AffineDual)
+            self._counted[index] = (
+                node.layer.terms(self.network.operand_shapes(index), node.shape) if affine else (0, 0)
+            )
+        return self._counted[index]
 
     def _grains(self, index: int) -> tuple[float, float]:
         """gamma of a node's own sums, forward and back."""

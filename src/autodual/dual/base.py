@@ -196,9 +196,6 @@ class ElementwiseDual(ABC):
     def image(self, z: Interval) -> Interval:
         """The smallest interval that holds f(z)."""
 
-    exact: bool = False
-    """Whether evaluating the function rounds nothing, so that an image which is computed as zero is zero and has not underflowed."""
-
     @property
     def has_band(self) -> bool:
         """Whether the layer has two parallel lines. One without works with `Crown` and `IBP` only; other engines refuse it at once."""
@@ -225,8 +222,8 @@ class ElementwiseDual(ABC):
         """Bounds |computed value - f(z)| for every z of the interval. `testing.check_dual_layer` measures it.
 
         size: the largest |f(z)|; grain: the relative error of a few roundings. What underflows, up to a thousand times the smallest
-        normal number, and results that overflow are counted for every layer that is not `exact`. A function that adds terms which cancel has an absolute
-        error, so this counts the size of z as well; a layer that is more exact overrides it.
+        normal number, and results that overflow are counted for every layer that is not `exact`. A function that adds terms which
+        cancel has an absolute error, so this counts the size of z as well; a layer that is more exact overrides it.
         """
         return grain * (size + z.largest)
 
