@@ -344,11 +344,9 @@ class Rounding:
     def _terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
         if index not in self._counted:
-            node = self.network.nodes[index]
-            affine = isinstance(node.layer, AffineDual)
-            self._counted[index] = (
-                node.layer.terms(self.network.operand_shapes(index), node.shape) if affine else (0, 0)
-            )
+            layer, shape = self.network.nodes[index].layer, self.network.nodes[index].shape
+            shapes = self.network.operand_shapes(index)
+            self._counted[index] = layer.terms(shapes, shape) if isinstance(layer, AffineDual) else (0, 0)
         return self._counted[index]
 
     def _grains(self, index: int) -> tuple[float, float]:
