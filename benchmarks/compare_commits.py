@@ -4,7 +4,7 @@
     python benchmarks/compare_commits.py --folders OLD NEW ...            (where there is no git history)
 
 Each version runs in a process of its own that stays alive (compare_cases.py), so imports and warm-up do not count. A round measures
-every case in the order old, new, new, old; each neighbouring pair of old and new gives one ratio, old seconds / new seconds: above 1 the
+every case in the order old, new, new, old; each neighbouring pair of old and new gives one ratio, old / new seconds: above 1 the
 new version is faster. The median of all pairs counts, beside its quartiles and its range. Short calls are repeated until a turn
 takes --least seconds, equally often for both.
 
