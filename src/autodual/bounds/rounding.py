@@ -189,10 +189,13 @@ class Rounding:
         self.intervals[index] = interval
         self._sizes.append(size)
         self._moves.append(size if self.pulls_centres else moves)
-        local = layer.error(wide, size, of_sum(FEW, self._dtype))
-        local = local + self._of_sums(index, torch.maximum(size, steepest * wide.largest))
-        if layer.exact:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
+        local = self._of_sums(index, torch.maximum(size, steepest * wide.largest))
+        if (
+            layer.exact
+        ):  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
             local = local.masked_fill(size + steepest + offset == 0, 0.0)
+        else:
+            local = local + layer.error(wide, size, of_sum(FEW, self._dtype))
         self._local.append(local)
         self._since.append(self._zero_like(size))
         self._lost = self._lost + self._coefficients_lost(index)
@@ -261,9 +264,12 @@ class Rounding:
             self._drift.append(self._zero_like(size) if self._are_zero(drift) else node.layer.linear(*drift))
             self._lost = self._lost + self._coefficients_lost(i)
             running, own = self._of_running(i, node.layer, run), 1 + 2 * self._grains(i)[0]
-            clean = self._are_zero([run_since, running])
-            self._run.append(own * (run + running))
-            self._run_since.append(running if clean else own * (run_since + running))
+            self._run.append(running if self._are_zero([run, running]) else own * (run + running))
+            if run is run_since:
+                self._run_since.append(self._run[i])
+            else:
+                alone = self._are_zero([run_since, running])
+                self._run_since.append(running if alone else own * (run_since + running))
 
     def _pushed(self, layer: AffineDual, known: list[list[Tensor]]) -> list[Tensor]:
         """|W| of several vectors, each once, and of no zeros."""
@@ -299,7 +305,7 @@ class Rounding:
         error = of_sum(terms, dtype) * (self._sizes[index] + before)
         if counted is not None:
             error = error * ((counted.to(before) + FEW) / terms).clamp(max=1)
-        error = error + of_underflow(terms, dtype)
+        error = error.add_(of_underflow(terms, dtype))
         more = layer.run_error(of_sum(FEW, dtype), *operands)
         return error if more is None else error + more
 
@@ -307,7 +313,8 @@ class Rounding:
         """gamma_forward size_i + gamma_back moves_i."""
         forward, back = self._grains(index)
         size = self._sizes[index] if size is None else size
-        return forward * size + back * self._moves[index] + of_underflow(self._terms(index)[0], self._dtype)
+        lost = of_underflow(self._terms(index)[0], self._dtype)
+        return torch.add(forward * size + lost, self._moves[index], alpha=back)
 
     def _coefficients_lost(self, index: int) -> Tensor:
         """[N]: coefficients on a node that underflow, times how far it moves, over all its features."""
@@ -322,11 +329,10 @@ class Rounding:
     def _terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
         if index not in self._counted:
-            node = self.network.nodes[index]
-            affine = isinstance(node.layer, AffineDual)
-            self._counted[index] = (
-                node.layer.terms(self.network.operand_shapes(index), node.shape) if affine else (0, 0)
-            )
+            node, terms = self.network.nodes[index], (0, 0)
+            if isinstance(node.layer, AffineDual):
+                terms = node.layer.terms(self.network.operand_shapes(index), node.shape)
+            self._counted[index] = terms
         return self._counted[index]
 
     def _grains(self, index: int) -> tuple[float, float]:
