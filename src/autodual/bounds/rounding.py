@@ -189,13 +189,12 @@ class Rounding:
         self.intervals[index] = interval
         self._sizes.append(size)
         self._moves.append(size if self.pulls_centres else moves)
-        local = self._of_sums(index, torch.maximum(size, steepest * wide.largest))
+        local = layer.error(wide, size, of_sum(FEW, self._dtype))
+        local = local + self._of_sums(index, torch.maximum(size, steepest * wide.largest))
         if (
             layer.exact
         ):  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
             local = local.masked_fill(size + steepest + offset == 0, 0.0)
-        else:
-            local = local + layer.error(wide, size, of_sum(FEW, self._dtype))
         self._local.append(local)
         self._since.append(self._zero_like(size))
         self._lost = self._lost + self._coefficients_lost(index)
@@ -305,7 +304,7 @@ class Rounding:
         error = of_sum(terms, dtype) * (self._sizes[index] + before)
         if counted is not None:
             error = error * ((counted.to(before) + FEW) / terms).clamp(max=1)
-        error = error.add_(of_underflow(terms, dtype))
+        error = error + of_underflow(terms, dtype)
         more = layer.run_error(of_sum(FEW, dtype), *operands)
         return error if more is None else error + more
 
@@ -329,10 +328,9 @@ class Rounding:
     def _terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
         if index not in self._counted:
-            node, terms = self.network.nodes[index], (0, 0)
-            if isinstance(node.layer, AffineDual):
-                terms = node.layer.terms(self.network.operand_shapes(index), node.shape)
-            self._counted[index] = terms
+            layer, shape = self.network.nodes[index].layer, self.network.nodes[index].shape
+            shapes = self.network.operand_shapes(index)
+            self._counted[index] = layer.terms(shapes, shape) if isinstance(layer, AffineDual) else (0, 0)
         return self._counted[index]
 
     def _grains(self, index: int) -> tuple[float, float]:
