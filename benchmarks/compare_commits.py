@@ -3,10 +3,10 @@
     python benchmarks/compare_commits.py BASE [HEAD] [--device cpu|cuda] [--rounds 10] [--threads 2] [--quick] [--data FOLDER]
     python benchmarks/compare_commits.py --folders OLD NEW ...            (where there is no git history)
 
-Each version runs in a process of its own that stays alive (compare_cases.py), so imports and warm-up do not count. A round measures
-every case in the order old, new, new, old; each neighbouring pair of old and new gives one ratio, old / new seconds: above 1 the
-new version is faster. The median of all pairs counts, beside its quartiles and its range. Short calls are repeated until a turn
-takes --least seconds, equally often for both.
+Each version runs in a process of its own that stays alive (compare_cases.py), so imports and warm-up do not count. A round
+measures every case in the order old, new, new, old; each neighbouring pair of old and new gives one ratio, old seconds / new
+seconds: above 1 the new version is faster. The median of all pairs counts, beside its quartiles and its range. Short calls are
+repeated until a turn takes --least seconds, equally often for both.
 
 Seconds are CPU time of the process, which hardly depends on what else runs, and time on the clock. CPU time decides on a CPU, the
 clock on a GPU (--clock says otherwise); the new version may be slower by 5 % on a CPU and by 10 % on a GPU. Exit code 1 if it is

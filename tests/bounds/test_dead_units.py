@@ -7,6 +7,10 @@ import torch
 from torch import nn
 
 import autodual as ad
+from autodual.bounds.dual_solver import DualSolver
+from autodual.bounds.memory import Budget
+from autodual.bounds.prepare import dual_network
+from autodual.bounds.rounding import Rounding
 from small import DOUBLE, batch, bounds_of
 
 ALIVE = [(0,), (0, 2), (1, 2, 3), (), (0, 1, 2, 3)]
@@ -77,3 +81,16 @@ def test_gradients_are_those_of_the_forward_pass(make: Callable[..., nn.Module],
         )
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_proof_leaves_dead_channels_out(dtype: torch.dtype) -> None:
+    """A dead unit is exactly zero, in any arithmetic, so no rounding error keeps its channel alive."""
+    model = MODELS["before a convolution"]((0, 2)).to(dtype)
+    region = ad.LinfBall(0.3).around(batch(3, 6).to(dtype))
+    network = dual_network(model, region.centre)
+    first = network.activations[0]
+    with torch.no_grad():
+        solver = DualSolver(network, region, Budget.unlimited(), Rounding(network, region))
+        solver.relax(first, solver.settle(first))
+    assert solver.narrow(first, torch.ones(1, *network.nodes[first].shape)).shape[1] == 2

@@ -46,7 +46,8 @@ class DualSolver(Solver):
         parts = [band.slope, band.radius]
         if self.rounding is not None:
             self.rounding.enter(index, interval, (band.slope,), band.radius)
-            parts += [self.rounding.errors[index], self.rounding.run_errors[index]]
+            # A unit whose band is not zero has an error that is not zero, if only for underflow.
+            parts = [self.rounding.errors[index], self.rounding.run_errors[index]]
         alive = None if torch.is_grad_enabled() else alive_channels(*parts)
         if alive is not None:
             self._alive[index] = alive

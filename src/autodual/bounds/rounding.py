@@ -267,9 +267,12 @@ class Rounding:
             self._drift.append(self._zero_like(size) if self._are_zero(drift) else node.layer.linear(*drift))
             self._lost = self._lost + self._coefficients_lost(i)
             running, own = self._of_running(i, node.layer, run), 1 + 2 * self._grains(i)[0]
-            clean = self._are_zero([run_since, running])
-            self._run.append(own * (run + running))
-            self._run_since.append(running if clean else own * (run_since + running))
+            self._run.append(running if self._are_zero([run, running]) else own * (run + running))
+            if run is run_since:
+                self._run_since.append(self._run[i])
+            else:
+                alone = self._are_zero([run_since, running])
+                self._run_since.append(running if alone else own * (run_since + running))
 
     def _pushed(self, layer: AffineDual, known: list[list[Tensor]]) -> list[Tensor]:
         """|W| of several vectors, each once, and of no zeros."""
@@ -329,7 +332,8 @@ class Rounding:
         """gamma_forward size_i + gamma_back moves_i."""
         forward, back = self._grains(index)
         size = self._sizes[index] if size is None else size
-        return forward * size + back * self._moves[index] + of_underflow(self._terms(index)[0], self._dtype)
+        lost = of_underflow(self._terms(index)[0], self._dtype)
+        return torch.add(forward * size + lost, self._moves[index], alpha=back)
 
     def _coefficients_lost(self, index: int) -> Tensor:
         """[N]: coefficients on a node that underflow, times how far it moves, over all its features."""
