@@ -226,15 +226,17 @@ PIECEWISE = [
 for case in PIECEWISE:
     case.options.setdefault("lines_tightness", 0.01)
 
+_NOT_TIGHT = {"tightness": None, "lines_tightness": None}
+"""A jump at the threshold, on either side of which a rounded number may lie."""
 SMOOTH = [
     Case("hardswish", nn.Hardswish),
     Case("tanh", nn.Tanh),
     Case("sigmoid", nn.Sigmoid),
     Case("softplus", lambda: nn.Softplus()),
-    Case("softplus at its threshold", lambda: nn.Softplus(5.0), options={"kinks": (4.0,), "tightness": None}),
+    Case("softplus at its threshold", lambda: nn.Softplus(5.0), options={"kinks": (4.0,), **_NOT_TIGHT}),
     Case("softplus beta 5", lambda: nn.Softplus(5.0)),
     Case("softplus beta 0.3", lambda: nn.Softplus(0.3)),
-    Case("softplus jumps", lambda: nn.Softplus(0.5, 2.0), options={"tightness": None, "lines_tightness": None}),
+    Case("softplus jumps", lambda: nn.Softplus(0.5, 2.0), options=dict(_NOT_TIGHT)),
     Case("elu", lambda: nn.ELU()),
     Case("elu 0.5", lambda: nn.ELU(0.5)),
     Case("elu 2", lambda: nn.ELU(2.0)),

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import DualLayer, Window
+from autodual.dual.arithmetic import DualScale
 from autodual.dual.conv import DualConv
 from autodual.dual.linear import DualLinear
 from autodual.dual.relu import DualReLU
-from autodual.dual.smooth import DualTanh
+from autodual.dual.smooth import DualGELU, DualTanh
 from autodual.testing import check_dual_layer
 
 
@@ -129,6 +130,73 @@ class SmallWindow(DualConv):
         return Window(window.stride, window.low, tuple(h - 1 for h in window.high))
 
 
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x)
+
+
+class Normed(nn.BatchNorm1d):
+    """The shift nearly cancels: mean * slope is large, and so is the bias."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        with torch.no_grad():
+            for values in (self.running_mean, self.bias):
+                assert values is not None
+                values.copy_(torch.tensor([310.8, 1e4 / 3, -77.7]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class OnlyRelative(DualGELU):
+    """GELU cancels for negative inputs, so that its error is absolute."""
+
+    def error(self, z: ad.Interval, size: Tensor, grain: float) -> Tensor:
+        return grain * size
+
+
+class RoughValue(DualReLU):
+    """Rounds in float32, and says that it does not."""
+
+    def value(self, z: Tensor) -> Tensor:
+        return ((z + 1) - 1).relu() if z.dtype == torch.float32 else z.relu()
+
+
+class StandsStill(DualReLU):
+    def moved(self, z: ad.Interval, by: Tensor, slope: Tensor) -> Tensor:
+        return 0.9 * super().moved(z, by, slope)
+
+
+@dataclass(frozen=True)
+class SaysExact(DualLinear):
+    exact = True
+
+
+@dataclass(frozen=True)
+class SilentConstants(DualScale):
+    def constant_error(self, *operands: Tensor) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class SilentRun(DualScale):
+    def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
+        return None
+
+
+def _folded(layer: type[DualScale]) -> Callable[[ad.Call], DualLayer]:
+    """In the dtype of the module, where a large mean costs digits."""
+
+    def build(call: ad.Call) -> DualLayer:
+        m: Any = call.module
+        slope = torch.rsqrt(m.running_var + m.eps) * m.weight
+        terms = m.bias.abs() + (m.running_mean * slope).abs()
+        return layer(slope, m.bias - m.running_mean * slope, call.shape, terms)
+
+    return build
+
+
 def _linear(layer: type[DualLinear]) -> Callable[[ad.Call], DualLayer]:
     return lambda call: layer(call.module.weight, call.module.bias)
 
@@ -153,8 +221,14 @@ BROKEN: dict[str, tuple[type[nn.Module], Any, str]] = {
     "transpose": (Weighted, _linear(WrongTranspose), "transpose for operand 0 against the one found by autodiff"),
     "absolute": (Weighted, _linear(SignedAbsolute), "absolute"),
     "window": (Filter, _conv, "reads operand 0 outside of its Window"),
+    "error of the function": (Gate, OnlyRelative, "as it runs in float32, is farther from the exact function than"),
+    "error of the value": (Rectifier, RoughValue, r"error\(\) understates what the value in float32 is wrong by"),
+    "moved": (Rectifier, StandsStill, r"moved\(\) understates how far the function leaves a line"),
+    "exact": (Weighted, _linear(SaysExact), "as it runs in float32, is farther from the exact function than"),
+    "error of constants": (Normed, _folded(SilentConstants), r"constant_error\(\) understates what the constants"),
+    "error of folding": (Normed, _folded(SilentRun), "the dual layers' value against the module's"),
 }
-ARGUMENTS = {Rectifier: (), Squash: (), Weighted: (4, 3), Filter: (2, 2, 3)}
+ARGUMENTS = {Rectifier: (), Squash: (), Weighted: (4, 3), Filter: (2, 2, 3), Gate: (), Normed: ()}
 
 
 @pytest.mark.parametrize(("module", "layer", "message"), BROKEN.values(), ids=BROKEN.keys())
