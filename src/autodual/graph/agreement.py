@@ -7,8 +7,8 @@ So the size of the batch, a counter, a clock, random numbers or the gradient mod
 
 from __future__ import annotations
 
+import ctypes
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,11 +99,22 @@ class NoRandomNumbers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def random_state() -> tuple[Any, ...]:
-    """The states of Python's and NumPy's global random numbers. Other threads move them, too: a change is only a reason to look."""
-    generator: Any = np.random.mtrand._rand._bit_generator
-    state = generator.state
-    return random.getstate(), repr(state["state"].get("pos")), state["state"].get("key", np.zeros(1)).tobytes()
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+"""Classes of objects that random numbers come from."""
+
+
+def random_state(device: torch.device) -> tuple[Any, ...]:
+    """The states of all global random numbers. Other threads move them, too: a change is only a reason to look again."""
+    on_device = torch.cuda.get_rng_state(device).tolist() if device.type == "cuda" else None
+    return random.getstate(), _numpy_state(), torch.get_rng_state().numpy().tobytes(), on_device
+
+
+def _numpy_state() -> Any:
+    """From the memory of the usual generator, which takes a microsecond; `np.random.get_state` takes 50."""
+    generator: Any = np.random.get_bit_generator()
+    if type(generator) is not np.random.MT19937:
+        return repr(generator.state)
+    return ctypes.string_at(generator.ctypes.state_address, 625 * 4)  # 624 words and a position
 
 
 def check_agreement(first: Run, second: Run, depends: set[fx.Node], paths: dict[fx.Node, str]) -> None:
@@ -131,20 +142,22 @@ def _differences(first: Run, second: Run, depends: set[fx.Node]) -> list[tuple[A
                 found.append((one, f"{_name(one)} is used where another value was"))
             continue
         partner[one] = other
-        how = _different_call(one, other, first, second)
+        inputs: list[tuple[Any, Any]] = []
+        how = _different_call(one, other, first, second, inputs)
         if how is None and one in depends:
             how = _different_shape(first.values[one], second.values[other], first.batch, second.batch)
-            for a, b in zip(_inputs(one), _inputs(other), strict=False):
+            for a, b in inputs:
                 if how is None and a not in depends and not _same_value(a, b, first, second):
                     how = f"{_name(a)} has another value"
-        if how is not None:
+        if how is None:
+            waiting += inputs
+        else:
             found.append((one, f"{_name(one)}: {how}"))
-            continue
-        waiting += zip(_inputs(one), _inputs(other), strict=True)
     return found
 
 
-def _different_call(one: Any, other: Any, first: Run, second: Run) -> str | None:
+def _different_call(one: Any, other: Any, first: Run, second: Run, inputs: list[tuple[Any, Any]]) -> str | None:
+    """How two calls differ; inputs: gets the calls that they take their arguments from, in pairs."""
     if other.target == LEFT_BEHIND:
         return "uses what its first run has stored"
     if one.op == "get_attr" and other.op == "get_attr":
@@ -154,9 +167,9 @@ def _different_call(one: Any, other: Any, first: Run, second: Run) -> str | None
     if one.op != other.op or not (one.target is other.target or one.target == other.target):
         return f"{_name(other)} instead"
     batches = (first.batch, second.batch) if _name(one) in _TAKES_SHAPE else None
-    if not _same((one.args, one.kwargs), (other.args, other.kwargs), batches):
-        return f"{_shown(other)} instead of {_shown(one)}"
-    return None
+    if _same(one.args, other.args, batches, inputs) and _same(one.kwargs, other.kwargs, batches, inputs):
+        return None
+    return f"{_shown(other)} instead of {_shown(one)}"
 
 
 def _different_shape(a: Any, b: Any, batch: int, other_batch: int) -> str | None:
@@ -175,7 +188,7 @@ def _same_value(one: Any, other: Any, first: Run, second: Run) -> bool:
         )
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return True  # its elements are picked by further calls
-    return _same(a, b, None)
+    return _same(a, b, None, [])
 
 
 def _same_tensor(a: Tensor, b: Tensor, batch: int, other_batch: int) -> bool:
@@ -214,33 +227,17 @@ def _is_call(a: Any) -> bool:
     return isinstance(a, fx.Node | Step)
 
 
-def _inputs(node: Any) -> list[Any]:
-    return [a for a in _leaves((node.args, node.kwargs)) if _is_call(a)]
-
-
-def _leaves(a: Any) -> Iterator[Any]:
-    if isinstance(a, tuple | list):
-        for part in a:
-            yield from _leaves(part)
-    elif isinstance(a, dict):
-        for part in a.values():
-            yield from _leaves(part)
-    elif isinstance(a, slice):
-        yield from (a.start, a.stop, a.step)
-    else:
-        yield a
-
-
-def _same(a: Any, b: Any, batches: tuple[int, int] | None) -> bool:
-    """Equal arguments; calls are compared on their own, and the batch's sizes may stand for one another where `batches` are given."""
+def _same(a: Any, b: Any, batches: tuple[int, int] | None, inputs: list[tuple[Any, Any]]) -> bool:
+    """Whether arguments are equal. Calls among them go to `inputs`; the batch's sizes stand for one another if they are given."""
     if _is_call(a) or _is_call(b):
+        inputs.append((a, b))
         return _is_call(a) and _is_call(b)
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(_same(x, y, batches) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_same(x, y, batches, inputs) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):
-        return list(a) == list(b) and all(_same(a[key], b[key], batches) for key in a)
+        return list(a) == list(b) and all(_same(a[key], b[key], batches, inputs) for key in a)
     if isinstance(a, slice) and isinstance(b, slice):
-        return _same((a.start, a.stop, a.step), (b.start, b.stop, b.step), batches)
+        return _same((a.start, a.stop, a.step), (b.start, b.stop, b.step), batches, inputs)
     if type(a) is not type(b):
         return False
     if type(a) is int and batches is not None and (a, b) == batches:

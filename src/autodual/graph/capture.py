@@ -69,7 +69,7 @@ def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
         return example.detach()[:1].expand(batch, *example.shape[1:]).clone()
 
     with torch.inference_mode(False):
-        drawn = random_state()
+        drawn = random_state(example.device)
         tracer = ConcreteTracer(registry, root)
         try:
             # With gradients, a tensor that was computed from parameters can be told from a constant.
@@ -78,12 +78,15 @@ def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
             network = _to_network(model, root, tracer, graph)
             first = Run(CAPTURE_BATCH, next(reversed(graph.nodes)).args[0], tracer.values, tracer.constants)
             paths, depends, batch = tracer.paths, dependents(graph), _other_batch(len(example), tracer.told, model)
-            for again in range(1 + DRAWS):
-                if again > 0 and random_state() == drawn:
-                    break
+            looks = 0
+            while True:
                 with torch.no_grad(), _explained(tracer, example):
-                    second = tracer.repeat(sample(batch))
+                    second = tracer.repeat(sample(batch), refuse_random=looks > 0)
                 check_agreement(first, second, depends, paths)
+                before, drawn = drawn, random_state(example.device)
+                looks += 1
+                if looks > DRAWS or (before == drawn and not tracer.holds_generator):
+                    break
         finally:
             tracer.dissolve()
     return network
@@ -169,8 +172,8 @@ def _check_writes(nodes: list[Node], used: set[int], calls: list[fx.Node], trace
             reads = calls[i].op in ("get_attr", "call_module") and f"{name}.".startswith(f"{calls[i].target}.")
             if reads or calls[i] is writer:
                 raise CaptureError(
-                    f"{tracer.paths.get(writer, '') or 'model'}: writes into {strip(name)}, which it computes with, so that each run may be "
-                    f"another function; compute a new tensor, or change parameters and buffers outside of forward"
+                    f"{tracer.paths.get(writer, '') or 'model'}: writes into {strip(name)}, which it computes with, so that "
+                    f"each run may be another function; compute a new tensor, or change parameters and buffers outside of forward"
                 )
 
 

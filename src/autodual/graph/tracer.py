@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import CaptureError
-from autodual.graph.agreement import LEFT_BEHIND, NoRandomNumbers, Run, Step, unchanged
+from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, NoRandomNumbers, Run, Step, unchanged
 from autodual.graph.registry import Registry
 from autodual.graph.twins import Twins
 
@@ -35,7 +36,8 @@ _OUT_OF_SIGHT = frozenset(
     ("numpy", "storage", "untyped_storage", "_typed_storage", "__array__", "__dlpack__", "apply_", "map_", "map2_")
 )
 """Methods that hand out a tensor's memory, or write to it without counting: whoever writes there, nobody sees it."""
-_HARMLESS = frozenset(("requires_grad", "grad", "names", "retains_grad", "_backward_hooks"))
+_SETTABLE = frozenset(("tracer", "node", "value", "overwritten", "requires_grad", "grad", "names"))
+"""Attributes of a proxy, and those of a tensor that change no value of it."""
 
 
 class ConcreteProxy(fx.Proxy):
@@ -57,7 +59,7 @@ class ConcreteProxy(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if name not in _HARMLESS and name not in self.__annotations__ and hasattr(Tensor, name):
+        if name not in _SETTABLE and hasattr(Tensor, name):
             raise CaptureError(
                 f"{self.tracer.where or 'model'}: assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
             )
@@ -65,8 +67,8 @@ class ConcreteProxy(fx.Proxy):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise CaptureError(
-            f"{self.tracer.where or 'model'}: a tensor that is captured does not support item assignment (x[...] = y), since the graph "
-            f"would not show it; put the parts together by torch.cat or torch.stack, or multiply by a constant mask"
+            f"{self.tracer.where or 'model'}: a tensor that is captured does not support item assignment (x[...] = y), since the "
+            f"graph would not show it; put the parts together by torch.cat or torch.stack, or multiply by a constant mask"
         )
 
     def __len__(self) -> int:
@@ -121,13 +123,20 @@ class ConcreteTracer(fx.Tracer):
         self._failure: tuple[Exception | None, str] = (None, "")
         self._buffers: dict[int, Tensor] = {}
         """What the sample meets in place of the buffers, by their identity, during one operation."""
-        self._names = {id(t): name for name, t in (*root.named_parameters(), *root.named_buffers())}
+        self._names: dict[int, str] = {}
+        self._path_of: dict[int, str] = {}
+        for path, module in root.named_modules():
+            self._path_of[id(module)] = path
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    self._names.setdefault(id(tensor), f"{path}.{name}")
         self._twins = Twins(root)
         for i, twin in self._twins.of.items():
             self._intercept(self._twins.originals[i], twin)
         self._original_of = {id(twin): self._twins.originals[i] for i, twin in self._twins.of.items()}
-        self._path_of = {id(module): path for path, module in root.named_modules()}
         self._twin_at = {path: self._twins.of[i] for i, path in self._path_of.items()}
+        self._ways: dict[int, tuple[Any, bool]] = {}
+        """By the identity of a module: how it is rewritten, and whether it is one call."""
 
     def _start(self, sample: Tensor, graph: fx.Graph | None) -> None:
         self.sample = sample
@@ -150,10 +159,15 @@ class ConcreteTracer(fx.Tracer):
         self.create_node("output", "output", (self._forward(),), {})
         return self.graph
 
-    def repeat(self, sample: Tensor) -> Run:
-        """Another run of the model, after whatever earlier runs have stored in it, without a graph and without random numbers."""
+    @property
+    def holds_generator(self) -> bool:
+        """Whether the model holds an object that random numbers come from."""
+        return self._twins.hold(GENERATORS)
+
+    def repeat(self, sample: Tensor, refuse_random: bool = False) -> Run:
+        """Another run of the model, after whatever earlier runs have stored in it, without a graph."""
         self._start(sample, None)
-        with NoRandomNumbers(self):
+        with NoRandomNumbers(self) if refuse_random else nullcontext():
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
 
@@ -204,6 +218,13 @@ class ConcreteTracer(fx.Tracer):
         return ConcreteProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
+        kind = type(a)
+        if a is None or kind is int or kind is float or kind is bool or kind is str:
+            return a
+        if kind is tuple:
+            return tuple(self.create_arg(part) for part in a)
+        if kind is dict and not a:
+            return a
         if isinstance(a, ConcreteProxy):
             if a.overwritten:
                 raise CaptureError(a.overwritten)
@@ -253,11 +274,14 @@ class ConcreteTracer(fx.Tracer):
         path = self._path_of[id(original)]
         self._stack.append(path)
         try:
-            rewrite = self.registry.rewrite_of(original)
+            if id(original) not in self._ways:
+                is_one_call = self.registry.builder_of(original) is not None
+                self._ways[id(original)] = self.registry.rewrite_of(original), is_one_call
+            rewrite, is_one_call = self._ways[id(original)]
             rewritten = NotImplemented if rewrite is None else rewrite(twin, *args, **kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
-            if self.registry.builder_of(original) is not None:
+            if is_one_call:
                 return self.create_proxy("call_module", path, args, kwargs)
             return _forward_with_hooks(twin, args, kwargs)
         except Exception as error:
@@ -323,11 +347,12 @@ class ConcreteTracer(fx.Tracer):
         self._check_followed()
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         assert isinstance(proxy, ConcreteProxy)
-        args, kwargs = self._concrete(args), self._concrete(kwargs)
-        given = [(t, t._version) for t in _tensors((args, kwargs))]
+        args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
+        given = [(t, t._version) for t in _tensors(args) + _tensors(kwargs)]
         self.running = True
         try:
-            proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+                proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         finally:
             self.running = False
         self.paths[proxy.node] = self.where
@@ -337,7 +362,6 @@ class ConcreteTracer(fx.Tracer):
         self._proxies.append(proxy)
         return proxy
 
-    @torch.no_grad()
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":
             return self.sample
@@ -423,15 +447,12 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _tensors(a: Any) -> Iterator[Tensor]:
+def _tensors(a: Any) -> list[Tensor]:
     if isinstance(a, Tensor):
-        yield a
-    elif isinstance(a, tuple | list):
-        for part in a:
-            yield from _tensors(part)
-    elif isinstance(a, dict):
-        for part in a.values():
-            yield from _tensors(part)
+        return [a]
+    if isinstance(a, dict):
+        a = tuple(a.values())
+    return [t for part in a for t in _tensors(part)] if isinstance(a, tuple | list) else []
 
 
 def _name(target: Any) -> str:
