@@ -394,8 +394,8 @@ class ConcreteTracer(fx.Tracer):
                 other.node = proxy.node
             else:
                 other.overwritten = (
-                    f"{self.where or 'model'}: writes in place through a view ({name}), and the tensor behind "
-                    f"it is read again; use the out-of-place form so that the graph shows the dependency"
+                    f"{self.where or 'model'}: writes in place through a view or .data ({name}), and the tensor "
+                    f"behind it is read again; use the out-of-place form so that the graph shows the dependency"
                 )
 
     def to_bool(self, obj: Any) -> bool:
