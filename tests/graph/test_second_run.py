@@ -44,6 +44,7 @@ BATCH_SIZE: dict[str, Compute] = {
     "branch on one": lambda m, x: m.fc(x).clamp(max=10) if len(x) == 1 else m.fc(x),
     "branch on three": lambda m, x: m.fc(x).clamp(max=10) if x.shape[0] == 3 else m.fc(x),
     "branch on more than sixteen": lambda m, x: m.fc(x).clamp(max=10) if len(x) // 17 else m.fc(x),
+    "branch on more than a hundred": lambda m, x: m.fc(x).clamp(max=10) if len(x) > 100 else m.fc(x),
     "columns": lambda m, x: m.fc(x * torch.ones(4, dtype=DOUBLE))[:, : max(1, 5 - len(x))],
 }
 
@@ -51,7 +52,7 @@ BATCH_SIZE: dict[str, Compute] = {
 @pytest.mark.parametrize(("name", "compute"), BATCH_SIZE.items(), ids=BATCH_SIZE.keys())
 def test_the_batch_size_is_no_number_of_the_graph(name: str, compute: Compute) -> None:
     model = Net(compute, fc=nn.Linear(4, 3), token=nn.Parameter(torch.rand(1, 3)))
-    count = {"branch on one": 1, "branch on more than sixteen": 20}.get(name, 3)
+    count = {"branch on one": 1, "branch on more than sixteen": 20, "branch on more than a hundred": 101}.get(name, 3)
     with pytest.raises(ad.CaptureError, match="batch"):
         ad.capture(model, batch(count, 4))
 
@@ -178,6 +179,10 @@ RANDOM: dict[str, Compute] = {
     "distribution": lambda m, x: m.fc(x).clamp(max=100 + float(torch.distributions.Normal(0.0, 1.0).sample())),
     "random.random": lambda m, x: m.fc(x).clamp(max=100 + random.random()),
     "random.Random": lambda m, x: m.fc(x).clamp(max=100 + m.python.random()),
+    "rare, by random": lambda m, x: m.fc(x).clamp(max=100 if random.random() < 1e-6 else 101),
+    "rare, by numpy": lambda m, x: m.fc(x).clamp(max=100 if np.random.rand() < 1e-6 else 101),
+    "rare, by a generator of its own": lambda m, x: m.fc(x).clamp(max=100 if m.numpy.random() < 1e-6 else 101),
+    "rare, by random.Random": lambda m, x: m.fc(x).clamp(max=100 if m.python.random() < 1e-6 else 101),
     "coin": lambda m, x: m.fc(x).clamp(max=100 if random.getrandbits(8) < 128 else 101),
     "numpy.random": lambda m, x: m.fc(x).clamp(max=100 + np.random.rand()),
     "numpy.random as a tensor": lambda m, x: m.fc(x).clamp(max=100 + torch.from_numpy(np.random.rand(3))),
@@ -212,9 +217,9 @@ def test_random_numbers_of_others_are_no_reason_to_refuse(monkeypatch: pytest.Mo
     """Another thread draws all the time; here, every question for the state does."""
     capture = sys.modules["autodual.graph.capture"]
 
-    def state(device: torch.device) -> Any:
+    def state(device: torch.device, held: list[Any]) -> Any:
         random.random()
-        return random_state(device)
+        return random_state(device, held)
 
     monkeypatch.setattr(capture, "random_state", state)
     ad.capture(nn.Linear(4, 3, dtype=DOUBLE), batch(3, 4))

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,39 +86,106 @@ class Run:
     constants: dict[str, Tensor]
 
 
-class NoRandomNumbers(TorchFunctionMode):
-    """Refuses PyTorch's random functions, in this thread alone."""
-
-    def __init__(self, tracer: Any) -> None:
-        super().__init__()
-        self._tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _RANDOM and not self._tracer.running:
-            raise CaptureError(
-                f"{self._tracer.where or 'model'}: draws random numbers ({name}), and a certificate is about one function. Draw them "
-                f"once, in __init__, and keep them as a buffer; or leave the noise out of the module that you certify"
-            )
-        return func(*args, **(kwargs or {}))
-
-
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 """Classes of objects that random numbers come from."""
 
 
-def random_state(device: torch.device) -> tuple[Any, ...]:
-    """The states of all global random numbers. Other threads move them, too: a change is only a reason to look again."""
+def random_state(device: torch.device, held: list[Any]) -> tuple[Any, ...]:
+    """The states of all global random numbers, and of the generators that the model holds.
+
+    Other threads move them, too: a change is only a reason to look again.
+    """
     on_device = torch.cuda.get_rng_state(device).tolist() if device.type == "cuda" else None
-    return random.getstate(), _numpy_state(), torch.get_rng_state().numpy().tobytes(), on_device
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), _numpy_state(), torch_state, on_device, [_state_of(generator) for generator in held]
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().tolist()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return repr(generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state())
 
 
 def _numpy_state() -> Any:
     """From the memory of the usual generator, which takes a microsecond; `np.random.get_state` takes 50."""
-    generator: Any = np.random.get_bit_generator()
+    generator = _numpy_generator()
     if type(generator) is not np.random.MT19937:
         return repr(generator.state)
     return ctypes.string_at(generator.ctypes.state_address, 625 * 4)  # 624 words and a position
+
+
+def _numpy_generator() -> Any:
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def no_random_numbers(where: Callable[[], str], running: Callable[[], bool], held: list[Any]) -> Iterator[None]:
+    """Refuse random numbers that this thread draws, whatever other threads do.
+
+    where: the path of the module that is being run; running: whether an operation that is recorded anyway is.
+    """
+    before = [_state_of(generator) for generator in held]
+    with _TorchDraws(where, running), _python_draws(where), _numpy_draws(where):
+        yield
+    if before != [_state_of(generator) for generator in held]:
+        raise _random(where, "from a generator that it holds")
+
+
+def _random(where: Callable[[], str], how: str) -> CaptureError:
+    return CaptureError(
+        f"{where() or 'model'}: draws random numbers ({how}), and a certificate is about one function. Draw them once, in "
+        f"__init__, and keep them as a buffer; or leave the noise out of the module that you certify"
+    )
+
+
+class _TorchDraws(TorchFunctionMode):
+    def __init__(self, where: Callable[[], str], running: Callable[[], bool]) -> None:
+        super().__init__()
+        self._where, self._running = where, running
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _RANDOM and not self._running():
+            raise _random(self._where, name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _python_draws(where: Callable[[], str]) -> Iterator[None]:
+    """Python tells a thread's own profiler of every call; unless somebody is profiling already."""
+    drawn: list[str] = []
+
+    def notice(frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and isinstance(getattr(function, "__self__", None), random.Random):
+            drawn.append(function.__name__)
+
+    if sys.getprofile() is not None:
+        yield
+        return
+    sys.setprofile(notice)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    if drawn:
+        raise _random(where, f"Python's random, {drawn[0]}")
+
+
+@contextmanager
+def _numpy_draws(where: Callable[[], str]) -> Iterator[None]:
+    """While this thread holds the lock of NumPy's generator, nobody else draws from it."""
+    lock = _numpy_generator().lock
+    if type(lock) is not type(threading.RLock()):  # this thread could not draw, either
+        yield
+        return
+    with lock:
+        before = _numpy_state()
+        yield
+        after = _numpy_state()
+    if before != after:
+        raise _random(where, "numpy.random")
 
 
 def check_agreement(first: Run, second: Run, depends: set[fx.Node], paths: dict[fx.Node, str]) -> None:

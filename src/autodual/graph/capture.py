@@ -24,10 +24,8 @@ from autodual.graph.wrapped import check_not_translated
 
 CAPTURE_BATCH, OTHER_BATCH = 13, 2
 """Sizes of the batches that are traced. What is the same for both is not the batch."""
-OWN_BATCH = 64
-"""A model that asks for the size of its batch is traced with the given one, too, if that is not larger."""
-DRAWS = 7
-"""Further runs of a model during which Python or NumPy drew random numbers, to see whether it was the model."""
+MOST_ENTRIES = 2**24
+"""A model that asks for the size of its batch is traced with the given one, too, if it computes no more entries than this for it."""
 
 
 class _Root(nn.Module):
@@ -69,32 +67,33 @@ def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
         return example.detach()[:1].expand(batch, *example.shape[1:]).clone()
 
     with torch.inference_mode(False):
-        drawn = random_state(example.device)
         tracer = ConcreteTracer(registry, root)
+        generators = tracer.generators()
+        drawn = random_state(example.device, generators)
         try:
             # With gradients, a tensor that was computed from parameters can be told from a constant.
             with torch.enable_grad(), _explained(tracer, example):
                 graph = tracer.record(sample(CAPTURE_BATCH))
             network = _to_network(model, root, tracer, graph)
             first = Run(CAPTURE_BATCH, next(reversed(graph.nodes)).args[0], tracer.values, tracer.constants)
-            paths, depends, batch = tracer.paths, dependents(graph), _other_batch(len(example), tracer.told, model)
-            looks = 0
-            while True:
+            paths, depends, batch = tracer.paths, dependents(graph), _other_batch(len(example), tracer, model)
+            for refuse_random in (False, True):
                 with torch.no_grad(), _explained(tracer, example):
-                    second = tracer.repeat(sample(batch), refuse_random=looks > 0)
+                    second = tracer.repeat(sample(batch), refuse_random)
                 check_agreement(first, second, depends, paths)
-                before, drawn = drawn, random_state(example.device)
-                looks += 1
-                if looks > DRAWS or (before == drawn and not tracer.holds_generator):
-                    break
+                if drawn == random_state(example.device, generators):
+                    break  # or else look again, whether it was the model that drew random numbers
         finally:
             tracer.dissolve()
     return network
 
 
-def _other_batch(given: int, told: bool, model: nn.Module) -> int:
-    own = told and given <= OWN_BATCH and given != CAPTURE_BATCH and not (given == 1 and model.training)
-    return given if own else OTHER_BATCH
+def _other_batch(given: int, tracer: ConcreteTracer, model: nn.Module) -> int:
+    """The batch of the second run: the given one where the model may ask for its size."""
+    if not tracer.told or given == CAPTURE_BATCH or (given == 1 and model.training):
+        return OTHER_BATCH
+    entries = sum(value.numel() for value in tracer.values.values() if isinstance(value, Tensor))
+    return given if given * entries <= CAPTURE_BATCH * MOST_ENTRIES else OTHER_BATCH
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import CaptureError
-from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, NoRandomNumbers, Run, Step, unchanged
+from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
 from autodual.graph.registry import Registry
 from autodual.graph.twins import Twins
 
@@ -43,6 +43,7 @@ _SETTABLE = frozenset(("tracer", "node", "value", "overwritten", "requires_grad"
 class ConcreteProxy(fx.Proxy):
     """A proxy that answers questions about shape, dtype and device from the sample's value."""
 
+    tracer: ConcreteTracer
     value: Any
     overwritten: str = ""
     """Why it must not be read any more: its tensor was changed through a view, where the graph does not show it."""
@@ -159,15 +160,15 @@ class ConcreteTracer(fx.Tracer):
         self.create_node("output", "output", (self._forward(),), {})
         return self.graph
 
-    @property
-    def holds_generator(self) -> bool:
-        """Whether the model holds an object that random numbers come from."""
-        return self._twins.hold(GENERATORS)
+    def generators(self) -> list[Any]:
+        """Objects that random numbers come from, as far as the model holds them."""
+        return self._twins.holding(GENERATORS)
 
     def repeat(self, sample: Tensor, refuse_random: bool = False) -> Run:
         """Another run of the model, after whatever earlier runs have stored in it, without a graph."""
         self._start(sample, None)
-        with NoRandomNumbers(self) if refuse_random else nullcontext():
+        refusal = no_random_numbers(lambda: self.where, lambda: self.running, self.generators())
+        with refusal if refuse_random else nullcontext():
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
 

@@ -59,9 +59,9 @@ class Twins:
         self._private.clear()
         self._kept.clear()
 
-    def hold(self, kinds: tuple[type, ...]) -> bool:
-        """Whether anything that was looked through is of one of these classes."""
-        return any(isinstance(value, kinds) for value in self._kept)
+    def holding(self, kinds: tuple[type, ...]) -> list[Any]:
+        """What was found in the model of one of these classes."""
+        return [value for value in self._kept if isinstance(value, kinds)]
 
     def _of_classes(self, original: nn.Module) -> Iterator[tuple[str, Any]]:
         """What the module finds in classes of its own: functions, and values that may lead to a module."""
