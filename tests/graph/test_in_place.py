@@ -1,11 +1,14 @@
 """Operations that write into a tensor change every name of it, or are refused."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.dlpack
 from torch import Tensor, nn
 
 import autodual as ad
@@ -144,6 +147,116 @@ def _filled_view(m: Any, x: Tensor) -> Tensor:
     y = torch.zeros(x.shape[0], 3, dtype=x.dtype)
     y[:, :2].copy_(m.first(x)[:, :2])
     return y + 0 * m.second(x)
+
+
+def _after(write: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Tensor]:
+    """A model that writes, and then computes with what may have been written to. Nothing changes at inputs below 100."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        write(m, y)
+        return y * 1
+
+    return compute
+
+
+def _power(m: Any, x: Tensor) -> Tensor:
+    y = m.first(x)
+    z = y
+    z **= 2
+    return y + 1
+
+
+def _constant_changed(m: Any, x: Tensor) -> Tensor:
+    scale = torch.ones(3, dtype=x.dtype)
+    y = m.first(x) * scale
+    scale.mul_(2)
+    return y + m.second(x) * scale
+
+
+def _constant_changed_by_numpy(m: Any, x: Tensor) -> Tensor:
+    limit = torch.full((3,), 100.0, dtype=x.dtype)
+    y = m.first(x).clamp(max=limit)
+    limit.numpy()[:] = 2
+    return y
+
+
+def _constant_changed_by_data(m: Any, x: Tensor) -> Tensor:
+    y = m.first(x).clamp(max=m.limit[0])
+    m.limit[0].data.add_(1)
+    return y
+
+
+def _assigned_data(m: Any, y: Tensor) -> None:
+    y.data = y.data.clamp(max=100)
+
+
+def _storage(m: Any, y: Tensor) -> None:
+    y.untyped_storage().fill_(0)
+
+
+def _numpy_view(m: Any, y: Tensor) -> None:
+    y.numpy()[:] = 0
+
+
+def _dlpack(m: Any, y: Tensor) -> None:
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(y)).clamp_(max=100)
+
+
+def _masked(m: Any, y: Tensor) -> None:
+    y[y > 100] = 0
+
+
+OUT_OF_SIGHT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    ".data": _after(lambda m, y: y.data.clamp_(max=100)),
+    ".data of a view": _after(lambda m, y: y[:, :2].data.clamp_(max=100)),
+    "view of .data": _after(lambda m, y: y.data.view(-1).clamp_(max=100)),
+    ".data.copy_": _after(lambda m, y: y.data.copy_(y.clamp(max=100))),
+    ".data +=": _after(lambda m, y: operator.iadd(y.data, 0)),
+    ".data = ...": _after(_assigned_data),
+    ".data = ... by setattr": _after(lambda m, y: setattr(y, "data", y.detach() * 2)),
+    ".detach()": _after(lambda m, y: y.detach().clamp_(max=100)),
+    ".detach().data": _after(lambda m, y: y.detach().data.clamp_(max=100)),
+    "detach_": _after(lambda m, y: y.detach_().data.clamp_(max=100)),
+    "set_": _after(lambda m, y: y.set_(m.second.weight)),
+    "resize_": _after(lambda m, y: y.resize_(y.shape[0], 2)),
+    "numpy": _after(_numpy_view),
+    "numpy of .data": _after(lambda m, y: np.clip(y.data.numpy(), 0, 100, out=y.data.numpy())),
+    "numpy.asarray": _after(lambda m, y: np.asarray(y).fill(0)),
+    "storage": _after(_storage),
+    "typed storage": _after(lambda m, y: y.storage().fill_(0)),
+    "dlpack": _after(_dlpack),
+    "from_dlpack": _after(lambda m, y: torch.from_dlpack(y).clamp_(max=100)),
+    "apply_": _after(lambda m, y: y.apply_(lambda v: min(v, 100))),
+    "map_": _after(lambda m, y: y.map_(y, lambda v, w: min(v, 100))),
+    "copy_": _after(lambda m, y: y.copy_(m.second.weight[:, 0])),
+    "index_put_": _after(lambda m, y: y.index_put_((torch.tensor([0]),), y.new_tensor(0.0))),
+    "index_fill_": _after(lambda m, y: y.index_fill_(1, torch.tensor([0]), 0)),
+    "masked_fill_": _after(lambda m, y: y.masked_fill_(y > 100, 0)),
+    "masked item": _after(_masked),
+    "scatter_": _after(lambda m, y: y.scatter_(1, torch.zeros(len(y), 1, dtype=torch.long), 0)),
+    "zero_ of a part": _after(lambda m, y: y.narrow(1, 0, 1).zero_()),
+    "foreach": _after(lambda m, y: torch._foreach_clamp_max_([y], 100)),
+    "aten": _after(lambda m, y: torch.ops.aten.clamp_(y.data, max=100)),
+    "where with out=": _after(lambda m, y: torch.where(y > 100, y, y, out=y)),
+    "clamp with out=": _after(lambda m, y: torch.clamp(y, max=100, out=y)),
+    "add with out= .data": _after(lambda m, y: torch.add(y, 0, out=y.data)),
+    "out= another": lambda m, x: torch.add(m.first(x), 1, out=m.second(x)),
+    "nn.init": _after(lambda m, y: nn.init.zeros_(y.data)),
+    "ReLU in place": _after(lambda m, y: m.relu(y.data)),
+    "**=": _power,
+    "constant changed between two uses": _constant_changed,
+    "constant changed by NumPy": _constant_changed_by_numpy,
+    "tensor of the user changed by .data": _constant_changed_by_data,
+}
+
+
+@pytest.mark.parametrize("compute", OUT_OF_SIGHT.values(), ids=OUT_OF_SIGHT.keys())
+def test_writes_out_of_sight_are_refused(compute: Callable[[Any, Tensor], Tensor]) -> None:
+    model = _net(compute)
+    model.limit = [torch.full((3,), 100.0, dtype=DOUBLE)]
+    with pytest.raises(ad.CaptureError):
+        ad.capture(model, batch(3, 4))
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from itertools import zip_longest
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
-from autodual._types import Shape
 from autodual.graph.advice import advice_about, same_name
+from autodual.graph.agreement import Run, check_agreement, dependents, random_state
 from autodual.graph.changes import check_unchanged
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.registry import Registry
@@ -21,8 +22,10 @@ from autodual.graph.surroundings import check_surroundings
 from autodual.graph.tracer import ConcreteTracer, strip
 from autodual.graph.wrapped import check_not_translated
 
-CAPTURE_BATCH, OTHER_BATCH = 13, 11
-"""Sizes of the batches that are traced; the second only where a dimension is a multiple of the first and might hide the batch."""
+CAPTURE_BATCH, OTHER_BATCH = 13, 2
+"""Sizes of the batches that are traced. What is the same for both is not the batch."""
+MOST_ENTRIES = 2**24
+"""A model that asks for the size of its batch is traced with the given one, too, if it computes no more entries than this for it."""
 
 
 class _Root(nn.Module):
@@ -42,17 +45,7 @@ def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_not_translated(model)
     check_surroundings(model)
-    network = _record(model, example, CAPTURE_BATCH, registry)
-    if all(size % CAPTURE_BATCH for node in network.nodes for size in node.shape):
-        return network
-    again = _record(model, example, OTHER_BATCH, registry)
-    for one, other in zip_longest(network.nodes, again.nodes):
-        if one is None or other is None or (one.name, one.shape) != (other.name, other.shape):
-            raise CaptureError(
-                f"{(one or other).name}: is not the same for a batch of {CAPTURE_BATCH} and one of {OTHER_BATCH}, so examples mix "
-                f"with one another or the model branches on the batch size; certificates need one function per example"
-            )
-    return network
+    return _record(model, example, registry)
 
 
 def check_current(network: Network, example: Tensor) -> None:
@@ -63,26 +56,54 @@ def check_current(network: Network, example: Tensor) -> None:
     """
     check_not_translated(network.model)
     check_surroundings(network.model)
-    check_unchanged(network, _record(network.model, example, network.batch, network.registry))
+    check_unchanged(network, _record(network.model, example, network.registry))
 
 
-def _record(model: nn.Module, example: Tensor, batch: int, registry: Registry) -> Network:
+def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
     root = _Root(model)
     root.training = model.training
+
+    def sample(batch: int) -> Tensor:
+        return example.detach()[:1].expand(batch, *example.shape[1:]).clone()
+
     with torch.inference_mode(False):
-        sample = example.detach()[:1].expand(batch, *example.shape[1:]).clone()
-        tracer = ConcreteTracer(registry, sample)
-        graph = _trace(tracer, root, tuple(example.shape))
-    return _to_network(model, root, tracer, graph)
+        tracer = ConcreteTracer(registry, root)
+        generators = tracer.generators()
+        drawn = random_state(example.device, generators)
+        try:
+            # With gradients, a tensor that was computed from parameters can be told from a constant.
+            with torch.enable_grad(), _explained(tracer, example):
+                graph = tracer.record(sample(CAPTURE_BATCH))
+            network = _to_network(model, root, tracer, graph)
+            first = Run(CAPTURE_BATCH, next(reversed(graph.nodes)).args[0], tracer.values, tracer.constants)
+            paths, depends, batch = tracer.paths, dependents(graph), _other_batch(len(example), tracer, model)
+            for refuse_random in (False, True):
+                with torch.no_grad(), _explained(tracer, example):
+                    second = tracer.repeat(sample(batch), refuse_random)
+                check_agreement(first, second, depends, paths)
+                if drawn == random_state(example.device, generators):
+                    break  # or else look again, whether it was the model that drew random numbers
+        finally:
+            tracer.dissolve()
+    return network
 
 
-def _trace(tracer: ConcreteTracer, root: _Root, given: Shape) -> fx.Graph:
-    """given: the shape that the user passed, for messages; the sample's batch is another one."""
+def _other_batch(given: int, tracer: ConcreteTracer, model: nn.Module) -> int:
+    """The batch of the second run: the given one where the model may ask for its size."""
+    if not tracer.told or given == CAPTURE_BATCH or (given == 1 and model.training):
+        return OTHER_BATCH
+    entries = sum(value.numel() for value in tracer.values.values() if isinstance(value, Tensor))
+    return given if given * entries <= CAPTURE_BATCH * MOST_ENTRIES else OTHER_BATCH
+
+
+@contextmanager
+def _explained(tracer: ConcreteTracer, example: Tensor) -> Iterator[None]:
+    """Says what an error in the user's code means for the capture, and where it was."""
+    given = tuple(example.shape)  # the sample's batch is another one
     try:
-        # With gradients, a tensor that was computed from parameters can be told from a constant; without autocast, the
-        # sample shows the model's own precision.
-        with torch.enable_grad(), torch.autocast(tracer.sample.device.type, enabled=False):
-            return tracer.record(root)
+        # Without autocast, the sample shows the model's own precision.
+        with torch.autocast(example.device.type, enabled=False):
+            yield
     except AutodualError:
         raise
     except TraceError as error:
@@ -125,6 +146,7 @@ def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx
             "values in a module that returns the one to be bounded"
         )
     used = _reachable(nodes, output.index)
+    _check_writes(nodes, used, list(index), tracer)
     for i in sorted(used):  # before what such an operation yields is looked at, which says less
         if nodes[i].depends:
             _check_advised(nodes[i], tracer.registry)
@@ -133,6 +155,25 @@ def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx
             _check_value(values[i], nodes[i].name, tracer.sample)
             _check_supported(nodes[i], tracer.registry)
     return _compact(model, nodes, output.index, used, tracer)
+
+
+def _check_writes(nodes: list[Node], used: set[int], calls: list[fx.Node], tracer: ConcreteTracer) -> None:
+    """Refuse outputs in given tensors, and parameters and buffers that forward writes to and computes with."""
+    for i in sorted(used):
+        if nodes[i].depends and nodes[i].kwargs.get("out") is not None:
+            raise CaptureError(
+                f"{nodes[i].path or 'model'}: {nodes[i].name} writes into out=, which the graph would not show; use its result"
+            )
+    if tracer.root.training:  # statistics move, as they should
+        return
+    for name, writer in tracer.written.items():
+        for i in sorted(used):
+            reads = calls[i].op in ("get_attr", "call_module") and f"{name}.".startswith(f"{calls[i].target}.")
+            if reads or calls[i] is writer:
+                raise CaptureError(
+                    f"{tracer.paths.get(writer, '') or 'model'}: writes into {strip(name)}, which it computes with, so that "
+                    f"each run may be another function; compute a new tensor, or change parameters and buffers outside of forward"
+                )
 
 
 def _compact(model: nn.Module, nodes: list[Node], output: int, used: set[int], tracer: ConcreteTracer) -> Network:

@@ -14,6 +14,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -23,16 +24,26 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import CaptureError
+from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
 from autodual.graph.registry import Registry
 from autodual.graph.twins import Twins
 
 FACTS = {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "get_device"}
 """Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
 
+_TELLS_BATCH = {"shape", "nbytes", "itemsize"} | FACTS
+_OUT_OF_SIGHT = frozenset(
+    ("numpy", "storage", "untyped_storage", "_typed_storage", "__array__", "__dlpack__", "apply_", "map_", "map2_")
+)
+"""Methods that hand out a tensor's memory, or write to it without counting: whoever writes there, nobody sees it."""
+_SETTABLE = frozenset(("tracer", "node", "value", "overwritten", "requires_grad", "grad", "names"))
+"""Attributes of a proxy, and those of a tensor that change no value of it."""
+
 
 class ConcreteProxy(fx.Proxy):
     """A proxy that answers questions about shape, dtype and device from the sample's value."""
 
+    tracer: ConcreteTracer
     value: Any
     overwritten: str = ""
     """Why it must not be read any more: its tensor was changed through a view, where the graph does not show it."""
@@ -41,28 +52,40 @@ class ConcreteProxy(fx.Proxy):
         """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
         if name == "value":  # not known yet
             raise AttributeError(name)
+        self.tracer.told |= name in _TELLS_BATCH
         found = getattr(self.value, name)
         if isinstance(found, Tensor):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         return super().__getattr__(name) if callable(found) else found
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
+        if name not in _SETTABLE and hasattr(Tensor, name):
+            raise CaptureError(
+                f"{self.tracer.where or 'model'}: assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
+            )
+        super().__setattr__(name, value)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise CaptureError(
+            f"{self.tracer.where or 'model'}: a tensor that is captured does not support item assignment (x[...] = y), since the "
+            f"graph would not show it; put the parts together by torch.cat or torch.stack, or multiply by a constant mask"
+        )
+
     def __len__(self) -> int:
+        self.tracer.told = True
         return len(self.value)
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._in_place(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._in_place(operator.isub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._in_place(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._in_place(operator.itruediv, other)
 
     def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+def _writes_in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: self._in_place(function, other)
+
+
+for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    setattr(ConcreteProxy, f"__i{_operation}__", _writes_in_place(getattr(operator, f"__i{_operation}__")))
 
 
 class _Reads(dict[str, Any]):
@@ -88,44 +111,88 @@ class _Reads(dict[str, Any]):
 class ConcreteTracer(fx.Tracer):
     """Records a graph of registered operations, expanding rewrites as they are met."""
 
-    def __init__(self, registry: Registry, sample: Tensor) -> None:
+    def __init__(self, registry: Registry, root: nn.Module) -> None:
+        """root: its forward takes one argument. Nothing of it is changed."""
         super().__init__(autowrap_modules=(), param_shapes_constant=False)  # type: ignore[arg-type]
         self.registry = registry
-        self.sample = sample
-        self.constants: dict[str, Tensor] = {}
-        self._copies: dict[str, Tensor] = {}
-        """What the sample meets in place of the constants, so that a write cannot reach the user's tensors."""
-        self.values: dict[fx.Node, Any] = {}
-        self.paths: dict[fx.Node, str] = {}
+        self.root = root
+        self.told = False
+        """Whether forward has asked for anything that tells the size of the batch."""
+        self.running = False
+        """True while the sample passes through an operation: nothing is recorded then."""
         self._stack: list[str] = []
         self._failure: tuple[Exception | None, str] = (None, "")
-        self._proxies: list[ConcreteProxy] = []
-        self._read: dict[str, ConcreteProxy] = {}
-        """Parameters and buffers that have been read, by name."""
         self._buffers: dict[int, Tensor] = {}
         """What the sample meets in place of the buffers, by their identity, during one operation."""
-        self._running = False
-        """True while the sample passes through an operation: nothing is recorded then."""
-
-    def record(self, root: nn.Module) -> fx.Graph:
-        """The graph of `root`, whose forward takes one argument. Nothing of `root` is changed."""
-        self.root = root
-        self.graph = fx.Graph()
-        self._names = {id(t): name for name, t in (*root.named_parameters(), *root.named_buffers())}
+        self._names: dict[int, str] = {}
+        self._path_of: dict[int, str] = {}
+        for path, module in root.named_modules():
+            self._path_of[id(module)] = path
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    self._names.setdefault(id(tensor), f"{path}.{name}")
         self._twins = Twins(root)
         for i, twin in self._twins.of.items():
             self._intercept(self._twins.originals[i], twin)
         self._original_of = {id(twin): self._twins.originals[i] for i, twin in self._twins.of.items()}
-        self._path_of = {id(module): path for path, module in root.named_modules()}
-        try:
-            x = self.create_proxy("placeholder", "x", (), {})
-            result = self._twins.of[id(root)].forward(x)
-            self.create_node("output", "output", (self.create_arg(result),), {})
-        finally:
-            self._twins.dissolve()
-            self._proxies.clear()
-            self._read.clear()
+        self._twin_at = {path: self._twins.of[i] for i, path in self._path_of.items()}
+        self._ways: dict[int, tuple[Any, bool]] = {}
+        """By the identity of a module: how it is rewritten, and whether it is one call."""
+
+    def _start(self, sample: Tensor, graph: fx.Graph | None) -> None:
+        self.sample = sample
+        self._graph = graph
+        self.constants: dict[str, Tensor] = {}
+        self._copies: dict[str, Tensor] = {}
+        """What the sample meets in place of the constants, so that a write cannot reach the user's tensors."""
+        self.values: dict[Any, Any] = {}
+        self.paths: dict[Any, str] = {}
+        self.written: dict[str, Any] = {}
+        """Parameters and buffers that forward writes to, and the call that does."""
+        self._proxies: list[ConcreteProxy] = []
+        self._read: dict[str, ConcreteProxy] = {}
+        """Parameters and buffers that have been read, by name."""
+
+    def record(self, sample: Tensor) -> fx.Graph:
+        """The graph of the model for a batch like `sample`."""
+        self.graph = fx.Graph()
+        self._start(sample, self.graph)
+        self.create_node("output", "output", (self._forward(),), {})
         return self.graph
+
+    def generators(self) -> list[Any]:
+        """Objects that random numbers come from, as far as the model holds them."""
+        return self._twins.holding(GENERATORS)
+
+    def repeat(self, sample: Tensor, refuse_random: bool = False) -> Run:
+        """Another run of the model, after whatever earlier runs have stored in it, without a graph."""
+        self._start(sample, None)
+        refusal = no_random_numbers(lambda: self.where, lambda: self.running, self.generators())
+        with refusal if refuse_random else nullcontext():
+            output = self._forward()
+        return Run(len(sample), output, self.values, self.constants)
+
+    def _forward(self) -> Any:
+        x = self.create_proxy("placeholder", "x", (), {})
+        result = self.create_arg(self._twins.of[id(self.root)].forward(x))
+        for name, tensor in self.constants.items():
+            if not unchanged(tensor, self._copies[name]):
+                raise CaptureError(
+                    "model: writes into a tensor that it made itself, or that it keeps, after it has computed with it; compute a new "
+                    "tensor instead, so that the graph shows which of the two is meant"
+                )
+        return result
+
+    def dissolve(self) -> None:
+        """Forget the twins, so that no cycle of references keeps anything in memory."""
+        self._twins.dissolve()
+        self._proxies.clear()
+        self._read.clear()
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> Any:
+        if self._graph is None:
+            return Step(kind, target, args, kwargs)
+        return super().create_node(kind, target, args, kwargs, *rest, **named)
 
     def _intercept(self, original: nn.Module, twin: nn.Module) -> None:
         """Have calls of the twin, and reads of its parameters and buffers, lead here.
@@ -152,10 +219,17 @@ class ConcreteTracer(fx.Tracer):
         return ConcreteProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
+        kind = type(a)
+        if a is None or kind is int or kind is float or kind is bool or kind is str:
+            return a
+        if kind is tuple:
+            return tuple(self.create_arg(part) for part in a)
+        if kind is dict and not a:
+            return a
         if isinstance(a, ConcreteProxy):
             if a.overwritten:
                 raise CaptureError(a.overwritten)
-            return a.node
+            return a.node if a.node in self.values else self._left_behind(a)
         if isinstance(a, Tensor):
             if id(a) in self._names:
                 return self._attribute(a).node
@@ -167,6 +241,17 @@ class ConcreteTracer(fx.Tracer):
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return tuple(self.create_arg(part) for part in a)
         return super().create_arg(a)
+
+    def _left_behind(self, a: ConcreteProxy) -> Any:
+        """A value that an earlier run has stored somewhere."""
+        if self._graph is not None:
+            raise CaptureError(
+                f"{self.where or 'model'}: uses a value that an earlier capture has left behind in an object or a global variable; a "
+                f"model that reads what an earlier run has stored there is no function of its input"
+            )
+        node = self.create_node("get_attr", LEFT_BEHIND, (), {})
+        self.values[node] = a.value
+        return node
 
     def _constant(self, a: Tensor) -> str:
         """Name of a tensor that is no attribute: kept by reference, so that it stays live."""
@@ -184,17 +269,20 @@ class ConcreteTracer(fx.Tracer):
 
     def _call(self, twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """What a call of a module means while it is traced: one node, a rewrite, or what its forward and its hooks do."""
-        if self._running:
+        if self.running:
             return twin._call_impl(*args, **kwargs)
         original = self._original_of[id(twin)]
         path = self._path_of[id(original)]
         self._stack.append(path)
         try:
-            rewrite = self.registry.rewrite_of(original)
+            if id(original) not in self._ways:
+                is_one_call = self.registry.builder_of(original) is not None
+                self._ways[id(original)] = self.registry.rewrite_of(original), is_one_call
+            rewrite, is_one_call = self._ways[id(original)]
             rewritten = NotImplemented if rewrite is None else rewrite(twin, *args, **kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
-            if self.registry.builder_of(original) is not None:
+            if is_one_call:
                 return self.create_proxy("call_module", path, args, kwargs)
             return _forward_with_hooks(twin, args, kwargs)
         except Exception as error:
@@ -205,10 +293,10 @@ class ConcreteTracer(fx.Tracer):
             self._stack.pop()
 
     def _read_parameter(self, value: Any) -> Any:
-        return self._attribute(value) if isinstance(value, Tensor) and not self._running else value
+        return self._attribute(value) if isinstance(value, Tensor) and not self.running else value
 
     def _read_buffer(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not self._running:
+        if not isinstance(value, Tensor) or not self.running:
             return self._read_parameter(value)
         return self._buffers.setdefault(id(value), value.clone())
 
@@ -224,7 +312,7 @@ class ConcreteTracer(fx.Tracer):
     def _check_followed(self) -> None:
         """Refuse an operation inside a module that is not a twin: where that was found, the capture does not look."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code is not _RECORD:
+        while frame is not None and frame.f_code is not _FORWARD:
             if frame.f_code is _CALL:
                 module = frame.f_locals["self"]
                 path = self._path_of.get(id(module))
@@ -244,7 +332,13 @@ class ConcreteTracer(fx.Tracer):
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
         if kind in ("call_function", "call_method") and _name(target) in FACTS:
+            self.told = True
             return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
+        if kind == "call_method" and target in _OUT_OF_SIGHT:
+            raise CaptureError(
+                f"{self.where or 'model'}: {target}() lets values leave the graph, or be written out of its sight; use operations on "
+                f"tensors instead"
+            )
         if kind in ("call_function", "call_method"):
             function = target if kind == "call_function" else getattr(torch.Tensor, target, None)
             rewrite = None if function is None else self.registry.rewrite_of(function)
@@ -254,51 +348,55 @@ class ConcreteTracer(fx.Tracer):
         self._check_followed()
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         assert isinstance(proxy, ConcreteProxy)
-        before = [(p, p.value._version) for p in self._proxies if isinstance(p.value, Tensor)]
-        constants = {name: copy._version for name, copy in self._copies.items()}
-        self._running = True
+        args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
+        given = [(t, t._version) for t in _tensors(args) + _tensors(kwargs)]
+        self.running = True
         try:
-            proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+                proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         finally:
-            self._running = False
+            self.running = False
         self.paths[proxy.node] = self.where
-        if any(self._copies[name]._version != version for name, version in constants.items()):
-            raise CaptureError(
-                f"{self.where or 'model'}: writes into a tensor that it made itself ({_name(target)}); use the "
-                f"out-of-place form, torch.cat or torch.stack instead, so that the graph shows the dependency"
-            )
-        self._follow_writes(proxy, before)
+        written = [tensor for tensor, version in given if tensor._version != version]
+        if written:
+            self._follow_writes(proxy, written)
         self._proxies.append(proxy)
         return proxy
 
-    @torch.no_grad()
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = self._concrete(args), self._concrete(kwargs)
         if kind == "placeholder":
             return self.sample
         if kind == "get_attr":
             return operator.attrgetter(target)(self.root).detach().clone()
         if kind == "call_module":
             self._buffers.clear()
-            return self._twins.of[id(self.root.get_submodule(target))]._call_impl(*args, **kwargs)
+            return self._twin_at[target]._call_impl(*args, **kwargs)
         if kind == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)
 
-    def _follow_writes(self, proxy: ConcreteProxy, before: list[tuple[ConcreteProxy, int]]) -> None:
+    def _follow_writes(self, proxy: ConcreteProxy, written: list[Tensor]) -> None:
         """An in-place operation changes what every name of its tensor means: those names now stand for the result.
 
-        What shares only memory with it (a view, or what it is a view of) has changed too, and may not be read again.
+        What shares only memory with it (a view, what it is a view of, its .data) has changed too, and may not be read again.
         """
-        for other, version in before:
-            if other.value._version == version:
+        name = _name(proxy.node.target)
+        if any(tensor is copy for tensor in written for copy in self._copies.values()):
+            raise CaptureError(
+                f"{self.where or 'model'}: writes into a tensor that it made itself ({name}); use the "
+                f"out-of-place form, torch.cat or torch.stack instead, so that the graph shows the dependency"
+            )
+        memory = {_memory(tensor) for tensor in written}
+        self.written.update({n: proxy.node for n, p in self._read.items() if _memory(p.value) in memory})
+        for other in self._proxies:
+            if not isinstance(other.value, Tensor) or _memory(other.value) not in memory:
                 continue
             if other.value is proxy.value:
                 other.node = proxy.node
             else:
                 other.overwritten = (
-                    f"{self.where or 'model'}: writes in place through a view ({_name(proxy.node.target)}), and the tensor behind "
-                    f"it is read again; use the out-of-place form so that the graph shows the dependency"
+                    f"{self.where or 'model'}: writes in place through a view or .data ({name}), and the tensor "
+                    f"behind it is read again; use the out-of-place form so that the graph shows the dependency"
                 )
 
     def to_bool(self, obj: Any) -> bool:
@@ -338,12 +436,24 @@ def _forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     return result
 
 
-_RECORD, _CALL = ConcreteTracer.record.__code__, nn.Module._call_impl.__code__
+_FORWARD, _CALL = ConcreteTracer._forward.__code__, nn.Module._call_impl.__code__
 
 
 def strip(path: str) -> str:
     """A module path without the root that capture puts above the user's model."""
     return "" if path == "model" else path.removeprefix("model.")
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(a: Any) -> list[Tensor]:
+    if isinstance(a, Tensor):
+        return [a]
+    if isinstance(a, dict):
+        a = tuple(a.values())
+    return [t for part in a for t in _tensors(part)] if isinstance(a, tuple | list) else []
 
 
 def _name(target: Any) -> str:

@@ -59,6 +59,10 @@ class Twins:
         self._private.clear()
         self._kept.clear()
 
+    def holding(self, kinds: tuple[type, ...]) -> list[Any]:
+        """What was found in the model of one of these classes."""
+        return [value for value in self._kept if isinstance(value, kinds)]
+
     def _of_classes(self, original: nn.Module) -> Iterator[tuple[str, Any]]:
         """What the module finds in classes of its own: functions, and values that may lead to a module."""
         seen: set[str] = set()
