@@ -23,11 +23,10 @@ Say = Callable[[str], None]
 def check_by_evaluation(place: Path, opened: Target, engine: BoundEngine, found: Judged, say: Say) -> None:
     """Fail if the attack of the run's evaluation breaks what is certified now. say: told of what only rounding breaks."""
     record = _read(place / "evaluation.json")
-    exact, as_run = (_flags(record, name, len(found.certified)) for name in ("attacked", "attacked_as_run"))
-    if exact is None or isinstance(engine, HighProbability) or not _same(place / "certificates.jsonl", opened):
+    if isinstance(engine, HighProbability) or not _same(place / "certificates.jsonl", opened):
         return  # what is only probable may be wrong
-    broken = _attacked_again(opened, found.certified & exact) if as_run is None else Broken(exact, as_run)
-    _check(f"{engine!r}", found.certified, found.certified_as_run, broken, say)
+    broken = _flags(record, "attacked", len(found.certified)) | _flags(record, "attacked_as_run", len(found.certified))
+    _check(f"{engine!r}", found.certified, found.certified_as_run, _again(opened, found.certified & broken), say)
 
 
 def check_by_certificates(place: Path, opened: Target, broken: Broken, say: Say) -> None:
@@ -51,8 +50,8 @@ def _check(source: object, certified: Tensor, certified_as_run: Tensor, broken: 
         say(note)
 
 
-def _attacked_again(opened: Target, doubtful: Tensor) -> Broken:
-    """An evaluation of an earlier version does not say in which arithmetic its attack holds: these examples are attacked again."""
+def _again(opened: Target, doubtful: Tensor) -> Broken:
+    """Attacks these examples again: a record may be edited, and an older one does not say in which arithmetic its attack holds."""
     broken = Broken(torch.zeros_like(doubtful), torch.zeros_like(doubtful))
     index = doubtful.nonzero().squeeze(1)
     if len(index) > 0:
@@ -61,11 +60,11 @@ def _attacked_again(opened: Target, doubtful: Tensor) -> Broken:
     return broken
 
 
-def _flags(record: dict[str, Any], name: str, length: int) -> Tensor | None:
-    """[N] bool, if the record has them, one for each example."""
+def _flags(record: dict[str, Any], name: str, length: int) -> Tensor:
+    """[N] bool; none is set where the record does not have one for each example."""
     values = record.get(name)
     if not isinstance(values, list) or len(values) != length or not all(isinstance(value, bool) for value in values):
-        return None
+        return torch.zeros(length, dtype=torch.bool)
     return torch.tensor(values, dtype=torch.bool)
 
 

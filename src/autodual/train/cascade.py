@@ -190,8 +190,8 @@ def check_together(source: object, certified: CascadeCertificate, attacked: Casc
 
     The models are attacked as they run: what is proved in real numbers only may break by rounding, and a note says how often.
     """
-    refuse_broken(source, certified.sound_as_run & attacked.found)
-    refuse_broken(source, certified.no_wrong_certificate & attacked.certified_wrong)
+    refuse_broken(source, certified.sound_as_run & attacked.found, "as the models run")
+    refuse_broken(source, certified.no_wrong_certificate & attacked.certified_wrong, "with a certificate")
     return only_rounding(source, certified.sound & attacked.found)
 
 

@@ -62,19 +62,21 @@ def check_claims(
     What is certified in real numbers, and broken only as the network runs, is no contradiction: the result is a note that says how
     many examples these are; None where there are none. source: of the certificates.
     """
-    refuse_broken(source, certified & broken.exact, "certified in real numbers, but an attack that holds there", advice)
-    refuse_broken(source, certified_as_run & broken.as_run, "certified as the network runs, but an attack", advice)
+    refuse_broken(source, certified & broken.exact, "in real numbers", advice)
+    refuse_broken(source, certified_as_run & broken.as_run, "as the network runs", advice)
     return only_rounding(source, certified & broken.as_run)
 
 
-def refuse_broken(source: object, wrong: Tensor, what: str = "certified, but an attack", advice: str = ADVICE) -> None:
-    """Fail if there are any of these [N], which are certified, and broken by an attack."""
+def refuse_broken(source: object, wrong: Tensor, where: str, advice: str = ADVICE) -> None:
+    """Fail if there are any of these [N], which are certified, and broken by an attack. where: in which arithmetic."""
     examples = wrong.nonzero().squeeze(1)
     if len(examples) == 0:
         return
     names = ", ".join(map(str, examples[:SHOWN].tolist()))
     more = f" and {len(examples) - SHOWN} more" if len(examples) > SHOWN else ""
-    raise AutodualError(f"{source}: {what} gives them another label: examples {names}{more}; {advice}")
+    raise AutodualError(
+        f"{source}: certified, but an attack gives them another label: examples {names}{more}; both {where}; {advice}"
+    )
 
 
 def only_rounding(source: object, examples: Tensor) -> str | None:
