@@ -243,11 +243,14 @@ def test_a_probability_is_said_and_written_with_what_it_rests_on(call: Call, run
     asked = ["--engine", "high-probability", "--delta", "0.05", "--k", "400", "--seed", "7"]
     code, said, complaint = ask(call, run, *asked)
     assert code == 0, complaint
-    assert "(6 images, each with probability 0.95);" in said
+    assert ", not certified with probability 0.95 each: " in said
+    assert "robust error" not in said
     for kind in ("problem", "summary"):
         record = json.loads((run / f"certificates-high-probability-first-6.{kind}.json").read_text())
         assert [record[name] for name in ("delta", "k", "m", "seed")] == [0.05, 400, 1, 7]
         assert record["estimates"] > 0
+    assert not any("robust" in name for name in record)
+    assert 0 <= record["not_certified"] <= record["not_certified_as_run"] <= 1
     assert ask(call, run, *asked, "--resume")[1] == said
     assert "delta" in call("certify", "--help")[1]
     for wrong in (["--delta", "0.05"], ["--seed", "1", "--engine", "crown"]):
@@ -266,7 +269,7 @@ def test_a_notice_is_one_line_and_a_probability_is_not_claimed_where_nothing_was
     notes = [line for line in complaint.splitlines() if not line.startswith("certifying")]
     assert len(notes) == 1
     assert notes[0].startswith("note: 2,000 projections are no fewer than the ")
-    assert "images, nothing was estimated: the bounds are exact); " in said
+    assert "; nothing was estimated, the bounds are exact (" in said
     assert json.loads((run / "certificates-high-probability.summary.json").read_text())["estimates"] == 0
 
 

@@ -39,16 +39,36 @@ def test_train_certify_attack_and_report(call: Call, small: list[str], tmp_path:
     assert code == 0
     assert "robust error" in said
     assert "at linf 0.05 (10 test images)" in said
+    record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert f"robust error {record['robust_error']:.2%} (as run in float32: {record['robust_error_as_run']:.2%})" in said
     code, said, _ = call("certify", out, "--engine", "crown", "--limit", "5", "--device", "cpu")
     assert code == 0
     assert "(5 images)" in said
+    record = json.loads((tmp_path / "run" / "certificates-crown-first-5.summary.json").read_text())
+    assert f"robust error {record['robust_error']:.2%} (as run in float32: {record['robust_error_as_run']:.2%})" in said
     assert len((tmp_path / "run" / "certificates-crown-first-5.jsonl").read_text().splitlines()) == 5
     code, said, _ = call("attack", out, "--eps", "0.2", "--device", "cpu")
     assert code == 0
-    assert "PGD error" in said
+    assert re.search(r"PGD error \d+\.\d\d% as run in float32 \(in real numbers: \d+\.\d\d%; 360 images\)", said)
     code, said, _ = call("report", out)
     assert code == 0
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!")
+
+
+def test_an_older_evaluation_is_shown_without_the_second_statement(
+    call: Call, small: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert call("train", *small, "--out", str(run))[0] == 0
+    record = json.loads((run / "evaluation.json").read_text())
+    newer = ("robust_error_as_run", "certified_as_run", "attacked_as_run", "pgd_error_exact")
+    (run / "evaluation.json").write_text(json.dumps({name: record[name] for name in record if name not in newer}))
+    code, said, complaint = call("train", "--resume", "--out", str(run))
+    assert code == 0, complaint
+    assert f"robust error {record['robust_error']:.2%} at linf 0.05" in said
+    assert call("certify", str(run), "--device", "cpu", "--limit", "10")[0] == 0
+    assert call("report", str(run))[0] == 0
+    assert "as the network runs" not in (run / "report.html").read_text()
 
 
 def test_attack_on_a_cascade(call: Call, small: list[str], tmp_path: Path) -> None:
@@ -72,6 +92,8 @@ def test_what_stands_beside_an_attack_on_a_cascade_is_of_the_same_images(capsys:
         "Attacked: error 11.00%, stage-certified error 21.00%, attacked error 58.00% (3 claims broken), "
         "soundly certified error 59.00% (the first 100 of them)",
     ]
+    tell_cascade("It", {"examples": 360, **rates, "sound_certified_error_as_run": 0.58})
+    assert "soundly certified error 57.33% (as run: 58.00%) (360 images)" in capsys.readouterr().out
     tell_cascade("It", {"examples": 360, **rates, **attack})  # written before there were any
     assert capsys.readouterr().out.endswith(
         "Attacked: attacked error 58.00% (3 claims broken) (the first 100 of them)\n"

@@ -58,13 +58,13 @@ def test_events_agree_with_the_files_of_the_run(whole: Path) -> None:
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     for kind, names in (
         ("epoch", ("loss", "robust_error", "error", "eps", "lr")),
-        ("validation", ("error", "robust_error")),
+        ("validation", ("error", "robust_error", "robust_error_as_run")),
     ):
         for name in names:
             measured = [line[name] for line in lines if line["kind"] == kind]
             assert [value for _, value in found[f"{kind}/{name}"]] == pytest.approx(measured)
     end, record = scalars(whole / "tensorboard"), json.loads((whole / "evaluation.json").read_text())
-    for name in ("error", "pgd_error", "robust_error"):
+    for name in ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run"):
         assert [value for _, value in end[f"evaluation/{name}"]] == pytest.approx([record[name]])
     sizes = [25, 25, 25, 25, 20]
     errors = [value for _, value in found["step/robust_error"][:5]]

@@ -15,11 +15,11 @@ from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.cli.target import open_target
 from autodual.train.cascade import attack_all, certify_all, check_together
+from autodual.train.claims import attacked
 from autodual.train.data import ImageData
-from autodual.train.evaluate import attacked
-from autodual.train.group import Group, joined
+from autodual.train.group import joined
 from autodual.train.loop import StoppedError
-from autodual.train.share import Tell
+from autodual.train.stage import Watch
 
 STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
 
@@ -38,24 +38,28 @@ def attack(
         display = Display(signals.stop)
         try:
             with display.bars, joined(opened.data.images.device) as group:
-                tell = display.watch().within(group).tell
-                wrong = attacked(opened.model, opened.data, opened.ball, tell, group=group)
-                group.by_first(lambda: check_by_certificates(target, opened, wrong))
-                found = (
-                    None if opened.combination is None else _on_cascade(opened.combination, opened.data, tell, group)
-                )
+                watch = display.watch().within(group)
+                broken = attacked(opened.model, opened.data, opened.ball, watch.tell, group=group)
+                group.by_first(lambda: check_by_certificates(target, opened, broken, watch.say))
+                found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
         except StoppedError:
             raise InterruptedRunError(STOPPED, signals.received or 2) from None
     if not group.first:
         return
     first = "" if found is None else "first stage alone, "
-    print(f"{first}{opened.ball!r}: PGD error {wrong.double().mean().item():.2%} ({len(opened.data)} images)")
+    print(
+        f"{first}{opened.ball!r}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
+        f"{len(opened.data)} images)"
+    )
     if found is not None:
         tell_cascade(repr(opened.combination), found)
 
 
-def _on_cascade(combination: Combination, data: ImageData, tell: Tell, group: Group) -> dict[str, Any]:
+def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> dict[str, Any]:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
-    certified, attacked = certify_all(combination, data, tell, group), attack_all(combination, data, tell, group=group)
-    check_together(repr(combination), certified, attacked)
+    certified = certify_all(combination, data, watch.tell, watch.group)
+    attacked = attack_all(combination, data, watch.tell, group=watch.group)
+    note = check_together(repr(combination), certified, attacked)
+    if note is not None:
+        watch.say(note)
     return certified.summary(attacked)

@@ -11,6 +11,9 @@ CONTRADICTION = (
     "{} images are soundly certified and yet broken by the attack, which cannot be: do not trust these certificates"
 )
 
+AS_RUN = "sound_certified_error_as_run"
+"""A record of an earlier version lacks it."""
+
 
 def tell_cascade(name: str, found: dict[str, Any]) -> None:
     """found: as in cascade.json, with or without an attack; one on the first images only has a line of its own."""
@@ -40,7 +43,8 @@ def _errors(rates: dict[str, Any], attack: dict[str, Any] | None = None) -> str:
     if attack is not None:
         claims = f"({_number(attack, 'broken_claims')} claims broken)"
         parts.append(f"attacked error {_number(attack, 'attacked_error'):.2%} {claims}")
-    parts.append(_error("soundly certified error", rates))
+    as_run = f" (as run: {_number(rates, AS_RUN):.2%})" if AS_RUN in rates else ""
+    parts.append(f"{_error('soundly certified error', rates)}{as_run}")
     return ", ".join(part for part in parts if part)
 
 

@@ -74,7 +74,7 @@ def check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
 
 
 PROBLEM = ("perturbation", "engine", "examples", "data")
-SUMMARY = ("perturbation", "engine", "examples", "error", "robust_error", "confidence")
+SUMMARY = ("perturbation", "engine", "examples", "error", "confidence")
 """What a record has that `certify` wrote, in whatever version."""
 
 

@@ -23,7 +23,7 @@ from autodual.cli.target import open_target
 from autodual.train.cascade_lines import cascade_file, certify_to_file
 from autodual.train.config import option
 from autodual.train.group import joined, speaks
-from autodual.train.judge import basis, judge_to_file
+from autodual.train.judge import Judged, basis, judge_to_file
 from autodual.train.lines import record_about
 from autodual.train.loop import StoppedError
 
@@ -139,7 +139,7 @@ def _certify(
                 found = judge_to_file(
                     file, opened.model, opened.data, opened.ball, chosen, watch.tell, group, overwrite, watch.say, asked
                 )
-                group.by_first(lambda: check_by_evaluation(target, opened, chosen, found.certified))
+                group.by_first(lambda: check_by_evaluation(target, opened, chosen, found, watch.say))
                 together = None
                 if cascade is not None:
                     together = certify_to_file(
@@ -153,28 +153,34 @@ def _certify(
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     record = {
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
-        "robust_error": found.robust_error, "confidence": 1 - chosen.delta if isinstance(chosen, HighProbability) else 1.0,
-        "collapsed": collapsed,
-    } | rests_on  # fmt: skip
+    } | _proved(found, chosen) | {"collapsed": collapsed} | rests_on  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
     print(
-        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, robust error {found.robust_error:.2%} "
-        f"({len(opened.data)} images{_sure(rests_on)}); {file}"
+        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(found, rests_on)} ({len(opened.data)} images); {file}"
     )
     if collapsed is not None:
         print(f"warning: {first}the network has {collapsed}", file=sys.stderr)
 
 
-def _sure(rests_on: dict[str, Any]) -> str:
-    """How sure the certificates are that do not come from an engine whose bounds are proofs."""
+def _proved(found: Judged, engine: BoundEngine) -> dict[str, float]:
+    """What is not certified. Over many examples the probabilities of `HighProbability` add up: that fraction is no robust error."""
+    exact, as_run = found.robust_error, found.robust_error_as_run
+    if isinstance(engine, HighProbability):
+        return {"not_certified": exact, "not_certified_as_run": as_run, "confidence": 1 - engine.delta}
+    return {"robust_error": exact, "robust_error_as_run": as_run, "confidence": 1.0}
+
+
+def _told(found: Judged, rests_on: dict[str, Any]) -> str:
+    """Both statements: in real numbers, and as the network runs; rests_on: nothing for a proof."""
+    rates = f"{found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
     if not rests_on:
-        return ""
+        return f"robust error {rates}"
     if rests_on["estimates"] == 0:
-        return ", nothing was estimated: the bounds are exact"
-    return f", each with probability {1 - rests_on['delta']:.10g}"
+        return f"not certified: {rates}; nothing was estimated, the bounds are exact"
+    return f"not certified with probability {1 - rests_on['delta']:.10g} each: {rates}"
 
 
 def choose(engine: Engine, given: dict[str, Any]) -> BoundEngine:

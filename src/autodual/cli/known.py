@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +13,59 @@ from autodual._errors import ArgumentError
 from autodual._files import parse_json, read_content, read_json
 from autodual.bounds import BoundEngine, Dual, HighProbability
 from autodual.cli.target import Target
-from autodual.train.claims import check_claims
-from autodual.train.judge import fault, question
+from autodual.train.claims import Broken, attacked, check_claims
+from autodual.train.judge import Judged, fault, question
 from autodual.train.lines import LINES_LIMIT, record_about
 
+Say = Callable[[str], None]
 
-def check_by_evaluation(place: Path, opened: Target, engine: BoundEngine, certified: Tensor) -> None:
-    """Fail if the attack of the run's evaluation breaks what is certified now."""
-    broken = _read(place / "evaluation.json").get("attacked")
+
+def check_by_evaluation(place: Path, opened: Target, engine: BoundEngine, found: Judged, say: Say) -> None:
+    """Fail if the attack of the run's evaluation breaks what is certified now. say: told of what only rounding breaks."""
+    record = _read(place / "evaluation.json")
     if isinstance(engine, HighProbability) or not _same(place / "certificates.jsonl", opened):
         return  # what is only probable may be wrong
-    if isinstance(broken, list) and len(broken) == len(certified) and all(isinstance(b, bool) for b in broken):
-        check_claims(
-            f"{engine!r}", opened.model, opened.data, opened.ball, certified, torch.tensor(broken, dtype=torch.bool)
-        )
+    broken = _flags(record, "attacked", len(found.certified)) | _flags(record, "attacked_as_run", len(found.certified))
+    _check(f"{engine!r}", found.certified, found.certified_as_run, _again(opened, found.certified & broken), say)
 
 
-def check_by_certificates(place: Path, opened: Target, broken: Tensor) -> None:
-    """Fail if the attack breaks what the run folder has certificates of."""
+def check_by_certificates(place: Path, opened: Target, broken: Broken, say: Say) -> None:
+    """Fail if the attack breaks what the run folder has certificates of. say: told of what only rounding breaks."""
     labels = opened.data.labels.tolist()
     for file in sorted(place.glob("certificates*.jsonl")) if place.is_dir() else ():
         if not _same(file, opened):
             continue
-        certified = torch.zeros_like(broken)
+        certified, as_run = torch.zeros_like(broken.exact), torch.zeros_like(broken.exact)
         for line in read_content(file, LINES_LIMIT).split(b"\n")[: len(labels)]:
             record = _parsed(line)
             index = record.get("index")
             if type(index) is int and 0 <= index < len(labels) and fault(record, labels) is None:
-                certified[index] = record["certified"]
-        check_claims(file, opened.model, opened.data, opened.ball, certified, broken)
+                certified[index], as_run[index] = record["certified"], record["certified_as_run"]
+        _check(file, certified, as_run, broken, say)
+
+
+def _check(source: object, certified: Tensor, certified_as_run: Tensor, broken: Broken, say: Say) -> None:
+    note = check_claims(source, certified, certified_as_run, broken)
+    if note is not None:
+        say(note)
+
+
+def _again(opened: Target, doubtful: Tensor) -> Broken:
+    """Attacks these examples again: a record may be edited, and an older one does not say in which arithmetic its attack holds."""
+    broken = Broken(torch.zeros_like(doubtful), torch.zeros_like(doubtful))
+    index = doubtful.nonzero().squeeze(1)
+    if len(index) > 0:
+        found = attacked(opened.model, opened.data.select(index.to(opened.data.device)), opened.ball)
+        broken.exact[index], broken.as_run[index] = found.exact, found.as_run
+    return broken
+
+
+def _flags(record: dict[str, Any], name: str, length: int) -> Tensor:
+    """[N] bool; none is set where the record does not have one for each example."""
+    values = record.get(name)
+    if not isinstance(values, list) or len(values) != length or not all(isinstance(value, bool) for value in values):
+        return torch.zeros(length, dtype=torch.bool)
+    return torch.tensor(values, dtype=torch.bool)
 
 
 def _same(file: Path, opened: Target) -> bool:

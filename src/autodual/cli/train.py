@@ -44,8 +44,9 @@ def train(
     if not speaks():
         return
     print(
-        f"{folder}: error {record['error']:.2%}, PGD error {record['pgd_error']:.2%}, robust error {record['robust_error']:.2%} "
-        f"at {record['norm']} {record['eps']:g} ({record['examples']} test images){_trained(record.get('trained'), options.epochs)}"
+        f"{folder}: error {record['error']:.2%}, PGD error {record['pgd_error']:.2%}, robust error {record['robust_error']:.2%}"
+        f"{_as_run(record)} at {record['norm']} {record['eps']:g} ({record['examples']} test images)"
+        f"{_trained(record.get('trained'), options.epochs)}"
     )
     if record.get("collapsed"):
         print(f"warning: the network has {record['collapsed']}. {ADVICE}", file=sys.stderr)
@@ -53,6 +54,12 @@ def train(
         found = record["cascade"]
         print("(first stage alone).", end=" ")
         tell_cascade(f"The {found['kind']} cascade", found)
+
+
+def _as_run(record: dict[str, Any]) -> str:
+    """The second statement, about the network as it runs; a run of an earlier version does not make it."""
+    rate = record.get("robust_error_as_run")
+    return f" (as run in {record.get('dtype')}: {rate:.2%})" if isinstance(rate, float) else ""
 
 
 def _trained(at: dict[str, Any] | None, epochs: int) -> str:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from autodual._files import replacing, write_json
+from autodual._tensor import full_precision
 from autodual.bounds import BoundEngine, Dual
 from autodual.certify import attack, certified_radius
 from autodual.sets import Perturbation
-from autodual.train.claims import check_claims
+from autodual.train.claims import ATTACK_STEPS, Broken, attacked, check_claims
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
 from autodual.train.judge import RENEWED, Judged, judge, judge_to_file
@@ -24,19 +25,7 @@ from autodual.train.share import Tell, on_all, part_of, silent
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Sizes at which certified and attacked accuracy are plotted, as multiples of eps."""
 GALLERY = 24
-ATTACK_STEPS = 40
 REMOVE = "if somebody has changed this file, remove it and go on with --resume; if nobody has, a proof is wrong: please report it"
-
-
-def attacked(
-    model: nn.Module, data: ImageData, ball: Perturbation, tell: Tell, what: str = "attacking", group: Group = ALONE
-) -> Tensor:
-    """[N] bool: an attack finds another label, or the clean image has one already."""
-
-    def one(x: Tensor, labels: Tensor) -> Tensor:
-        return attack(model, x, labels, ball, steps=ATTACK_STEPS).success
-
-    return torch.cat(on_all(one, data, what, tell, group))
 
 
 def evaluate(
@@ -62,17 +51,22 @@ def evaluate(
     file = folder / "certificates.jsonl"
     found = judge_to_file(file, model, data, ball, engine, tell, group, say=say, renewed=RENEWED)
     broken = attacked(model, data, ball, tell, group=group)
-    group.by_first(lambda: check_claims(file, model, data, ball, found.certified, broken, REMOVE))
+    note = group.by_first(lambda: check_claims(file, found.certified, found.certified_as_run, broken, REMOVE))
+    if note is not None:
+        say(note)
     some = data.take(subset)
     radii = _radii(model, some, ball, engine, tell, group)
     record = {
         "split": "test", "examples": len(data), "perturbation": repr(ball), "norm": norm, "eps": ball.eps, "engine": repr(engine),
-        "dtype": "float32", "error": found.error, "robust_error": found.robust_error, "pgd_error": broken.double().mean().item(),
-        "curve": _curve(model, some, ball, engine, tell, group),
+        "dtype": "float32", "error": found.error,
+        "robust_error": found.robust_error, "robust_error_as_run": found.robust_error_as_run,
+        "pgd_error": broken.error_as_run, "pgd_error_exact": broken.error,
+        "curve": _curve(model, some, ball, engine, tell, group, say),
         "margins": [m if np.isfinite(m) else None for m in found.margins.tolist()],
         "radii": radii, "radius_limit": CURVE[-1] * ball.eps, "curve_examples": len(some),
         "labels": found.labels.tolist(), "predicted": found.predicted.tolist(), "certified": found.certified.tolist(),
-        "attacked": broken.tolist(), "classes": list(data.classes), "collapsed": found.collapse(data.classes),
+        "certified_as_run": found.certified_as_run.tolist(), "attacked": broken.exact.tolist(),
+        "attacked_as_run": broken.as_run.tolist(), "classes": list(data.classes), "collapsed": found.collapse(data.classes),
         "trained": trained,
     }  # fmt: skip
 
@@ -97,7 +91,13 @@ def _radii(
 
 
 def _curve(
-    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine, tell: Tell, group: Group
+    model: nn.Module,
+    data: ImageData,
+    ball: Perturbation,
+    engine: BoundEngine,
+    tell: Tell,
+    group: Group,
+    say: Callable[[str], None],
 ) -> list[dict[str, float]]:
     """Certified and attacked error at every size; one progress bar for all of them."""
     assert isinstance(ball.eps, float)
@@ -107,23 +107,31 @@ def _curve(
         wider, done = ball.with_eps(factor * ball.eps), 2 * number * len(data)
         judged = judge(model, data, wider, engine, part_of(tell, done, whole), "curve", group)
         broken = attacked(model, data, wider, part_of(tell, done + len(data), whole), "curve", group)
-        group.by_first(partial(check_claims, "curve", model, data, wider, judged.certified, broken))
-        error = broken.double().mean().item()
-        points.append({"eps": factor * ball.eps, "robust_error": judged.robust_error, "pgd_error": error})
+        claims = judged.certified, judged.certified_as_run
+        note = group.by_first(partial(check_claims, f"curve, eps {wider.eps:g}", *claims, broken))
+        if note is not None:
+            say(note)
+        points.append({
+            "eps": factor * ball.eps,
+            "robust_error": judged.robust_error, "robust_error_as_run": judged.robust_error_as_run,
+            "pgd_error": broken.error_as_run, "pgd_error_exact": broken.error,
+        })  # fmt: skip
     return points
 
 
 def write_gallery(
-    path: Path, model: nn.Module, data: ImageData, ball: Perturbation, found: Judged, broken: Tensor
+    path: Path, model: nn.Module, data: ImageData, ball: Perturbation, found: Judged, broken: Broken
 ) -> None:
-    """Some images that are certified, some that the attack breaks, and some that are neither, with the attack's image."""
-    kind = torch.where(found.certified, 0, torch.where(broken, 1, 2))
+    """Some images that are certified, some that the attack breaks as the network runs, and some that are neither, with the attack's
+    image."""
+    kind = torch.where(broken.as_run, 1, torch.where(found.certified, 0, 2))
     chosen = torch.cat([(kind == k).nonzero().squeeze(1)[: GALLERY // 3] for k in range(3)])
     index = chosen.to(data.labels.device)
     x, labels = data.scaled(index), data.labels[index]
-    worst = attack(model, x, labels, ball, steps=ATTACK_STEPS).examples
-    with torch.no_grad():
-        relabelled = model(worst).argmax(1)
+    with full_precision():
+        worst = attack(model, x, labels, ball, steps=ATTACK_STEPS).examples
+        with torch.no_grad():
+            relabelled = model(worst).argmax(1)
     arrays = {
         "images": _bytes(x), "attacked": _bytes(worst), "kind": kind[chosen].numpy(), "label": found.labels[chosen].numpy(),
         "predicted": found.predicted[chosen].numpy(), "attacked_label": relabelled.cpu().numpy(), "index": chosen.numpy(),

@@ -30,6 +30,8 @@ OWN = "given to ad.fit"
 
 EVALUATION = {"error": float, "pgd_error": float, "robust_error": float, "eps": float, "norm": str, "examples": int}
 """What an evaluation that was made before must hold, since it is shown."""
+WRITTEN = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
+"""Figures of an evaluation for TensorBoard; one of an earlier version lacks some."""
 
 
 def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
@@ -141,9 +143,11 @@ def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: 
 def _write_events(run: Run, record: dict[str, Any]) -> None:
     """The figures at the end; those that an earlier process wrote do not count any more."""
     events = Events(run.events)
-    events.write("evaluation", 0, {name: record[name] for name in ("error", "pgd_error", "robust_error")})
+    events.write("evaluation", 0, {name: record[name] for name in WRITTEN if name in record})
     together = record.get("cascade", {})
-    events.write("cascade", 0, {name: value for name, value in together.items() if name.endswith("error")})
+    events.write(
+        "cascade", 0, {name: value for name, value in together.items() if name.endswith(("error", "error_as_run"))}
+    )
     events.close()
 
 

@@ -85,7 +85,11 @@ def train_stage(
 
     def validate(network: nn.Module, epoch: int) -> dict[str, float]:
         found = judge(network, judge_on, make_ball(config), tell=watch.tell, what="validating", group=group)
-        figures = {"error": found.error, "robust_error": found.robust_error}
+        figures = {
+            "error": found.error,
+            "robust_error": found.robust_error,
+            "robust_error_as_run": found.robust_error_as_run,
+        }
         collapsed = found.collapse(judge_on.classes)
 
         def keep() -> None:
