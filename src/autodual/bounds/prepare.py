@@ -129,6 +129,8 @@ class Prepared:
 
     graph: Network
     network: DualNetwork
+    output: Tensor
+    """What the model itself computes for the inputs that it was prepared for."""
 
     @cached_property
     def in_double(self) -> DualNetwork:
@@ -179,10 +181,10 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
         signs = torch.where(torch.arange(x[0].numel(), device=x.device) % 2 == 0, 1.0, -1.0).to(x).reshape(x.shape[1:])
         some = region[slice(0, COMPARED)]
         batches.append(some.vertex(signs.expand_as(some.centre)).detach())
-    _check_faithful(network, dual, batches)
+    output = _check_faithful(network, dual, batches)
     if network.dtype == torch.float64 and network.computes_constants:
         dual = with_differences(dual, build(network, dtype=torch.float32))
-    return Prepared(network, dual)
+    return Prepared(network, dual, output)
 
 
 COMPARED = 2
@@ -190,8 +192,8 @@ COMPARED = 2
 
 
 @torch.no_grad()
-def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> None:
-    """A graph that computes something else than the model proves nothing about it."""
+def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> Tensor:
+    """The model's output for the first batch. A graph that computes something else than the model proves nothing about it."""
     outputs = [network.model(batch.clone()) for batch in batches]  # a copy, since a model may write into its input
     if not all(bool(output.isfinite().all()) for output in outputs):
         raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
@@ -200,10 +202,10 @@ def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) 
         operand, found = _last_step(dual, x)
         difference = (expected - found).abs()
         if operand is not None and bool((difference <= least_run_error(dual, operand)).all()):
-            return
+            return outputs[0]
         allowed = 2 * run_error_at(dual, x)
         if bool((difference <= torch.where(allowed.isfinite(), allowed, expected.abs())).all()):
-            return
+            return outputs[0]
     raise CaptureError(
         "model: the captured graph does not reproduce the model's output. The model may be random, may branch on the batch "
         "size or on isinstance(x, Tensor), or has got other modules or hooks since it was captured (then capture it again); "

@@ -52,7 +52,7 @@ def certify(
         prepared = prepare(model, x, ball.around(x))
         classes = check_classifier(prepared.graph.output_shape)
         check_label_range(labels, classes)
-        predicted = prepared.network.forward(x).argmax(1)
+        predicted = prepared.output.argmax(1)
         proof = prove(prepared, x, labels, ball, engine, predicted == labels)
         return _certificate(prepared, proof, x, labels, predicted, ball, engine)
 

@@ -61,7 +61,7 @@ def _bisect(
     low = torch.zeros_like(largest)
     high = largest.clone()
     open_ = torch.arange(len(x), device=x.device)
-    right = prepared.network.forward(x).argmax(1) == labels
+    right = prepared.output.argmax(1) == labels
     full = certified(largest, open_) & right
     low[full] = largest[full]
     open_ = open_[~full & right]
