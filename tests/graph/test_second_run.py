@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import autodual as ad
 from autodual.graph.agreement import random_state
@@ -45,6 +46,7 @@ BATCH_SIZE: dict[str, Compute] = {
     "branch on three": lambda m, x: m.fc(x).clamp(max=10) if x.shape[0] == 3 else m.fc(x),
     "branch on more than sixteen": lambda m, x: m.fc(x).clamp(max=10) if len(x) // 17 else m.fc(x),
     "branch on more than a hundred": lambda m, x: m.fc(x).clamp(max=10) if len(x) > 100 else m.fc(x),
+    "branch on one more or less": lambda m, x: m.fc(x).clamp(max=10) if len(x) % 2 else m.fc(x),
     "columns": lambda m, x: m.fc(x * torch.ones(4, dtype=DOUBLE))[:, : max(1, 5 - len(x))],
 }
 
@@ -201,6 +203,18 @@ def test_random_numbers_are_refused(compute: Compute) -> None:
     model = Net(compute, fc=nn.Linear(4, 3), token=nn.Parameter(torch.rand(3)), **parts)
     random.seed(1)
     np.random.seed(1)
+    with pytest.raises(ad.CaptureError, match="random"):
+        ad.capture(model, batch(3, 4))
+
+
+class _Noise(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + 1e-12 * torch.randn_like(weight)
+
+
+def test_random_numbers_in_a_parametrization_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 3, dtype=DOUBLE))
+    parametrize.register_parametrization(model[0], "weight", _Noise())
     with pytest.raises(ad.CaptureError, match="random"):
         ad.capture(model, batch(3, 4))
 

@@ -72,6 +72,9 @@ class Step:
 
     __hash__ = object.__hash__
 
+    def __repr__(self) -> str:
+        return _name(self)
+
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -121,13 +124,10 @@ def _numpy_generator() -> Any:
 
 
 @contextmanager
-def no_random_numbers(where: Callable[[], str], running: Callable[[], bool], held: list[Any]) -> Iterator[None]:
-    """Refuse random numbers that this thread draws, whatever other threads do.
-
-    where: the path of the module that is being run; running: whether an operation that is recorded anyway is.
-    """
+def no_random_numbers(where: Callable[[], str], held: list[Any]) -> Iterator[None]:
+    """Refuse random numbers that this thread draws, whatever other threads do. where: the path of the module that is being run."""
     before = [_state_of(generator) for generator in held]
-    with _TorchDraws(where, running), _python_draws(where), _numpy_draws(where):
+    with _TorchDraws(where), _python_draws(where), _numpy_draws(where):
         yield
     if before != [_state_of(generator) for generator in held]:
         raise _random(where, "from a generator that it holds")
@@ -141,13 +141,13 @@ def _random(where: Callable[[], str], how: str) -> CaptureError:
 
 
 class _TorchDraws(TorchFunctionMode):
-    def __init__(self, where: Callable[[], str], running: Callable[[], bool]) -> None:
+    def __init__(self, where: Callable[[], str]) -> None:
         super().__init__()
-        self._where, self._running = where, running
+        self._where = where
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _RANDOM and not self._running():
+        if name in _RANDOM:
             raise _random(self._where, name)
         return func(*args, **(kwargs or {}))
 

@@ -76,24 +76,28 @@ def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
                 graph = tracer.record(sample(CAPTURE_BATCH))
             network = _to_network(model, root, tracer, graph)
             first = Run(CAPTURE_BATCH, next(reversed(graph.nodes)).args[0], tracer.values, tracer.constants)
-            paths, depends, batch = tracer.paths, dependents(graph), _other_batch(len(example), tracer, model)
-            for refuse_random in (False, True):
+            paths, depends = tracer.paths, dependents(graph)
+
+            def compare(batch: int, refuse_random: bool = False) -> None:
                 with torch.no_grad(), _explained(tracer, example):
                     second = tracer.repeat(sample(batch), refuse_random)
                 check_agreement(first, second, depends, paths)
-                if drawn == random_state(example.device, generators):
-                    break  # or else look again, whether it was the model that drew random numbers
+
+            for batch in _other_batches(len(example), tracer, model):
+                compare(batch)
+            if drawn != random_state(example.device, generators):  # by the model, or by another thread
+                compare(OTHER_BATCH, refuse_random=True)
         finally:
             tracer.dissolve()
     return network
 
 
-def _other_batch(given: int, tracer: ConcreteTracer, model: nn.Module) -> int:
-    """The batch of the second run: the given one where the model may ask for its size."""
+def _other_batches(given: int, tracer: ConcreteTracer, model: nn.Module) -> set[int]:
+    """The batches of further runs; the given one is among them where the model has asked for its size."""
     if not tracer.told or given == CAPTURE_BATCH or (given == 1 and model.training):
-        return OTHER_BATCH
+        return {OTHER_BATCH}
     entries = sum(value.numel() for value in tracer.values.values() if isinstance(value, Tensor))
-    return given if given * entries <= CAPTURE_BATCH * MOST_ENTRIES else OTHER_BATCH
+    return {OTHER_BATCH, given} if given * entries <= CAPTURE_BATCH * MOST_ENTRIES else {OTHER_BATCH}
 
 
 @contextmanager

@@ -167,7 +167,7 @@ class ConcreteTracer(fx.Tracer):
     def repeat(self, sample: Tensor, refuse_random: bool = False) -> Run:
         """Another run of the model, after whatever earlier runs have stored in it, without a graph."""
         self._start(sample, None)
-        refusal = no_random_numbers(lambda: self.where, lambda: self.running, self.generators())
+        refusal = no_random_numbers(lambda: self.where, self.generators())
         with refusal if refuse_random else nullcontext():
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
