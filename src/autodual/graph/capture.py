@@ -75,7 +75,7 @@ def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
             with torch.enable_grad(), _explained(tracer, example):
                 graph = tracer.record(sample(CAPTURE_BATCH))
             network = _to_network(model, root, tracer, graph)
-            first = Run(CAPTURE_BATCH, next(reversed(graph.nodes)).args[0], tracer.values, tracer.constants)
+            first = Run(CAPTURE_BATCH, next(iter(reversed(graph.nodes))).args[0], tracer.values, tracer.constants)
             paths, depends = tracer.paths, dependents(graph)
 
             def compare(batch: int, refuse_random: bool = False) -> None:
