@@ -15,7 +15,14 @@ from autodual.bounds.prepare import dual_network
 ENGINES = (
     ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual(), ad.Dual(intersect=True), ad.Crown(intermediate=ad.IBP()),
 )  # fmt: skip
-BALLS = (ad.LinfBall(0.0), ad.LinfBall(0.1), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.1), ad.L1Ball(0.1), ad.LinfBall(1e-7))
+BALLS = (
+    ad.LinfBall(0.0),
+    ad.LinfBall(0.1),
+    ad.LinfBall(0.1, clip=(0.0, 1.0)),
+    ad.L2Ball(0.1),
+    ad.L1Ball(0.1),
+    ad.LinfBall(1e-7),
+)
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=repr)
 every_ball = pytest.mark.parametrize("ball", BALLS, ids=repr)
 
@@ -37,7 +44,9 @@ def _exact(model: nn.Sequential, x: Tensor) -> list[list[Fraction]]:
         if isinstance(layer, nn.Linear):
             weight = [[Fraction(w) for w in row] for row in layer.weight.tolist()]
             bias = [Fraction(b) for b in layer.bias.tolist()]
-            values = [sum((w * v for w, v in zip(r, values, strict=True)), b) for r, b in zip(weight, bias, strict=True)]
+            values = [
+                sum((w * v for w, v in zip(r, values, strict=True)), b) for r, b in zip(weight, bias, strict=True)
+            ]
             found.append(values)
         else:
             values = [max(v, Fraction(0)) for v in values]
@@ -68,7 +77,9 @@ def test_float32_is_rounded_outwards_by_little(engine: ad.BoundEngine) -> None:
     model, x = _model(torch.float32), torch.rand(2, 5)
     region, exact = ad.LinfBall(2**-3).around(x), copy.deepcopy(model).double()
     single, double = ad.bounds(model, region, engine), ad.bounds(exact, ad.LinfBall(2**-3).around(x.double()), engine)
-    for found, truth in zip((*single.layers.values(), single.output), (*double.layers.values(), double.output), strict=True):
+    for found, truth in zip(
+        (*single.layers.values(), single.output), (*double.layers.values(), double.output), strict=True
+    ):
         assert (found.width.double() <= 1.011 * truth.width).all()
         assert (found.lower.double() <= truth.lower + 1e-9).all()
         assert (found.upper.double() >= truth.upper - 1e-9).all()

@@ -89,7 +89,12 @@ def test_certified_in_real_numbers_and_not_as_run() -> None:
         first.bias.fill_(1e7)
         last.weight.copy_(torch.tensor([[1.0], [0.0]]))
         last.bias.copy_(torch.tensor([-1e7, 0.05]))
-    model, x, labels, ball = nn.Sequential(first, last).eval(), torch.tensor([[0.6]]), torch.tensor([0]), ad.LinfBall(0.3)
+    model, x, labels, ball = (
+        nn.Sequential(first, last).eval(),
+        torch.tensor([[0.6]]),
+        torch.tensor([0]),
+        ad.LinfBall(0.3),
+    )
     broken = ad.attack(model, x, labels, ball)
     for engine in (ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual()):
         found = ad.certify(model, x, labels, ball, engine)
@@ -131,4 +136,3 @@ def test_the_error_as_run_costs_little(engine: ad.BoundEngine) -> None:
         lost = found.certified.double().mean() - found.certified_as_run.double().mean()
         assert found.certified.any()
         assert 0 <= lost <= 0.003
-

@@ -100,11 +100,7 @@ UNDERFLOWS: dict[str, tuple[Callable[[], nn.Module], list[float], ad.Perturbatio
     "silu": (lambda: nn.Sequential(nn.SiLU(), _linear([1e37, 0.0], [0.0, -1.0])), [-89.0], POINT),
     "sigmoid": (lambda: nn.Sequential(nn.Sigmoid(), _linear([-1e38, 0.0], [1e-1, 0.0])), [-89.0], POINT),
     "softplus": (lambda: nn.Sequential(nn.Softplus(), _linear([-1e38, 0.0], [1e-8, 0.0])), [-104.0], POINT),
-    "products": (
-        lambda: nn.Sequential(nn.Linear(1, 1), _linear([-1e38, 0.0], [0.9e-8, 0.0])),
-        [1e-16],
-        POINT,
-    ),
+    "products": (lambda: nn.Sequential(nn.Linear(1, 1), _linear([-1e38, 0.0], [0.9e-8, 0.0])), [1e-16], POINT),
     "eps": (lambda: _linear([-1e38, 0.0], [0.5e-8, 0.0]), [0.0], ad.LinfBall(1e-46)),
 }
 

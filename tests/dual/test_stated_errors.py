@@ -88,4 +88,3 @@ def test_errors_are_not_understated(operation: Any, shape: tuple[int, ...]) -> N
     kinks = (operation.threshold / operation.beta,) if isinstance(operation, nn.Softplus) else ()
     graph = capture(module.eval(), torch.zeros(2, *shape))
     check_errors(type(module).__name__, module, build(graph), build(graph, dtype=torch.float64), kinks, 0)
-

@@ -222,8 +222,8 @@ class ElementwiseDual(ABC):
         """Bounds |computed value - f(z)| for every z of the interval. `testing.check_dual_layer` measures it.
 
         size: the largest |f(z)|; grain: the relative error of a few roundings. What underflows, up to a thousand times the smallest
-        normal number, and results that overflow are counted for every layer that is not `exact`. A function that adds terms which cancel has an absolute
-        error, so this counts the size of z as well; a layer that is more exact overrides it.
+        normal number, and results that overflow are counted for every layer that is not `exact`. A function that adds terms which
+        cancel has an absolute error, so this counts the size of z as well; a layer that is more exact overrides it.
         """
         return grain * (size + z.largest)
 
