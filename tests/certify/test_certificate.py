@@ -186,3 +186,31 @@ def test_single_precision_needs_more_slack() -> None:
     assert (single.slack[others] > 1e6 * double.slack[others]).all()
     error = (single.margins.double() - double.margins).abs()
     assert (error <= single.slack)[others].all()
+
+
+def test_a_certificate_says_what_it_is_about() -> None:
+    """Digests are the same for the same question, and change with weights, inputs, labels, ball, engine and settings."""
+    x, labels, ball = batch(5, 6), torch.tensor([0, 1, 2, 3, 0]), ad.LinfBall(0.05)
+    subject = ad.certify(mlp(6, 8, 4), x, labels, ball).subject
+    assert ad.certify(mlp(6, 8, 4), x.clone(), labels.int(), ball).subject == subject
+    assert ad.certify(ad.capture(mlp(6, 8, 4), x), x, labels, ball).subject == subject
+    moved, other = mlp(6, 8, 4), x.clone()
+    with torch.no_grad():
+        moved[0].weight[0, 0] = torch.nextafter(moved[0].weight[0, 0], torch.tensor(INF, dtype=DOUBLE))
+        other[4, 5] = torch.nextafter(other[4, 5], torch.tensor(INF, dtype=DOUBLE))
+    bent = torch.nn.Sequential(mlp(6, 8, 4)[0], torch.nn.LeakyReLU(0.0), mlp(6, 8, 4)[2]).eval()
+    about = {
+        "weights": ad.certify(moved, x, labels, ball).subject,
+        "operations": ad.certify(bent, x, labels, ball).subject,
+        "inputs": ad.certify(mlp(6, 8, 4), other, labels, ball).subject,
+        "labels": ad.certify(mlp(6, 8, 4), x, labels.flip(0), ball).subject,
+        "size": ad.certify(mlp(6, 8, 4), x, labels, ad.LinfBall(0.06)).subject,
+        "norm": ad.certify(mlp(6, 8, 4), x, labels, ad.L2Ball(0.05)).subject,
+        "engine": ad.certify(mlp(6, 8, 4), x, labels, ball, ad.Crown()).subject,
+        "settings": ad.certify(mlp(6, 8, 4), x, labels, ball, ad.Dual(intersect=True)).subject,
+        "dtype": ad.certify(mlp(6, 8, 4).float(), x.float(), labels, ball).subject,
+    }
+    assert len({subject, *about.values()}) == 1 + len(about)
+    assert about["weights"].inputs == about["engine"].inputs == subject.inputs
+    assert about["inputs"].network == about["size"].network == about["engine"].network == subject.network
+    assert subject.network not in (about["weights"].network, about["operations"].network)

@@ -173,7 +173,7 @@ CHANGES = {
 def call_of(target: Any) -> Network:
     """A network that makes one call, of an operation that only its author knows."""
     nodes = (Node("input", "", None, (), {}, True, (4,)), Node("own", "", target, (Ref(0),), {}, True, (4,)))
-    return Network(nn.Identity(), nodes, 1, (4,), 13, None)  # type: ignore[arg-type]
+    return Network(nn.Identity(), nodes, 1, (4,), 13, None, torch.float32)  # type: ignore[arg-type]
 
 
 def of_source(source: str, by: Any = 3.0) -> tuple[str, str]:
