@@ -20,17 +20,19 @@ class Curve:
 
     certified: Points
     attacked: Points
+    certified_as_run: Points
+    """Empty in older records."""
 
     @classmethod
     def of(cls, run: Run) -> Curve:
-        rates: dict[str, dict[float, float]] = {"robust_error": {}, "pgd_error": {}}
+        rates: dict[str, dict[float, float]] = {"robust_error": {}, "pgd_error": {}, "robust_error_as_run": {}}
         for point in records(run.evaluation, "curve"):
             eps = number(point, "eps")
             for key, found in rates.items():
                 error = rate(point, key)
                 if eps is not None and error is not None:
                     found[eps] = 1 - error
-        return cls(sorted(rates["robust_error"].items()), sorted(rates["pgd_error"].items()))
+        return cls(*(sorted(found.items()) for found in rates.values()))
 
 
 def epsilon_axis(run: Run) -> Axis:
@@ -55,11 +57,17 @@ def epsilon(run: Run) -> Section:
         series.append(Series("", [(0.0, 1 - error)], "ink", line=False, dots=True, full="accuracy without attack"))
     marks = [Mark(eps, f"eps {short(eps)}")] if eps is not None else []
     chart = line_chart("Certified accuracy against epsilon", epsilon_axis(run), ACCURACY, series, [band], marks)
+    sizes = sorted({*certified, *attacked})
     rows = [
         [short(x), percent(attacked.get(x)), percent(certified.get(x)), _difference(attacked.get(x), certified.get(x))]
-        for x in sorted({*certified, *attacked})
+        for x in sizes
     ]
-    table = Table(["eps", "attacked", "certified", "unknown"], rows)
+    header = ["eps", "attacked", "certified", "unknown"]
+    if curve.certified_as_run:  # an older record does not say
+        as_run = dict(curve.certified_as_run)
+        header.insert(3, "certified as run")
+        rows = [[*row[:3], percent(as_run.get(x)), row[3]] for x, row in zip(sizes, rows, strict=True)]
+    table = Table(header, rows)
     return Section("epsilon", title, [Figures([Figure("Accuracy", chart, _caption(run, curve))], table)])
 
 

@@ -65,8 +65,9 @@ def _tiles(rates: Sandwich) -> Tiles:
         ("Attacked error", rates.attacked, "attack"),
         ("Soundly certified error", rates.robust, "proved"),
     ]
+    as_run = "" if rates.robust_as_run is None else f"as the networks run: {percent(rates.robust_as_run)}"
     tiles = [
-        Tile(name, percent(value), out_of(value, rates.examples), tone)
+        Tile(name, percent(value), out_of(value, rates.examples), tone, as_run if tone == "proved" else "")
         for name, value, tone in shown
         if value is not None or not rates.known()
     ]
@@ -81,7 +82,7 @@ def cascade_contradictions(record: Record) -> list[str]:
     """What cannot be true of a sound proof and a real attack."""
     found = []
     together = Sandwich.of_attacked("", record) or Sandwich.of_cascade("", record)
-    if together.attacked is not None and together.robust is not None and together.attacked > together.robust + 1e-9:
+    if together.contradictory():
         found.append("The attack on the cascade breaks more than its proof allows: do not trust these certificates.")
     broken = whole(record, "broken_proofs") or 0
     if broken > 0:
