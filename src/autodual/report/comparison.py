@@ -28,7 +28,7 @@ CASCADES = (
     "is no bound, and an attack may exceed it."
 )
 
-AS_RUN = "{}: in real numbers. Certified as run: the same error, of what is proved for the network as it runs in float32, too."
+AS_RUN = "{}: what is not proved in real numbers. As run: what is not proved for the network as it runs in float32."
 
 
 def letter(index: int) -> str:
@@ -79,7 +79,7 @@ def _rates(runs: Sequence[Run], rates: Sequence[Sandwich]) -> Table:
     header, captions = ["Run", "Error", *names], []
     rows = [[one.name, *map(percent, (one.error, one.attacked, one.robust))] for one in rates]
     if any(one.robust_as_run is not None for one in rates):  # older records do not say
-        header.append("Certified as run")
+        header.append("As run")
         captions.append(AS_RUN.format(names[1]))
         rows = [[*row, percent(one.robust_as_run)] for row, one in zip(rows, rates, strict=True)]
     if cascades:

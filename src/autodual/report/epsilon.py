@@ -8,6 +8,7 @@ from autodual.report.absence import absence
 from autodual.report.blocks import Figure, Figures, Section, Table
 from autodual.report.files import EVALUATION, Run
 from autodual.report.frame import Axis, Mark, percent_tick
+from autodual.report.headline import as_run_of
 from autodual.report.lines import Band, Points, Series, line_chart
 from autodual.report.values import count, number, percent, rate, records, short, text, whole
 
@@ -65,7 +66,7 @@ def epsilon(run: Run) -> Section:
     header = ["eps", "attacked", "certified", "unknown"]
     if curve.certified_as_run:  # an older record does not say
         as_run = dict(curve.certified_as_run)
-        header.insert(3, "certified as run")
+        header.insert(3, "as run")
         rows = [[*row[:3], percent(as_run.get(x)), row[3]] for x, row in zip(sizes, rows, strict=True)]
     table = Table(header, rows)
     return Section("epsilon", title, [Figures([Figure("Accuracy", chart, _caption(run, curve))], table)])
@@ -79,7 +80,8 @@ def _caption(run: Run, curve: Curve) -> str:
     words = "Above the upper line an attack succeeds, below the lower one there is proof; the hatched band between them is unknown."
     if not curve.attacked or not curve.certified:
         words = "Below the line there is proof." if curve.certified else "Above the line an attack succeeds."
-    return f"{words} The point at zero: all examples, no attack. Lines: {measured}."
+    second = f" In the table, as run: certified {as_run_of(run.evaluation)}, too." if curve.certified_as_run else ""
+    return f"{words} The point at zero: all examples, no attack. Lines: {measured}.{second}"
 
 
 def _difference(high: float | None, low: float | None) -> str:

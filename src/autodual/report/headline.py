@@ -30,16 +30,7 @@ def headline(run: Run) -> Section:
     trained = Sandwich.of("", record)
     if not trained.known():
         return Section("headline", "Result", [absence(run, EVALUATION, "No result to show.")])
-    examples = whole(record, "examples")
-    exact, as_run = trained.attacked_exact, trained.robust_as_run
-    tiles = [
-        Tile("Error", percent(trained.error), out_of(trained.error, examples), "ink"),
-        Tile("PGD error", percent(trained.attacked), out_of(trained.attacked, examples), "attack",
-             "" if exact is None else f"in real numbers: {percent(exact)}"),
-        Tile("Certified robust error", percent(trained.robust), out_of(trained.robust, examples), "proved",
-             "" if as_run is None else f"{as_run_of(record)}: {percent(as_run)}"),
-    ]  # fmt: skip
-    blocks: list[Block] = [Text(conditions(record)), Tiles(tiles)]
+    blocks: list[Block] = [Text(conditions(record)), Tiles(_tiles(trained, record))]
     bars, words = [trained], [_meaning(trained, record)]
     twin = mapping(record, "standard")
     if twin is not None:
@@ -53,6 +44,21 @@ def headline(run: Run) -> Section:
     blocks += [Text(sentence) for sentence in words]
     blocks += [Note(sentence) for sentence in (*collapsed(record), *contradictions(record))]
     return Section("headline", "Result", blocks)
+
+
+def _tiles(rates: Sandwich, record: Record) -> list[Tile]:
+    """Error, attack and proof; under the latter two, the other arithmetic, and which one the large number is about."""
+    broken, unproved = out_of(rates.attacked, rates.examples), out_of(rates.robust, rates.examples)
+    exact = as_run = ""
+    if rates.attacked_exact is not None:
+        broken, exact = f"{broken} {as_run_of(record)}", f"in real numbers: {percent(rates.attacked_exact)}"
+    if rates.robust_as_run is not None:
+        unproved, as_run = f"{unproved} in real numbers", f"{as_run_of(record)}: {percent(rates.robust_as_run)}"
+    return [
+        Tile("Error", percent(rates.error), out_of(rates.error, rates.examples), "ink"),
+        Tile("PGD error", percent(rates.attacked), broken.strip(), "attack", exact),
+        Tile("Certified robust error", percent(rates.robust), unproved.strip(), "proved", as_run),
+    ]
 
 
 def conditions(record: Record) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autodual.report.absence import absence
 from autodual.report.bars import Bar, Segment, bar_chart
 from autodual.report.blocks import Block, Note, Section, Table, Text, Tile, Tiles, Tone, Wide
@@ -65,12 +67,14 @@ def _tiles(rates: Sandwich) -> Tiles:
         ("Attacked error", rates.attacked, "attack"),
         ("Soundly certified error", rates.robust, "proved"),
     ]
-    as_run = "" if rates.robust_as_run is None else f"as the networks run: {percent(rates.robust_as_run)}"
     tiles = [
-        Tile(name, percent(value), out_of(value, rates.examples), tone, as_run if tone == "proved" else "")
+        Tile(name, percent(value), out_of(value, rates.examples), tone)
         for name, value, tone in shown
         if value is not None or not rates.known()
     ]
+    if rates.robust is not None and rates.robust_as_run is not None:  # an older record does not say
+        detail, more = f"{tiles[-1].detail} in real numbers", f"as the networks run: {percent(rates.robust_as_run)}"
+        tiles[-1] = replace(tiles[-1], detail=detail.strip(), more=more)
     return Tiles(tiles)
 
 
