@@ -403,6 +403,82 @@ def test_a_contradiction_is_said_aloud(run: Path) -> None:
     assert "do not trust" in page_of(run)[0].text.lower()
 
 
+AS_RUN = {"robust_error_as_run": 0.4005, "pgd_error": 0.2, "pgd_error_exact": 0.1995, "robust_error": 0.4, "error": 0.1}
+
+
+def test_both_statements_are_shown_in_plain_words(run: Path) -> None:
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    curve = [point | {"robust_error_as_run": 0.4321} for point in evaluation["curve"]]
+    as_run = [False, *evaluation["certified"][1:]]
+    broken = [True, *evaluation["attacked"][1:]]
+    change(run, "evaluation.json", **AS_RUN, curve=curve, certified_as_run=as_run, attacked_as_run=broken)
+    change(run, "cascade.json", sound_certified_error_as_run=0.3111)
+    page = page_of(run)[0]
+    head = page.sections["run-1-headline"].replace("\N{NO-BREAK SPACE}", " ")
+    for words in (
+        "72 of 360 as the network runs in float32",
+        "in real numbers: 19.95 %",
+        "144 of 360 in real numbers",
+        "as the network runs in float32: 40.05 %",
+        "in real numbers, at least 19.95 % of the examples can be broken, at most 40.00 %; as the network runs in float32, at least "
+        "20.00 % and at most 40.05 %.",
+    ):
+        assert words in head
+    assert "do not trust" not in page.text.lower()
+    assert "56.79\N{NO-BREAK SPACE}%" in page.sections["run-1-epsilon"]
+    table = page.sections["run-1-classes"]
+    assert "Robust error as run" in table
+    for key, flags in (("PGD", broken), ("as run", [not flag for flag in as_run])):
+        assert f"{100 * sum(flags) / len(flags):.2f}\N{NO-BREAK SPACE}%" in table, key
+    assert "as the networks run: 31.11\N{NO-BREAK SPACE}%" in page.sections["run-1-cascade"]
+
+
+def test_older_records_say_nothing_about_the_second_statement(run: Path) -> None:
+    page = page_of(run)[0]
+    assert "real numbers" not in page.text
+    assert "as run" not in page.text.lower()
+
+
+SAME_ARITHMETIC = {
+    "rounding only": ({"pgd_error": 0.4003}, False),
+    "as run": ({"pgd_error": 0.41}, True),
+    "in real numbers": ({"pgd_error_exact": 0.41}, True),
+}
+
+
+@pytest.mark.parametrize("name", SAME_ARITHMETIC)
+def test_an_attack_contradicts_a_proof_in_the_same_arithmetic_only(run: Path, name: str) -> None:
+    rates, wrong = SAME_ARITHMETIC[name]
+    change(run, "evaluation.json", **AS_RUN | rates)
+    assert ("breaks more than the proof allows" in page_of(run)[0].text) == wrong
+
+
+def test_flags_contradict_each_other_in_the_same_arithmetic_only(run: Path) -> None:
+    count = len(json.loads((run / "evaluation.json").read_text())["certified"])
+    yes, no = [True] * count, [False] * count
+    change(run, "evaluation.json", certified=yes, attacked=no, certified_as_run=no, attacked_as_run=yes)
+    assert "do not trust" not in page_of(run)[0].text.lower()
+    change(run, "evaluation.json", certified_as_run=yes)
+    assert f"{count} examples are certified as the network runs and yet broken" in page_of(run)[0].text
+
+
+def test_the_comparison_has_a_column_for_the_network_as_it_runs(runs: list[Path]) -> None:
+    for run in runs:
+        (run / "cascade.json").unlink()
+    change(runs[0], "evaluation.json", **AS_RUN)
+    html = page_of(*runs)[1].partition('id="run-1')[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert '<th scope="col">As run</th>' in html
+    assert "<td>40.00 %</td><td>40.05 %</td></tr>" in html
+    assert "<td>–</td></tr>" in html  # the older record
+
+
+def test_a_probability_is_no_robust_error(run: Path) -> None:
+    change(run, "evaluation.json", robust_error=None, standard=None, not_certified=0.4, engine="HighProbability(k=100)")
+    head = page_of(run)[0].sections["run-1-headline"]
+    assert "There is no proof beside this" in head
+    assert "it is not certain" in head
+
+
 def test_the_papers_cascade_says_what_it_does_not_promise_and_sound_ones_do_not(run: Path) -> None:
     for kind, warned in (("paper", True), ("routed", False), ("sum", False), ("something new", True)):
         change(run, "cascade.json", kind=kind)

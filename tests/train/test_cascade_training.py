@@ -67,6 +67,7 @@ def test_figures_that_stand_together_are_of_the_same_images(
         "error": found.error,
         "stage_certified_error": found.stage_certified_error,
         "sound_certified_error": found.sound_certified_error,
+        "sound_certified_error_as_run": found.sound_certified_error_as_run,
     }
     assert record["attacked_error"] <= record["on_attacked"]["sound_certified_error"]
     assert record["broken_proofs"] == 0

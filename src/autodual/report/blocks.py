@@ -36,6 +36,8 @@ class Tile:
     value: str
     detail: str = ""
     tone: Tone = ""
+    more: str = ""
+    """A second, smaller statement under the first."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from autodual.report.absence import absence
 from autodual.report.blocks import Section, Table
 from autodual.report.files import EVALUATION, Run
+from autodual.report.headline import as_run_of
 from autodual.report.values import DASH, Record, count, flags, integers, percent
 
-HEADER = ("Class", "Examples", "Error", "PGD error", "Robust error", "Most often taken for")
+AS_RUN = "Robust error as run"
+TAKEN_FOR = "Most often taken for"
 
 
 def classes(run: Run) -> Section:
@@ -18,19 +20,30 @@ def classes(run: Run) -> Section:
     if not labels or not predicted or len(labels) != len(predicted):
         return Section("classes", "Classes", [absence(run, EVALUATION, "No table of classes to show.")])
     wrong = [label != answer for label, answer in zip(labels, predicted, strict=True)]
-    broken = _column(run.evaluation, "attacked", False, len(labels))
-    unproved = _column(run.evaluation, "certified", True, len(labels))
+    columns = {"Error": wrong, "PGD error": _broken(run.evaluation, len(labels))}
+    columns["Robust error"] = _column(run.evaluation, "certified", True, len(labels))
+    as_run = _column(run.evaluation, "certified_as_run", True, len(labels))
+    if as_run is not None:  # an older record does not say
+        columns[AS_RUN] = as_run
     rows = []
     for label in sorted(set(labels)):
         members = [index for index, other in enumerate(labels) if other == label]
         mistaken = Counter(predicted[index] for index in members if wrong[index])
-        rates = [_rate(column, members) for column in (wrong, broken, unproved)]
+        rates = [_rate(column, members) for column in columns.values()]
         rows.append([class_name(run, label), count(len(members)), *rates, _confusion(run, mistaken)])
     everything = range(len(labels))
-    total = ["All", count(len(labels)), *(_rate(column, everything) for column in (wrong, broken, unproved)), ""]
+    total = ["All", count(len(labels)), *(_rate(column, everything) for column in columns.values()), ""]
     caption = "Taken for: the most frequent wrong answer without any attack, and how often."
-    table = Table(HEADER, rows, frozenset({HEADER[0], HEADER[-1]}), total, caption)
-    return Section("classes", "Classes", [table])
+    if as_run is not None:
+        caption = f"Robust error: in real numbers; as run: {as_run_of(run.evaluation)}. {caption}"
+    header = ("Class", "Examples", *columns, TAKEN_FOR)
+    return Section("classes", "Classes", [Table(header, rows, frozenset({"Class", TAKEN_FOR}), total, caption)])
+
+
+def _broken(record: Record, length: int) -> list[bool] | None:
+    """What the attack breaks as the network runs, like the PGD error; an older record has one list only."""
+    found = _column(record, "attacked_as_run", False, length)
+    return _column(record, "attacked", False, length) if found is None else found
 
 
 def class_name(run: Run, label: int | None) -> str:

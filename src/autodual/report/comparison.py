@@ -28,6 +28,8 @@ CASCADES = (
     "is no bound, and an attack may exceed it."
 )
 
+AS_RUN = "{}: what is not proved in real numbers. As run: what is not proved for the network as it runs in float32."
+
 
 def letter(index: int) -> str:
     """A ... Z, then A2, B2, ..."""
@@ -72,12 +74,19 @@ def _sandwiches(index: int, run: Run) -> list[Sandwich]:
 
 
 def _rates(runs: Sequence[Run], rates: Sequence[Sandwich]) -> Table:
+    cascades = any(run.is_cascade() for run in runs)
+    names = ("Attacked error", "Soundly certified error") if cascades else ("PGD error", "Certified robust error")
+    header, captions = ["Run", "Error", *names], []
     rows = [[one.name, *map(percent, (one.error, one.attacked, one.robust))] for one in rates]
-    if not any(run.is_cascade() for run in runs):
-        return Table(("Run", "Error", "PGD error", "Certified robust error"), rows, frozenset({"Run"}))
-    header = ("Run", "Error", "Attacked error", "Soundly certified error", "Stage-certified error", "Examples")
-    rows = [[*row, percent(one.claimed), count(one.examples)] for row, one in zip(rows, rates, strict=True)]
-    return Table(header, rows, frozenset({"Run"}), caption=CASCADES)
+    if any(one.robust_as_run is not None for one in rates):  # older records do not say
+        header.append("As run")
+        captions.append(AS_RUN.format(names[1]))
+        rows = [[*row, percent(one.robust_as_run)] for row, one in zip(rows, rates, strict=True)]
+    if cascades:
+        header += ["Stage-certified error", "Examples"]
+        captions.insert(0, CASCADES)
+        rows = [[*row, percent(one.claimed), count(one.examples)] for row, one in zip(rows, rates, strict=True)]
+    return Table(header, rows, frozenset({"Run"}), caption=" ".join(captions))
 
 
 def _of_cascades(runs: Sequence[Run], part: str) -> str:

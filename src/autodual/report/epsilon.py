@@ -8,6 +8,7 @@ from autodual.report.absence import absence
 from autodual.report.blocks import Figure, Figures, Section, Table
 from autodual.report.files import EVALUATION, Run
 from autodual.report.frame import Axis, Mark, percent_tick
+from autodual.report.headline import as_run_of
 from autodual.report.lines import Band, Points, Series, line_chart
 from autodual.report.values import count, number, percent, rate, records, short, text, whole
 
@@ -20,17 +21,19 @@ class Curve:
 
     certified: Points
     attacked: Points
+    certified_as_run: Points
+    """Empty in older records."""
 
     @classmethod
     def of(cls, run: Run) -> Curve:
-        rates: dict[str, dict[float, float]] = {"robust_error": {}, "pgd_error": {}}
+        rates: dict[str, dict[float, float]] = {"robust_error": {}, "pgd_error": {}, "robust_error_as_run": {}}
         for point in records(run.evaluation, "curve"):
             eps = number(point, "eps")
             for key, found in rates.items():
                 error = rate(point, key)
                 if eps is not None and error is not None:
                     found[eps] = 1 - error
-        return cls(sorted(rates["robust_error"].items()), sorted(rates["pgd_error"].items()))
+        return cls(*(sorted(found.items()) for found in rates.values()))
 
 
 def epsilon_axis(run: Run) -> Axis:
@@ -55,11 +58,17 @@ def epsilon(run: Run) -> Section:
         series.append(Series("", [(0.0, 1 - error)], "ink", line=False, dots=True, full="accuracy without attack"))
     marks = [Mark(eps, f"eps {short(eps)}")] if eps is not None else []
     chart = line_chart("Certified accuracy against epsilon", epsilon_axis(run), ACCURACY, series, [band], marks)
+    sizes = sorted({*certified, *attacked})
     rows = [
         [short(x), percent(attacked.get(x)), percent(certified.get(x)), _difference(attacked.get(x), certified.get(x))]
-        for x in sorted({*certified, *attacked})
+        for x in sizes
     ]
-    table = Table(["eps", "attacked", "certified", "unknown"], rows)
+    header = ["eps", "attacked", "certified", "unknown"]
+    if curve.certified_as_run:  # an older record does not say
+        as_run = dict(curve.certified_as_run)
+        header.insert(3, "as run")
+        rows = [[*row[:3], percent(as_run.get(x)), row[3]] for x, row in zip(sizes, rows, strict=True)]
+    table = Table(header, rows)
     return Section("epsilon", title, [Figures([Figure("Accuracy", chart, _caption(run, curve))], table)])
 
 
@@ -71,7 +80,8 @@ def _caption(run: Run, curve: Curve) -> str:
     words = "Above the upper line an attack succeeds, below the lower one there is proof; the hatched band between them is unknown."
     if not curve.attacked or not curve.certified:
         words = "Below the line there is proof." if curve.certified else "Above the line an attack succeeds."
-    return f"{words} The point at zero: all examples, no attack. Lines: {measured}."
+    second = f" In the table, as run: certified {as_run_of(run.evaluation)}, too." if curve.certified_as_run else ""
+    return f"{words} The point at zero: all examples, no attack. Lines: {measured}.{second}"
 
 
 def _difference(high: float | None, low: float | None) -> str:

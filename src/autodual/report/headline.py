@@ -30,14 +30,8 @@ def headline(run: Run) -> Section:
     trained = Sandwich.of("", record)
     if not trained.known():
         return Section("headline", "Result", [absence(run, EVALUATION, "No result to show.")])
-    examples = whole(record, "examples")
-    tiles = [
-        Tile("Error", percent(trained.error), out_of(trained.error, examples), "ink"),
-        Tile("PGD error", percent(trained.attacked), out_of(trained.attacked, examples), "attack"),
-        Tile("Certified robust error", percent(trained.robust), out_of(trained.robust, examples), "proved"),
-    ]
-    blocks: list[Block] = [Text(conditions(record)), Tiles(tiles)]
-    bars, words = [trained], [_meaning(trained)]
+    blocks: list[Block] = [Text(conditions(record)), Tiles(_tiles(trained, record))]
+    bars, words = [trained], [_meaning(trained, record)]
     twin = mapping(record, "standard")
     if twin is not None:
         bars = [
@@ -50,6 +44,21 @@ def headline(run: Run) -> Section:
     blocks += [Text(sentence) for sentence in words]
     blocks += [Note(sentence) for sentence in (*collapsed(record), *contradictions(record))]
     return Section("headline", "Result", blocks)
+
+
+def _tiles(rates: Sandwich, record: Record) -> list[Tile]:
+    """Error, attack and proof; under the latter two, the other arithmetic, and which one the large number is about."""
+    broken, unproved = out_of(rates.attacked, rates.examples), out_of(rates.robust, rates.examples)
+    exact = as_run = ""
+    if rates.attacked_exact is not None:
+        broken, exact = f"{broken} {as_run_of(record)}", f"in real numbers: {percent(rates.attacked_exact)}"
+    if rates.robust_as_run is not None:
+        unproved, as_run = f"{unproved} in real numbers", f"{as_run_of(record)}: {percent(rates.robust_as_run)}"
+    return [
+        Tile("Error", percent(rates.error), out_of(rates.error, rates.examples), "ink"),
+        Tile("PGD error", percent(rates.attacked), broken.strip(), "attack", exact),
+        Tile("Certified robust error", percent(rates.robust), unproved.strip(), "proved", as_run),
+    ]
 
 
 def conditions(record: Record) -> str:
@@ -71,15 +80,35 @@ def _rates(rates: Sandwich) -> str:
     return f"error {percent(rates.error)}, {attacked}robust error {percent(rates.robust)}"
 
 
-def _meaning(rates: Sandwich) -> str:
+def _meaning(rates: Sandwich, record: Record) -> str:
     if rates.attacked is None or rates.robust is None:
         missing = "attack" if rates.attacked is None else "proof"
         return f"There is no {missing} beside this: one side of the truth only."
-    gap = f"{100 * (rates.robust - rates.attacked):.2f} percentage points"
+    if rates.robust_as_run is None or rates.attacked_exact is None:  # an older record
+        gap = f"{100 * (rates.robust - rates.attacked):.2f} percentage points"
+        return (
+            f"The truth lies between the attack and the proof: at least {percent(rates.attacked)} of the examples can be broken, "
+            f"at most {percent(rates.robust)}. The gap, {gap}, is what neither settles."
+        )
+    gap = f"{100 * (rates.robust - rates.attacked_exact):.2f} percentage points"
     return (
-        f"The truth lies between the attack and the proof: at least {percent(rates.attacked)} of the examples can be broken, "
-        f"at most {percent(rates.robust)}. The gap, {gap}, is what neither settles."
+        f"The truth lies between the attack and the proof: in real numbers, at least {percent(rates.attacked_exact)} of the examples "
+        f"can be broken, at most {percent(rates.robust)}; {as_run_of(record)}, at least {percent(rates.attacked)} and at most "
+        f"{percent(rates.robust_as_run)}. The gap, {gap} in real numbers, is what neither settles."
     )
+
+
+def as_run_of(record: Record) -> str:
+    """In plain words: the arithmetic of the network as it runs."""
+    return f"as the network runs in {text(record, 'dtype') or 'its own numbers'}"
+
+
+def _in_both(record: Record, proofs: str, attacks: str) -> int:
+    """How many examples have both flags; 0 where the lists are missing or of different lengths."""
+    proved, broken = flags(record, proofs), flags(record, attacks)
+    if not proved or not broken or len(proved) != len(broken):
+        return 0
+    return sum(one and other for one, other in zip(proved, broken, strict=True))
 
 
 def collapsed(record: Record) -> list[str]:
@@ -97,18 +126,18 @@ def contradictions(record: Record) -> list[str]:
     """What cannot be true of a sound proof and a real attack, said aloud rather than drawn over."""
     found = []
     rates = Sandwich.of("", record)
-    if rates.attacked is not None and rates.robust is not None and rates.attacked > rates.robust + 1e-9:
+    if rates.contradictory():
         found.append(
             "The attack breaks more than the proof allows: one of the two is wrong. Do not trust these certificates."
         )
     elif rates.error is not None and rates.robust is not None and rates.error > rates.robust + 1e-9:
         found.append("The robust error is below the plain error, which cannot be: do not trust this evaluation.")
-    certified, attacked = flags(record, "certified"), flags(record, "attacked")
-    if certified and attacked and len(certified) == len(attacked):
-        both = sum(proved and broken for proved, broken in zip(certified, attacked, strict=True))
+    pairs = (("certified", "attacked", ""), ("certified_as_run", "attacked_as_run", " as the network runs"))
+    for proofs, attacks, where in pairs:
+        both = _in_both(record, proofs, attacks)
         if both:
             found.append(
-                f"{both} examples are certified and yet broken by the attack: do not trust these certificates."
+                f"{both} examples are certified{where} and yet broken by the attack: do not trust these certificates."
             )
     engine = text(record, "engine") or ""
     if engine.startswith("Projected"):

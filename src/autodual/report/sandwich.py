@@ -32,12 +32,17 @@ class Sandwich:
     """Stage-certified error of a cascade: what its stages claim, which is no bound."""
     examples: int | None = None
     """That all of these are about."""
+    robust_as_run: float | None = None
+    """`robust` is about real numbers; this is about the network as it runs. None in older records."""
+    attacked_exact: float | None = None
+    """`attacked` is about the network as it runs; this is about real numbers. None in older records."""
 
     @classmethod
     def of(cls, name: str, record: Record) -> Sandwich:
         """Of a single network, as in evaluation.json."""
         error, attacked, robust = (rate(record, key) for key in ("error", "pgd_error", "robust_error"))
-        return cls(name, error, attacked, robust, examples=whole(record, "examples"))
+        as_run, exact = rate(record, "robust_error_as_run"), rate(record, "pgd_error_exact")
+        return cls(name, error, attacked, robust, None, whole(record, "examples"), as_run, exact)
 
     @classmethod
     def of_cascade(cls, name: str, record: Record) -> Sandwich:
@@ -59,7 +64,14 @@ class Sandwich:
         error, robust, claimed = (
             rate(record, key) for key in ("error", "sound_certified_error", "stage_certified_error")
         )
-        return cls(name, error, attacked, robust, claimed, whole(record, "examples"))
+        as_run = rate(record, "sound_certified_error_as_run")
+        return cls(name, error, attacked, robust, claimed, whole(record, "examples"), as_run)
+
+    def contradictory(self) -> bool:
+        """Whether the attack breaks more than the proof allows, in the same arithmetic. An older record does not say in which."""
+        pairs = [(self.attacked, self.robust if self.robust_as_run is None else self.robust_as_run)]
+        pairs.append((self.attacked_exact, self.robust))
+        return any(broken is not None and proof is not None and broken > proof + 1e-9 for broken, proof in pairs)
 
     def known(self) -> list[float]:
         rates = (self.error, self.attacked, self.robust, self.claimed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autodual.report.absence import absence
 from autodual.report.bars import Bar, Segment, bar_chart
 from autodual.report.blocks import Block, Note, Section, Table, Text, Tile, Tiles, Tone, Wide
@@ -70,6 +72,9 @@ def _tiles(rates: Sandwich) -> Tiles:
         for name, value, tone in shown
         if value is not None or not rates.known()
     ]
+    if rates.robust is not None and rates.robust_as_run is not None:  # an older record does not say
+        detail, more = f"{tiles[-1].detail} in real numbers", f"as the networks run: {percent(rates.robust_as_run)}"
+        tiles[-1] = replace(tiles[-1], detail=detail.strip(), more=more)
     return Tiles(tiles)
 
 
@@ -81,7 +86,7 @@ def cascade_contradictions(record: Record) -> list[str]:
     """What cannot be true of a sound proof and a real attack."""
     found = []
     together = Sandwich.of_attacked("", record) or Sandwich.of_cascade("", record)
-    if together.attacked is not None and together.robust is not None and together.attacked > together.robust + 1e-9:
+    if together.contradictory():
         found.append("The attack on the cascade breaks more than its proof allows: do not trust these certificates.")
     broken = whole(record, "broken_proofs") or 0
     if broken > 0:

@@ -87,7 +87,8 @@ def _rates(record: Record) -> str:
     loss = number(record, "loss")
     rates = [f"loss {short(loss)}"] if loss is not None else []
     rates += [f"error {percent(rate(record, 'error'))}", f"robust error {percent(rate(record, 'robust_error'))}"]
-    return ", ".join(rates)
+    as_run = rate(record, "robust_error_as_run")
+    return ", ".join(rates) + ("" if as_run is None else f" (as the network runs: {percent(as_run)})")
 
 
 def _single(history: History, title: str, key: str, axis: Axis, caption: str) -> Figure | None:
