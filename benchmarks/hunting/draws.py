@@ -173,7 +173,7 @@ def _images(draw: Draw) -> Iterator[list[Case]]:
     for _ in range(draw.randint(1, 3)):
         layers += [image_layer(draw, shape), Layer(activation(draw, 0.1))]
         found = _shape_after(layers, x)
-        if found is None or len(found) != 3:
+        if found is None or len(found) != 3 or 0 in found:
             return
         shape = found
     flat_x = [v for c in x for r in c for v in r]

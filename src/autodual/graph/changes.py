@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autodual._errors import CaptureError
 from autodual.graph.network import Attribute, Network, Node, Ref
-from autodual.graph.reach import MAPPINGS, attributes, is_container, own_classes, parts
+from autodual.graph.reach import MAPPINGS, attributes, is_container, own_classes, package_of, parts
 
 MOST = 100_000
 """Entries of a fingerprint. A model with more is taken to have changed."""
@@ -94,7 +94,7 @@ class Fingerprint:
             self._waiting += own_classes(value)
         elif isinstance(value, type):
             self._entries.append(value)
-            if issubclass(value, nn.Module) and value.__module__.partition(".")[0] != "torch":
+            if issubclass(value, nn.Module) and package_of(value) != "torch":
                 own = {n: v for n, v in vars(value).items() if not n.startswith("__") or n == "__call__"}
                 self._entries.append(tuple(own))
                 self._waiting += own.values()

@@ -171,7 +171,7 @@ class _Writer:
         self._token("class", str(len(written.__mro__)))
         for kind in written.__mro__:
             if _is_library(kind):
-                self._token("name", f"{kind.__module__}.{kind.__qualname__}")
+                self._token("name", f"{_name(kind, '__module__')}.{kind.__qualname__}")
             else:
                 content = sorted(
                     ((k, _unwrapped(v)) for k, v in vars(kind).items() if k not in BOOKKEEPING), key=_first

@@ -26,6 +26,11 @@ _NOTHING_INSIDE = (
 )
 
 
+def package_of(value: Any) -> str:
+    """The package that a class or function comes from; empty for one that does not say."""
+    return (getattr(value, "__module__", None) or "").partition(".")[0]
+
+
 def is_container(value: Any) -> bool:
     """A list, tuple, set, deque or dictionary; a named tuple too, but no other class that inherits from them."""
     kind = type(value)
@@ -39,7 +44,7 @@ def is_object(value: Any) -> bool:
         return True
     if isinstance(value, _NOTHING_INSIDE) or not hasattr(value, "__dict__") or issubclass(kind, functools.partial):
         return False
-    return kind.__module__.partition(".")[0] not in sys.stdlib_module_names
+    return package_of(kind) not in sys.stdlib_module_names
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -106,7 +111,7 @@ def globals_read(function: types.FunctionType) -> dict[str, Any]:
     Modules of Python, classes and functions of other files are left out: they hold no part of anybody's model.
     """
     space = function.__globals__
-    if function.__module__ is None or function.__module__.partition(".")[0] in ("torch", "numpy", "autodual"):
+    if package_of(function) in ("", "torch", "numpy", "autodual"):
         return {}
     found = {}
     for name in global_names(function.__code__):
@@ -138,4 +143,4 @@ def own_classes(module: nn.Module) -> tuple[type, ...]:
 @functools.lru_cache(maxsize=4096)
 def _own_classes(kind: type) -> tuple[type, ...]:
     own = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    return tuple(cls for cls in own if cls.__module__.partition(".")[0] != "torch")
+    return tuple(cls for cls in own if package_of(cls) != "torch")
