@@ -81,7 +81,7 @@ class RobustCrossEntropy(nn.Module):
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
             self._network(x)
             model = private_copy(self.model)  # whose statistics move instead of the model's
-            dual = build(capture(model, x, REGISTRY), x if uses_batch_statistics(model) else None)
+            dual = build(capture(model, x, REGISTRY, may_draw=True), x if uses_batch_statistics(model) else None)
         return self._projected().draw(dual, self.ball.around(x))
 
     def _check_units(self, x: Tensor) -> None:
@@ -108,7 +108,7 @@ class RobustCrossEntropy(nn.Module):
         inputs, now = (tuple(x.shape[1:]), x.dtype, x.device), Fingerprint(self.model)
         if captured is None or captured.inputs != inputs or captured.fingerprint != now:
             check_placement(self.model, x, "x")
-            captured = self._captured = _Captured(capture(self.model, x, REGISTRY), inputs, now)
+            captured = self._captured = _Captured(capture(self.model, x, REGISTRY, may_draw=True), inputs, now)
         return captured.network
 
 

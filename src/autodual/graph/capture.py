@@ -39,13 +39,16 @@ class _Root(nn.Module):
         return self.model(x)
 
 
-def capture(model: nn.Module, example: Tensor, registry: Registry) -> Network:
-    """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used."""
+def capture(model: nn.Module, example: Tensor, registry: Registry, may_draw: bool = False) -> Network:
+    """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used.
+
+    may_draw: whether parameters may be computed with random numbers, as in a step of training, which certifies nothing.
+    """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_not_translated(model)
     check_surroundings(model)
-    return _record(model, example, registry)
+    return _record(model, example, registry, may_draw)
 
 
 def check_current(network: Network, example: Tensor) -> None:
@@ -59,7 +62,7 @@ def check_current(network: Network, example: Tensor) -> None:
     check_unchanged(network, _record(network.model, example, network.registry))
 
 
-def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
+def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: bool = False) -> Network:
     root = _Root(model)
     root.training = model.training
 
@@ -85,9 +88,7 @@ def _record(model: nn.Module, example: Tensor, registry: Registry) -> Network:
 
             for batch in _other_batches(len(example), tracer, model):
                 compare(batch)
-            # By the model, or by another thread. A step of training may be random: it certifies nothing.
-            training = any(module.training for module in model.modules())
-            if not training and drawn != random_state(example.device, generators):
+            if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
                 compare(OTHER_BATCH, refuse_random=True)
         finally:
             tracer.dissolve()
