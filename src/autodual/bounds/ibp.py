@@ -12,7 +12,7 @@ from autodual.bounds.dual_solver import DualSolver, constant_bands
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import FEW, Outside, Rounding, of_sum
-from autodual.dual import AffineDual, DualNetwork
+from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
@@ -68,8 +68,10 @@ class IBP(BoundEngine):
         for index in rounding.network.activations:
             source = rounding.network.nodes[index].inputs[0]
             found[index], rounding.outside[source] = intervals.at(source), Outside.both(intervals.errors.at(source))
-            zero = torch.zeros_like(found[index].lower)
-            rounding.enter(index, found[index], (zero,), zero)
+            layer = rounding.network.nodes[index].layer
+            assert isinstance(layer, ElementwiseDual)
+            flat = torch.zeros_like(found[index].lower)
+            rounding.enter(index, found[index], (flat,), layer.image(found[index]).radius)
         return found
 
 

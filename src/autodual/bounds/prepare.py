@@ -169,6 +169,8 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     broken = non_finite_parameter(network)
     if broken is not None:
         raise ArgumentError(f"model: {broken} holds NaN or infinite values, so nothing can be proved about it")
+    if network.computes_constants:
+        _check_choices(network)
     dual = build(network)
     broken = non_finite_constant(dual, x.dtype)
     if broken is not None:
@@ -180,11 +182,24 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     if region is not None:
         signs = torch.where(torch.arange(x[0].numel(), device=x.device) % 2 == 0, 1.0, -1.0).to(x).reshape(x.shape[1:])
         some = region[slice(0, COMPARED)]
-        batches.append(some.vertex(signs.expand_as(some.centre)).detach())
+        corners = [some.vertex(sign * signs.expand_as(some.centre)).detach() for sign in (1, -1)]
+        batches.append(torch.cat(corners))
     output = _check_faithful(network, dual, batches)
     if network.dtype == torch.float64 and network.computes_constants:
         dual = with_differences(dual, build(network, dtype=torch.float32))
     return Prepared(network, dual, output)
+
+
+def _check_choices(network: Network) -> None:
+    """Refuse a model that computes other whole numbers, such as indices, in float64 than in float32."""
+    with torch.no_grad():
+        single, double = network.parameters_now(torch.float32), network.parameters_now(torch.float64)
+    for index, value in single.items():
+        if isinstance(value, Tensor) and not value.is_floating_point() and not torch.equal(value, double[index]):
+            raise CaptureError(
+                f"{network.nodes[index].name}: computes whole numbers that depend on the precision, so that float32 and float64 "
+                f"choose differently; compute them once, beforehand, and keep them as a buffer"
+            )
 
 
 COMPARED = 2
@@ -198,7 +213,7 @@ def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) 
     if not all(bool(output.isfinite().all()) for output in outputs):
         raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
     if all(output.shape == (len(batch), *network.output_shape) for batch, output in zip(batches, outputs, strict=True)):
-        x, expected = (torch.cat([values[:COMPARED] for values in of_all]) for of_all in (batches, outputs))
+        x, expected = (torch.cat([values[: 2 * COMPARED] for values in of_all]) for of_all in (batches, outputs))
         operand, found = _last_step(dual, x)
         difference = (expected - found).abs()
         if operand is not None and bool((difference <= least_run_error(dual, operand)).all()):

@@ -307,7 +307,7 @@ class Rounding:
 
     def _of_running(self, index: int, layer: AffineDual, before: Tensor) -> Tensor:
         """What evaluating an affine node in the network's own dtype adds to `before`, which its operands' errors have become."""
-        if layer.exact:
+        if layer.exact and self.network.nodes[index].apart is None:
             return self._zero_like(before)
         dtype = self._run_dtype
         sources = self.network.nodes[index].inputs
@@ -322,7 +322,9 @@ class Rounding:
         error = error if more is None else error + more
         if computed is not None:
             error = error + (OWN if dtype == torch.float32 else COMPUTED) * computed
-        return self._unless_overflowing(error, self._sizes[index] + before)
+        # An average is divided after it was summed.
+        summed = 1 if counted is not None or layer.one_to_one(self.network.operand_shapes(index)) else terms
+        return self._unless_overflowing(error, summed * (self._sizes[index] + before))
 
     def _unless_overflowing(self, error: Tensor, size: Tensor) -> Tensor:
         """Infinite where values of this size, or what they are summed from, may be too large for the network's own dtype."""

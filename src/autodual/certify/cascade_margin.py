@@ -35,7 +35,7 @@ class Lower:
     def nothing(cls, x: Tensor, rows: int) -> Lower:
         """[N, K] each: nothing is known."""
         unknown = torch.full((len(x), rows), -torch.inf, dtype=torch.float64, device=x.device)
-        return cls(unknown, torch.zeros_like(unknown), torch.zeros_like(unknown))
+        return cls(unknown, torch.zeros_like(unknown), torch.full_like(unknown, torch.inf))
 
     def beyond(self, labels: Tensor) -> Lower:
         """Bounds on margins [N, C], with nothing to prove at the label itself."""
@@ -60,7 +60,7 @@ class Lower:
     def at_least(self, dtype: torch.dtype) -> Tensor:
         """What differences of scores, as they are computed at inference in `dtype`, exceed for certain."""
         exact = self.bound - self.slack - self.run_error
-        subtracting = of_sum(4, dtype) * (self.bound.abs() + self.slack)
+        subtracting = of_sum(4, dtype) * (self.bound.abs() + self.slack + self.run_error)
         return torch.where(exact.isfinite(), exact - subtracting, -torch.inf)
 
     def better(self, other: Lower) -> Lower:

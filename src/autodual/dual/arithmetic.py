@@ -44,11 +44,29 @@ class DualScale(AffineDual):
 
     def constant_error(self, *operands: Tensor) -> Tensor | None:
         """The shift, folded in float64, is wrong by a few units in the last place of its terms."""
-        return None if self.cancelling is None else FOLDING * self.cancelling.to(operands[0])
+        lost = self._lost(operands[0].dtype)
+        if self.cancelling is None:
+            return None if lost == 0 else self._of_size(operands[0], lost)
+        return FOLDING * self.cancelling.to(operands[0])
 
     def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
         """PyTorch folds as well, in the dtype of the network."""
-        return None if self.cancelling is None else grain * self.cancelling.to(operands[0])
+        lost = self._lost(torch.float32)
+        if self.cancelling is None:
+            return None if lost == 0 else self._of_size(operands[0], lost)
+        return grain * self.cancelling.to(operands[0])
+
+    def _of_size(self, x: Tensor, factor: float) -> Tensor:
+        """factor * x for a factor that is no normal number."""
+        tiny = torch.finfo(x.dtype).tiny
+        return (x * (factor / tiny) * tiny).expand(len(x), *self.shape)
+
+    def _lost(self, dtype: torch.dtype) -> float:
+        """What a factor loses in a dtype that has only denormal numbers for it."""
+        if isinstance(self.weight, Tensor) and (self.weight.dim() > 0 or self.weight.requires_grad):
+            return 0.0
+        factor = float(self.weight)
+        return abs(factor - torch.tensor(factor, dtype=dtype).item()) if abs(factor) < torch.finfo(dtype).tiny else 0.0
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         if shapes[0] != self.shape:

@@ -150,15 +150,21 @@ def _near(exact: Tensor, rounded: Tensor) -> Tensor:
 
 
 def _constants(double: DualNode, single: DualNode) -> dict[str, tuple[Tensor, Tensor]]:
-    """Floating-point tensors of the same layer in both networks, in float64."""
+    """Floating-point constants of the same layer in both networks, in float64."""
     if double.layer is None or not is_dataclass(double.layer):
         return {}
     pairs = {f.name: (getattr(double.layer, f.name), getattr(single.layer, f.name)) for f in fields(double.layer)}
-    return {
-        name: (a.double(), b.double())
-        for name, (a, b) in pairs.items()
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point()
-    }
+    return {name: (_tensor(a), _tensor(b)) for name, (a, b) in pairs.items() if _is_number(a)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, float) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], float))
+
+
+def _tensor(value: Any) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _difference(double: DualNode, single: DualNode) -> AffineDual | None:
@@ -166,16 +172,21 @@ def _difference(double: DualNode, single: DualNode) -> AffineDual | None:
     found = _constants(double, single)
     if all(torch.equal(a, b) for a, b in found.values()):
         return None
-    if not isinstance(double.layer, AffineDual):
-        if all(bool(_near(a, b).all()) for a, b in found.values()):
-            return None
-        raise ArgumentError(
-            f"{double.name}: the parameters of this activation are computed with cancellation, so that float32 makes others of them "
-            f"than float64; compute them in float64 beforehand, and keep the result as a parameter"
-        )
     layer: Any = double.layer
-    numbers = {f.name: 0.0 for f in fields(layer) if isinstance(getattr(layer, f.name), float)}  # the same in both
-    difference: AffineDual = replace(layer, **numbers, **{name: (a - b).abs() for name, (a, b) in found.items()})
+    tensors = {name for name in found if isinstance(getattr(layer, name), Tensor)}
+    settled = found.keys() if not isinstance(layer, AffineDual) else found.keys() - tensors
+    if not all(bool(_near(*found[name]).all()) for name in settled):
+        raise ArgumentError(
+            f"{double.name}: its parameters are computed with cancellation, so that float32 makes others of them than float64; "
+            f"compute them in float64 beforehand, and keep the result as a parameter"
+        )
+    if not isinstance(double.layer, AffineDual):
+        return None
+    numbers = {
+        f.name: 0.0 for f in fields(layer) if isinstance(getattr(layer, f.name), float)
+    }  # rounded like any others
+    apart = {name: (found[name][0] - found[name][1]).abs() for name in tensors}
+    difference: AffineDual = replace(layer, **(numbers | apart))
     return difference
 
 

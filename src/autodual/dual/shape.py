@@ -267,8 +267,24 @@ def _upsample(call: Call) -> DualMonotone:
     else:  # as they were given: the size alone does not say which positions a factor of 1.3 reads
         options = {name: call.argument(i, name, None) for i, name in enumerate(named, start=1)}
         options |= {"mode": mode, "antialias": call.argument(6, "antialias", False)}
+    if mode.startswith("nearest"):
+        _check_nearest(call, options)
+        return DualMonotone(lambda x: F.interpolate(x, **options), exact=True)
     kind = DualInterpolation if mode.endswith("linear") else DualMonotone
     return kind(lambda x: F.interpolate(x, **options))
+
+
+def _check_nearest(call: Call, options: dict[str, Any]) -> None:
+    """Refuse sizes for which float32 and float64 read other positions: PyTorch computes them in the dtype of the operand."""
+    space = call.operand.shape[1:]
+    for dim, size in enumerate(space):
+        positions = torch.arange(size, dtype=torch.float64).reshape([-1 if d == dim else 1 for d in range(len(space))])
+        line = positions.expand(1, 1, *space)
+        if not torch.equal(F.interpolate(line, **options), F.interpolate(line.float(), **options).double()):
+            raise ArgumentError(
+                f"{call.path}: which pixels this upsampling reads depends on the precision (float32 and float64 round positions "
+                f"differently); choose sizes that divide one another"
+            )
 
 
 @register(nn.PixelShuffle, F.pixel_shuffle)

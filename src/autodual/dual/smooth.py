@@ -160,6 +160,10 @@ class DualELU(CurvedDual):
         below = self.alpha / self.width * torch.exp(z.clamp(max=0) / self.width)
         return self.scale * torch.where(z > 0, torch.ones_like(z), below)
 
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        """z / width may underflow, which alpha multiplies."""
+        return super().error(z, size, grain) + 4 * torch.finfo(torch.float32).tiny * abs(self.scale * self.alpha)
+
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
         ratio = slope * (self.width / (self.scale * self.alpha))  # below zero there is no such point
         return torch.where(low >= 0, low, self.width * torch.log(ratio.clamp(min=0)))
