@@ -175,7 +175,9 @@ def trained(case: Case, folder: Path | None, steps: int, device: torch.device) -
     eps = torch.zeros((), device=device)
     ball = ad.LinfBall(eps, clip=case.ball.clip)
     objective = RobustObjective(model, ball, ad.Projected(20))
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimiser = torch.optim.Adam(
+        model.parameters(), lr=1e-3, fused=device.type == "cuda", capturable=device.type == "cuda"
+    )
     step = make_step(objective, optimiser, torch.Generator(device).manual_seed(0), 1.0, BATCH)
     order = torch.Generator().manual_seed(0)
     summary = torch.zeros(5)
@@ -250,7 +252,7 @@ def compare(
 def milliseconds(model: nn.Module, case: Case, way: Way, k: int, x: Tensor, labels: Tensor) -> float:
     """One step of training without an update, median of some; random numbers count."""
     objective = RobustObjective(model, case.ball, way.engine(k))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0, fused=x.is_cuda)
     step = make_step(objective, optimiser, torch.Generator(x.device), None, len(x))
     rounds = 12 if x.is_cuda else 3
     seconds = []

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import autodual as ad
-from autodual.certify.loss import kept_buffers
 from small import batch, mlp
 
 
@@ -218,18 +217,6 @@ def test_draws_leave_the_model_and_the_global_numbers_as_they_were() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     loss(X, LABELS, draws)
     assert all(not torch.equal(buffer, before[name][1]) for name, buffer in model.named_buffers())
-
-
-def test_a_buffer_of_two_modules_stays_one() -> None:
-    model = Mixed().train()
-    model.register_buffer("mean", model.norm.running_mean)
-    model.register_buffer("none", None)
-    with kept_buffers(model):
-        model.norm(torch.rand(3, 4, 5, 5))
-        assert model.mean is model.norm.running_mean
-        assert model.mean.any()
-    assert model.mean is model.norm.running_mean
-    assert not model.mean.any()
 
 
 def test_draws_of_another_batch_or_ball_are_refused() -> None:

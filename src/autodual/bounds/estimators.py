@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ SOLVED = 6
 
 class Estimator(ABC):
     """Turns k samples into one estimate of their scale."""
+
+    halves: ClassVar[bool] = False
+    """Whether samples may be bfloat16, where kernels are ready. Not if equal samples matter: there are many of those then."""
 
     @abstractmethod
     def scale(self, samples: Tensor) -> Tensor:
@@ -79,6 +82,7 @@ class MaximumLikelihood(Estimator):
     taken at the s that was found, before its correction. From 6 steps on it is the gradient of the value, and has a gradient itself.
     """
 
+    halves: ClassVar[bool] = True
     steps: int = SOLVED
 
     def __post_init__(self) -> None:
@@ -104,6 +108,7 @@ class QuietGradient(Estimator):
     solution of mean log(1 + v^2 / s^2) = 2 log 2, not of the value: second derivatives are refused.
     """
 
+    halves: ClassVar[bool] = True
     steps: int = 0
 
     def __post_init__(self) -> None:

@@ -66,7 +66,8 @@ class _MedianOfSizes(torch.autograd.Function):
         if len(samples) <= kernels.LARGEST_K and kernels.usable("median", samples):
             from autodual.kernels import median as kernel
 
-            return kernel.median_of_sizes(samples.contiguous(), comparisons_for_kernel(len(samples)))
+            ordered = in_memory_order(samples).contiguous()
+            return _back(kernel.median_of_sizes(ordered, comparisons_for_kernel(len(samples))), samples)
         return _select_middle(samples)
 
     @staticmethod
@@ -81,7 +82,9 @@ class _MedianOfSizes(torch.autograd.Function):
         if kernels.usable("median", samples, middle, gradients[0]):
             from autodual.kernels import median as kernel
 
-            return kernel.gradient_of_median(samples.contiguous(), middle, gradients[0])
+            inside = has_channels_inside(samples)
+            units = (t.movedim(1, -1) if inside else t for t in (middle, gradients[0]))
+            return _back(kernel.gradient_of_median(in_memory_order(samples).contiguous(), *units), samples)
         return samples.sgn().mul_(samples.abs() == middle).mul_(gradients[0])
 
 
@@ -93,7 +96,12 @@ def _select_middle(samples: Tensor) -> Tensor:
     chunk = CHUNK if samples.device.type == "cpu" else flat.shape[1]
     parts = [middle_in_place(part.abs()) for part in flat.split(chunk, 1)]
     middle = torch.cat(parts).reshape(ordered.shape[1:])
-    return middle.movedim(-1, 1) if has_channels_inside(samples) else middle
+    return _back(middle, samples)
+
+
+def _back(ordered: Tensor, samples: Tensor) -> Tensor:
+    """[*shape] or [k, *shape], in the order in which samples lie in memory, as they are."""
+    return ordered.movedim(-1, ordered.dim() - 3) if has_channels_inside(samples) else ordered
 
 
 def _run_network(rows: list[Tensor]) -> Tensor:

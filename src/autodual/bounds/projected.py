@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from autodual import kernels
 from autodual._errors import ArgumentError, UnsoundError
 from autodual._tensor import channels_inside
 from autodual.bounds.base import (
@@ -51,6 +52,8 @@ class Projected(BoundEngine):
         mixes features, or where a unit reads few of them. Others are estimated. False is the paper's form.
     exact_narrow: exact bounds also where at most so many units enter an activation: their rows are pulled back as in the last step.
         Late, narrow layers carry most of the noise; as many rows as projections cost about the same.
+    half: streams are bfloat16 on a GPU with kernels, if the input is float32 and the estimator allows it: half the memory, and faster
+        products. What is lost is a hundredth of the estimates' own noise; centres and the last step stay float32.
     generator: where random numbers come from; PyTorch's global one when None.
     draws: numbers to use instead of fresh ones, from `draw`.
     """
@@ -60,6 +63,7 @@ class Projected(BoundEngine):
     estimator: Estimator = field(default_factory=QuietGradient)
     exact_first: bool = True
     exact_narrow: int = 0
+    half: bool = True
     generator: torch.Generator | None = field(default=None, repr=False)
     draws: Draws | None = field(default=None, repr=False)
 
@@ -72,7 +76,7 @@ class Projected(BoundEngine):
             raise ArgumentError(f"estimator must be one such as QuietGradient() or Median(), got {self.estimator!r}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ArgumentError(f"generator must be a torch.Generator, got {type(self.generator).__name__}")
-        check_switches(self, "merged", "exact_first")
+        check_switches(self, "merged", "exact_first", "half")
 
     def draw(self, network: DualNetwork, region: InputSet) -> Draws:
         """Fresh random numbers for one batch; none, with a notice, where exact bounds are cheaper than k projections."""
@@ -120,7 +124,8 @@ class Projected(BoundEngine):
         check_draws(draws, network, region, self.k)
         if draws.exact:
             return Relaxed.exactly(network, region)
-        return _relax(network, region, StreamPass(network, region, draws, self.merged, {}), self, last)
+        half = self.half and self.estimator.halves and self.k <= kernels.LARGEST_K
+        return _relax(network, region, StreamPass(network, region, draws, self.merged, {}, half=half), self, last)
 
 
 @dataclass(frozen=True)

@@ -16,24 +16,31 @@ CACHED = 1 << 18
 """Values that are treated together on a CPU, so that they stay in its cache."""
 
 
-def fresh_stream(radius: Tensor, draws: Angles) -> Tensor:
+def can_be_half(angles: Tensor) -> bool:
+    """Whether streams with these angles may be bfloat16: with kernels, which compute in float32 all the same."""
+    return angles.dtype == torch.float32 and angles.shape[1] == 1 and kernels.usable("stream", angles)
+
+
+def fresh_stream(radius: Tensor, draws: Angles, dtype: torch.dtype | None = None) -> Tensor:
     """radius * Cauchy: radius [N, *shape] -> [k, N, *shape]."""
     if torch.compiler.is_compiling():
         return radius * draws.numbers()
-    result: Tensor = _Pass.apply(None, None, radius, draws.angles, draws.turns)
+    result: Tensor = _Pass.apply(
+        None, None, radius, draws.angles, draws.turns, radius.dtype if dtype is None else dtype
+    )
     return result
 
 
 def pass_on(stream: Tensor, slope: Tensor) -> Tensor:
     """slope * V: a stream [k, N or 1, *shape] through an activation that adds nothing to it."""
-    return stream * slope
+    return stream * slope.to(stream.dtype)
 
 
 def pass_and_add(stream: Tensor, slope: Tensor, radius: Tensor, draws: Angles) -> Tensor:
     """slope * V + radius * Cauchy."""
     if torch.compiler.is_compiling():  # which chooses itself what to keep and what to compute again
         return stream * slope + radius * draws.numbers()
-    result: Tensor = _Pass.apply(stream, slope, radius, draws.angles, draws.turns)
+    result: Tensor = _Pass.apply(stream, slope, radius, draws.angles, draws.turns, stream.dtype)
     return result
 
 
@@ -45,12 +52,17 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        stream: Tensor | None, slope: Tensor | None, radius: Tensor, angles: Tensor, turns: Tensor | None
+        stream: Tensor | None,
+        slope: Tensor | None,
+        radius: Tensor,
+        angles: Tensor,
+        turns: Tensor | None,
+        dtype: torch.dtype,
     ) -> Tensor:
         if kernels.usable("stream", radius, angles) and angles.shape[1] == 1:
             from autodual.kernels import stream as kernel
 
-            return kernel.forward(stream, slope, radius, angles, turns)
+            return kernel.forward(stream, slope, radius, angles, turns, dtype)
         draws = Angles(angles, turns)
         result = stacked(radius, len(angles))
         for part in _parts(result):
@@ -61,17 +73,17 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stream, slope, radius, angles, turns = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_gradients_plainly(gradients[0], stream, slope, Angles(angles, turns)), None, None
+            return *_gradients_plainly(gradients[0], stream, slope, Angles(angles, turns)), None, None, None
         if kernels.usable("stream", radius, angles, gradients[0]) and angles.shape[1] == 1:
             from autodual.kernels import stream as kernel
 
-            return *kernel.backward(gradients[0], stream, slope, radius, angles, turns), None, None
+            return *kernel.backward(gradients[0], stream, slope, radius, angles, turns), None, None, None
         gradient, draws = gradients[0], Angles(angles, turns)
         on_radius = torch.zeros_like(radius)
         on_slope = None if slope is None else torch.zeros_like(radius)
@@ -86,7 +98,7 @@ class _Pass(torch.autograd.Function):
                 torch.mul(given, slope, out=on_stream[part])
             else:
                 on_stream[part] = (given * slope).sum(1, keepdim=True)
-        return on_stream, on_slope, on_radius, None, None
+        return on_stream, on_slope, on_radius, None, None, None
 
 
 def _gradients_plainly(

@@ -16,7 +16,7 @@ from torch import Tensor
 from autodual._tensor import added, channels_inside, merge_leading, split_leading
 from autodual.bounds.draws import Angles, Draws
 from autodual.bounds.estimators import Estimator
-from autodual.bounds.stream_ops import fresh_stream, pass_and_add, pass_on
+from autodual.bounds.stream_ops import can_be_half, fresh_stream, pass_and_add, pass_on
 from autodual.dual import AffineDual, Band, DualNetwork
 from autodual.sets import InputSet
 
@@ -39,14 +39,16 @@ class StreamPass:
     bands: dict[int, Band]
     columns: bool = True
     """Whether to carry the columns of an l1 ball, which are the same for all draws."""
+    half: bool = False
+    """Whether streams are bfloat16, where they can be."""
 
     def start(self) -> Streams:
         region, first = self.region, self.draws.first
         if isinstance(first, Angles):
             examples = max(len(region.radius), first.angles.shape[1])
-            return {INPUT: fresh_stream(region.radius.expand(examples, *region.centre.shape[1:]), first)}
+            return {INPUT: self._fresh(region.radius.expand(examples, *region.centre.shape[1:]), first)}
         if first is not None:
-            return {GAUSS: first * region.radius}
+            return {GAUSS: (first * region.radius).to(torch.bfloat16 if self._can_be_half() else region.radius.dtype)}
         if not self.columns:
             return {}
         count = region.centre.shape[1:].numel()
@@ -67,7 +69,13 @@ class StreamPass:
         passed = {source: pass_on(values, slope) for source, values in streams.items() if source != own}
         if own in streams:
             return passed | {own: pass_and_add(streams[own], slope, radius, draws)}
-        return passed | {own: fresh_stream(radius, draws)}
+        return passed | {own: self._fresh(radius, draws)}
+
+    def _fresh(self, radius: Tensor, draws: Angles) -> Tensor:
+        return fresh_stream(radius, draws, torch.bfloat16 if self._can_be_half() else radius.dtype)
+
+    def _can_be_half(self) -> bool:
+        return self.half and all(can_be_half(draws.angles) for draws in self.draws.fresh.values())
 
     def at(self, target: int) -> Streams:
         """The streams of a node, all activations before which have bands."""
@@ -90,7 +98,8 @@ def read(streams: Streams, estimator: Estimator) -> Tensor:
 
 def _read_one(source: int, samples: Tensor, estimator: Estimator) -> Tensor:
     if source == GAUSS:
-        return torch.linalg.vector_norm(samples, dim=0) / math.sqrt(samples.shape[0])
+        wide = samples.float() if samples.dtype == torch.bfloat16 else samples
+        return torch.linalg.vector_norm(wide, dim=0) / math.sqrt(len(samples))
     if source == COLUMNS:
         return samples.abs().amax(0)
     return estimator.scale(samples)
@@ -107,5 +116,14 @@ def _through_affine(layer: AffineDual, operands: list[Streams], shapes: tuple[tu
             else present[0].new_zeros(count * batch, *shape)
             for streams, shape in zip(operands, shapes, strict=True)
         ]
-        result[source] = split_leading(channels_inside(layer.linear(*map(channels_inside, columns))), count)
+        result[source] = split_leading(channels_inside(_linear(layer, list(map(channels_inside, columns)))), count)
     return result
+
+
+def _linear(layer: AffineDual, columns: list[Tensor]) -> Tensor:
+    """A stream through a layer, whose products are of bfloat16 numbers if those of the stream are."""
+    if columns[0].dtype != torch.bfloat16:
+        return layer.linear(*columns)
+    with torch.autocast(columns[0].device.type, torch.bfloat16, cache_enabled=False):  # a CUDA graph cannot keep a cast
+        result = layer.linear(*columns).to(torch.bfloat16)
+    return result.contiguous(memory_format=torch.channels_last) if result.dim() == 4 else result

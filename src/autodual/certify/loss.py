@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,21 +122,6 @@ class _Captured:
 def _check_batch(x: Tensor) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or len(x) == 0:
         raise ArgumentError("x must be a floating-point batch [N, *shape] with at least one example")
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Whatever is written into the model's buffers inside is written into copies, as any thread sees that runs the model."""
-    owners = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    copies = {id(b): b.clone() for _, before in owners for b in before.values() if b is not None}
-    try:
-        for now, before in owners:
-            now.update({name: copies.get(id(b)) for name, b in before.items()})
-        yield
-    finally:
-        for now, before in owners:
-            now.clear()
-            now.update(before)
 
 
 def uses_batch_statistics(model: nn.Module) -> bool:

@@ -21,6 +21,9 @@ ENOUGH = 1024
 Family = Literal["median", "stream", "chord", "narrow", "weigh", "starting"]
 """A module of kernels."""
 
+HALVES: frozenset[Family] = frozenset({"median", "stream"})
+"""Families whose samples and streams may be bfloat16; they compute in float32 all the same."""
+
 tried: dict[tuple[Family, int], bool] = {}
 """By family and the number of a GPU: whether these kernels work there."""
 
@@ -69,7 +72,8 @@ def ready(family: Family, device: torch.device) -> bool:
 
 
 def usable(family: Family, *tensors: Tensor) -> bool:
-    """Whether these kernels can take these tensors: float32, not empty, and where the kernels are ready."""
-    if not all(t.is_cuda and t.dtype == torch.float32 and t.numel() > 0 for t in tensors):
+    """Whether these kernels can take these tensors: float32 (see HALVES), not empty, and where the kernels are ready."""
+    dtypes = (torch.float32, torch.bfloat16) if family in HALVES else (torch.float32,)
+    if not all(t.is_cuda and t.dtype in dtypes and t.numel() > 0 for t in tensors):
         return False
     return all(ready(family, device) for device in {t.device for t in tensors})

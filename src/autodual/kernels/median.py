@@ -43,7 +43,8 @@ def _by_comparing(  # type: ignore[no-untyped-def]
     wide = units.to(tl.int64)
     rows = ()
     for row in tl.static_range(k):
-        rows = rows + (tl.abs(tl.load(samples + row * wide + column, mask=inside, other=0.0)),)  # type: ignore[assignment]  # noqa: RUF005
+        size = tl.abs(tl.load(samples + row * wide + column, mask=inside, other=0.0).to(tl.float32))
+        rows = rows + (size,)  # type: ignore[assignment]  # noqa: RUF005
     for step in tl.static_range(len(comparisons)):
         rows = _exchange(rows, comparisons[step][0], comparisons[step][1])
     middle = rows[(k - 1) // 2]  # type: ignore[var-annotated]
@@ -75,7 +76,7 @@ def _bit_by_bit(  # type: ignore[no-untyped-def]
     valid = (rows < k)[:, None]
     inside = valid & (columns < units)[None, :]
     place = rows.to(tl.int64)[:, None] * units + columns[None, :]
-    sizes = tl.abs(tl.load(samples + place, mask=inside, other=float("inf")))
+    sizes = tl.abs(tl.load(samples + place, mask=inside, other=float("inf")).to(tl.float32))
     bits = sizes.to(tl.int32, bitcast=True)
     middle_bits = tl.zeros([block], dtype=tl.int32)
     for step in range(31):
@@ -120,7 +121,7 @@ def _gradient_in_registers(  # type: ignore[no-untyped-def]
     weights = ()
     total = tl.zeros([block], dtype=tl.float32)
     for row in tl.static_range(k):
-        ratio = _cut(tl.load(samples + row * wide + column, mask=inside, other=0.0) * inverse)
+        ratio = _cut(tl.load(samples + row * wide + column, mask=inside, other=0.0).to(tl.float32) * inverse)
         weight = ratio / (1 + ratio * ratio)
         if power == 2:
             weight = weight / (1 + ratio * ratio)
@@ -143,7 +144,7 @@ def _gradient_in_tiles(  # type: ignore[no-untyped-def]
     given = tl.load(gradient + columns, mask=columns < units, other=0.0)
     none = found < TINY
     inverse = factor / tl.where(none, 1.0, found)
-    ratio = _cut(tl.load(samples + place, mask=inside, other=0.0) * inverse[None, :])
+    ratio = _cut(tl.load(samples + place, mask=inside, other=0.0).to(tl.float32) * inverse[None, :])
     weight = ratio / (1 + ratio * ratio)
     if power == 2:
         weight = weight / (1 + ratio * ratio)
@@ -180,7 +181,7 @@ def newton_scale(samples: Tensor, comparisons: Comparisons | None, steps: int, f
 
 def _select(samples: Tensor, comparisons: Comparisons | None, steps: int, factor: float, loud: bool) -> Tensor:
     k, units = samples.shape[0], samples[0].numel()
-    result = torch.empty_like(samples[0])
+    result = torch.empty_like(samples[0], dtype=torch.float32)
     if comparisons is not None:
         _by_comparing[(triton.cdiv(units, THREADS),)](
             samples, result, units, factor, comparisons, k, steps, loud, THREADS, num_warps=WARPS

@@ -14,8 +14,9 @@ def _median(device: torch.device) -> None:
     median.median_of_sizes(three, ((0, 1), (1, 2), (0, 1)))
     middle = median.median_of_sizes(three, None)
     median.gradient_of_median(three, middle, middle)
-    scale = median.newton_scale(three, ((0, 1), (1, 2), (0, 1)), 1, 0.5)
-    median.gradient_of_newton_scale(three, scale, scale, 0.5, 1)
+    for samples in (three, three.bfloat16()):
+        scale = median.newton_scale(samples, ((0, 1), (1, 2), (0, 1)), 1, 0.5)
+        median.gradient_of_newton_scale(samples, scale, scale, 0.5, 1)
     many = torch.ones(FEW + 1, 2, dtype=torch.float32, device=device)
     scale = median.newton_scale(many, None, 1, 0.5)
     median.gradient_of_newton_scale(many, scale, scale, 0.5, 1)
@@ -23,9 +24,10 @@ def _median(device: torch.device) -> None:
 
 def _stream(device: torch.device) -> None:
     three, one = (torch.ones(*shape, dtype=torch.float32, device=device) for shape in ((3, 1, 2), (1, 2)))
-    passed = stream.forward(three, one, one, three, one)
-    stream.backward(passed, three, one, one, three, one)
-    stream.forward(None, None, one, three, None)
+    for dtype in (torch.float32, torch.bfloat16):
+        passed = stream.forward(three.to(dtype), one, one, three, one, dtype)
+        stream.backward(passed, three.to(dtype), one, one, three, one)
+    stream.forward(None, None, one, three, None, torch.float32)
 
 
 def _chord(device: torch.device) -> None:

@@ -24,7 +24,7 @@ from autodual.train.objective import Objective, RobustObjective, StandardObjecti
 from autodual.train.randomness import kept_random_state, seed_globally
 from autodual.train.run import Run
 from autodual.train.schedule import eps_at, lr_at, trained_eps
-from autodual.train.setup import make_ball, make_engine, make_optimiser
+from autodual.train.setup import make_ball, make_engine, make_optimiser, set_lr
 from autodual.train.step import make_step
 
 CHECKPOINT_SECONDS = 60.0
@@ -98,14 +98,13 @@ class Loop:
             self._save(optimiser, position, sums)  # so that whoever resumes knows which metrics came before
         self.model.train()
         objective = self.group.wrap(make_objective(config, self.model, eps))
-        step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch)
+        step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch, self._images)
         batches = count(len(self.data), config.batch)
         saved = time.monotonic()
         for epoch in range(position.epoch, config.epochs):
             started, first = time.monotonic(), position.batch
             eps.fill_(eps_at(config, epoch))
-            for group in optimiser.param_groups:
-                group["lr"] = lr_at(config, epoch)
+            set_lr(optimiser, lr_at(config, epoch))
             order = torch.randperm(len(self.data), generator=_seeded("cpu", config, self.stage, "order", epoch)).to(
                 device
             )
@@ -113,9 +112,8 @@ class Loop:
                 index = cut(order, batch, config.batch)
                 share = self.group.share(index)
                 generator.manual_seed(_seed(config, self.stage, "step", position.step, *self._rank()))
-                images = self._images(share.index, generator)
                 seed_globally(_seed(config, self.stage, "model", position.step, *self._rank()), device)
-                summary = step(images, self.data.labels[share.index], share.weight)
+                summary = step(self.data.images[share.index], self.data.labels[share.index], share.weight)
                 self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
@@ -140,9 +138,9 @@ class Loop:
         if self.log is not None:
             self.log.add(summary, share.counted, whole)
 
-    def _images(self, index: Tensor, generator: torch.Generator) -> Tensor:
+    def _images(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented, as float32 in [0, 1]."""
-        images = augment(self.data.images[index], generator, self.config.crop, self.config.flip)
+        images = augment(images, generator, self.config.crop, self.config.flip)
         return images.float() if images.is_floating_point() else images.float() / self.data.scale
 
     def _end_epoch(self, epoch: int, step: int, sums: Tensor, seconds: float, partial: bool) -> None:

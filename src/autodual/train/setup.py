@@ -136,9 +136,19 @@ def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
             f"model: {type(model).__name__} has nothing to train; give it layers with weights whose requires_grad is true"
         )
     fused = all(p.is_cuda for p in parameters)
+    lr = torch.tensor(config.lr, device=parameters[0].device) if fused else config.lr
     if config.optimiser == "adam":
-        return torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay, fused=fused)
-    return torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
+        return torch.optim.Adam(parameters, lr, weight_decay=config.weight_decay, fused=fused, capturable=fused)
+    return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
+
+
+def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    """In place where it is a tensor, which a captured step reads."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def make_device(name: str) -> torch.device:

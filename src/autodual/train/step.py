@@ -1,18 +1,25 @@
-"""One optimiser step: plain, or with its forward and backward pass captured as a CUDA graph."""
+"""One optimiser step: plain, or captured whole as a CUDA graph: random numbers, forward and backward pass, update."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from autodual.bounds import Draws, Projected
-from autodual.certify.loss import kept_buffers, uses_batch_statistics
 from autodual.train.objective import Objective, RobustObjective
 from autodual.train.randomness import kept_random_state
 
 WARM_UP = 3
+"""Steps that run plainly before one is captured: kernels compile, libraries load, and the optimiser's state comes into being."""
+
+Prepare = Callable[[Tensor, torch.Generator], Tensor]
+"""A batch as it lies in memory -> the network's input; random numbers come from the generator."""
+
+
+def as_it_is(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x
 
 
 class Step:
@@ -28,82 +35,82 @@ class Step:
         optimiser: torch.optim.Optimizer,
         generator: torch.Generator,
         clip_gradients: float | None,
+        prepare: Prepare = as_it_is,
     ) -> None:
         self.objective, self.optimiser = objective, optimiser
-        self.generator, self.clip_gradients = generator, clip_gradients
+        self.generator, self.clip_gradients, self.prepare = generator, clip_gradients, prepare
         self.draws: dict[int, Draws | None] = {}
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
         """What `objective.SUMMARY` lists, on the device. weight: of the gradient, where processes share a batch unevenly."""
         self.optimiser.zero_grad(set_to_none=False)
-        summary = self.objective(x, labels, self._fresh(x))
-        (weight * summary[0]).backward()
-        self._update()
+        return self._updated(x, labels, weight)
+
+    def _updated(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
+        """The step, on top of whatever gradients there are."""
+        x = self.prepare(x, self.generator)
+        draws = self._drawn(x)
+        summary: Tensor = self.objective(x, labels, None if draws is None else draws.renew_(self.generator))
+        (summary[0] if weight == 1.0 else weight * summary[0]).backward()
+        if self.clip_gradients is not None:
+            nn.utils.clip_grad_norm_(_parameters(self.optimiser), self.clip_gradients, foreach=True)
+        self.optimiser.step()
         return summary.detach()
 
-    def _fresh(self, x: Tensor) -> Draws | None:
-        """Random numbers for a batch of this size, in memory that is used again."""
-        draws = self._drawn(x)
-        return None if draws is None else draws.renew_(self.generator)
-
     def _drawn(self, x: Tensor) -> Draws | None:
+        """Memory for the random numbers of a batch of this size, which is used again."""
         if len(x) not in self.draws:
             with kept_random_state(x.device):  # not from our generator, which belongs to the step
                 self.draws[len(x)] = inner(self.objective).draw(x)
         return self.draws[len(x)]
 
-    def _update(self) -> None:
-        if self.clip_gradients is not None:
-            nn.utils.clip_grad_norm_(_parameters(self.optimiser), self.clip_gradients, foreach=True)
-        self.optimiser.step()
-
 
 class GraphStep(Step):
-    """The same, replaying a CUDA graph for batches of one size; others run plainly."""
+    """The same, all of it replayed as one CUDA graph for batches of one size, after some plain steps; other batches run plainly."""
 
     graph: torch.cuda.CUDAGraph | None = None
     batch: int = 0
+    taken: int = 0
+    """Plain steps with batches of this size."""
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        if len(x) != self.batch or self._exact(x):
+        if len(x) != self.batch or self._exact():
             return super().__call__(x, labels, weight)
         if self.graph is None:
-            with torch.cuda.device(x.device), kept_random_state(x.device):
-                self._capture(x, labels)
+            with torch.cuda.device(x.device):
+                if self.taken < WARM_UP:
+                    return self._aside(x, labels)
+                with kept_random_state(x.device):
+                    self.graph = self._captured(x, labels)
         self.x.copy_(x)
         self.labels.copy_(labels)
-        self._fresh(x)
-        assert self.graph is not None
         self.graph.replay()
-        self._update()
-        return self.summary.detach()
+        return self.summary
 
-    def _exact(self, x: Tensor) -> bool:
+    def _exact(self) -> bool:
         """Whether bounds are exact instead: those take memory as they find it, which a graph cannot."""
-        draws = self._drawn(x)
+        draws = self.draws.get(self.batch)
         return draws is not None and draws.exact
 
-    def _capture(self, x: Tensor, labels: Tensor) -> None:
-        self.x, self.labels = x.clone(), labels.clone()
-        draws = self._drawn(x)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with kept_buffers(self.objective):
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    self._gradients(draws)
-            torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.summary = self._gradients(draws)
-
-    def _gradients(self, draws: Draws | None) -> Tensor:
-        for parameter in _parameters(self.optimiser):
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-        summary: Tensor = self.objective(self.x, self.labels, draws)
-        summary[0].backward()
+    def _aside(self, x: Tensor, labels: Tensor) -> Tensor:
+        """A plain step on a stream of its own, as it must be before a capture."""
+        self.taken += 1
+        here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            summary = super().__call__(x, labels)
+        here.wait_stream(stream)
         return summary
+
+    def _captured(self, x: Tensor, labels: Tensor) -> torch.cuda.CUDAGraph:
+        """Gradients are made by the graph, in its own memory: there is nothing to add them to."""
+        self.x, self.labels = x.clone(), labels.clone()
+        self.optimiser.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph):
+            self.summary = self._updated(self.x, self.labels)
+        return graph
 
 
 def make_step(
@@ -112,8 +119,9 @@ def make_step(
     generator: torch.Generator,
     clip_gradients: float | None,
     batch: int,
+    prepare: Prepare = as_it_is,
 ) -> Step:
-    """A CUDA graph where the step allows it: projections on a GPU, in one process, and no batch statistics.
+    """A CUDA graph where the step allows it: projections on a GPU, in one process.
 
     A captured model draws no random numbers of its own: bounds of a random network, by dropout, say, are refused.
     """
@@ -121,11 +129,10 @@ def make_step(
         generator.device.type == "cuda"
         and isinstance(objective, RobustObjective)
         and isinstance(objective.loss.engine, Projected)
-        and not uses_batch_statistics(objective.model)
     )
     if not static:
-        return Step(objective, optimiser, generator, clip_gradients)
-    step = GraphStep(objective, optimiser, generator, clip_gradients)
+        return Step(objective, optimiser, generator, clip_gradients, prepare)
+    step = GraphStep(objective, optimiser, generator, clip_gradients, prepare)
     step.batch = batch
     return step
 
