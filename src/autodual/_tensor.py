@@ -28,12 +28,21 @@ def split_leading(a: Tensor, rows: int) -> Tensor:
 
 
 def channels_inside(a: Tensor) -> Tensor:
-    """[N, C, H, W] with the channels of a position next to each other in memory, which a CPU convolves faster; else as it is."""
-    if a.dim() != 4 or a.device.type != "cpu":
+    """[N, C, H, W] with the channels of a position next to each other in memory, where that convolves faster; else as it is.
+
+    It does on a CPU, and on a GPU's tensor cores, which certificates must not use.
+    """
+    if a.dim() != 4 or not _convolves_channels_inside(a):
         return a
     if a.shape[1] == 1 and a.is_contiguous():  # only the strides tell, and a convolution passes them on
         return a.squeeze(1).unsqueeze(-1).movedim(-1, 1)
     return a.contiguous(memory_format=torch.channels_last)
+
+
+def _convolves_channels_inside(a: Tensor) -> bool:
+    if a.device.type == "cuda":
+        return a.shape[1] > 1 and not torch.compiler.is_compiling() and tf32_convolutions()
+    return a.device.type == "cpu"
 
 
 def has_channels_inside(a: Tensor) -> bool:

@@ -107,44 +107,47 @@ NETWORKS = {
 
 @pytest.mark.parametrize("ball", [ad.LinfBall(0.01), ad.LinfBall(0.01, clip=(0.0, 1.0)), ad.L2Ball(0.2)], ids=repr)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_losses_and_gradients_hardly_change(name: str, ball: ad.Perturbation) -> None:
-    """With the same draws, of which there are few: what is left is what bfloat16 loses, far below the noise of the estimates."""
+def test_losses_and_gradients_change_by_little_beside_their_noise(name: str, ball: ad.Perturbation) -> None:
+    """With the same draws, what differs is what bfloat16 loses. Two draws differ by sqrt(2) times the noise."""
     model = NETWORKS[name]().cuda().train()
     x, labels = _random(9, 3, 12, 12), torch.arange(9, device="cuda")
     draws = ad.RobustCrossEntropy(model, ball, ad.Projected(20)).draw(x)
-    found = []
-    for half in (True, False):
-        loss = ad.RobustCrossEntropy(model, ball, ad.Projected(20, half=half))
-        value = loss(x, labels, draws)
-        parts = torch.autograd.grad(value, list(model.parameters()))
-        found.append((value.detach(), torch.cat([part.flatten() for part in parts])))
-    (value, gradient), (whole, exact) = found
-    torch.testing.assert_close(value, whole, rtol=0.01, atol=0.0)
-    assert value != whole, "the streams were float32"
-    assert float((gradient - exact).norm() / exact.norm()) < 0.03
+    found: dict[bool, list[Tensor]] = {True: [], False: []}
+    for _ in range(6):
+        draws.renew_()
+        for half, gradients in found.items():
+            value = ad.RobustCrossEntropy(model, ball, ad.Projected(20, half=half))(x, labels, draws)
+            gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))]))
+    half, whole = (torch.stack(gradients) for gradients in found.values())
+    lost = (half - whole).square().sum(1).mean().sqrt()
+    noise = whole.var(0).sum().sqrt()
+    assert 0 < lost < 0.25 * noise
 
 
 def test_streams_stay_float32_where_they_must(watch_dtypes: list[torch.dtype]) -> None:
-    model, x, labels = ad.models.small(3, 12).cuda(), _random(4, 3, 12, 12), torch.arange(4, device="cuda")
+    model, x, labels = ad.models.small(3, 32).cuda(), _random(4, 3, 32, 32), torch.arange(4, device="cuda")
     for engine in (ad.Projected(20, half=False), ad.Projected(20, estimator=ad.Median()), ad.Projected(300)):
         ad.RobustCrossEntropy(model, ad.LinfBall(0.01), engine)(x, labels)
     ad.certify(model, x, labels, ad.LinfBall(0.001), engine=ad.HighProbability(0.01))
-    assert set(watch_dtypes) == {torch.float32}
+    assert not watch_dtypes
     ad.RobustCrossEntropy(model, ad.LinfBall(0.01), ad.Projected(20))(x, labels)
-    assert torch.bfloat16 in watch_dtypes
+    assert set(watch_dtypes) == {
+        torch.float32,
+        torch.bfloat16,
+    }  # the input's stream, and those after the first activation
 
 
 @pytest.fixture
 def watch_dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """Of the streams that pass a layer."""
+    """Of the streams that pass a layer in half precision."""
     from autodual.bounds import streams
 
     seen: list[torch.dtype] = []
-    plain = streams._linear
+    plain = streams._in_half
 
     def noting(layer: ad.AffineDual, columns: list[Tensor]) -> Tensor:
         seen.extend(c.dtype for c in columns)
         return plain(layer, columns)
 
-    monkeypatch.setattr(streams, "_linear", noting)
+    monkeypatch.setattr(streams, "_in_half", noting)
     return seen

@@ -31,16 +31,20 @@ def fresh_stream(radius: Tensor, draws: Angles, dtype: torch.dtype | None = None
     return result
 
 
-def pass_on(stream: Tensor, slope: Tensor) -> Tensor:
+def pass_on(stream: Tensor, slope: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """slope * V: a stream [k, N or 1, *shape] through an activation that adds nothing to it."""
-    return stream * slope.to(stream.dtype)
+    return stream.to(dtype) * slope.to(dtype)
 
 
-def pass_and_add(stream: Tensor, slope: Tensor, radius: Tensor, draws: Angles) -> Tensor:
+def pass_and_add(
+    stream: Tensor, slope: Tensor, radius: Tensor, draws: Angles, dtype: torch.dtype | None = None
+) -> Tensor:
     """slope * V + radius * Cauchy."""
     if torch.compiler.is_compiling():  # which chooses itself what to keep and what to compute again
         return stream * slope + radius * draws.numbers()
-    result: Tensor = _Pass.apply(stream, slope, radius, draws.angles, draws.turns, stream.dtype)
+    result: Tensor = _Pass.apply(
+        stream, slope, radius, draws.angles, draws.turns, stream.dtype if dtype is None else dtype
+    )
     return result
 
 

@@ -40,15 +40,15 @@ class StreamPass:
     columns: bool = True
     """Whether to carry the columns of an l1 ball, which are the same for all draws."""
     half: bool = False
-    """Whether streams are bfloat16, where they can be."""
+    """Whether streams are bfloat16 from the first layer on that multiplies them, where they can be."""
 
     def start(self) -> Streams:
         region, first = self.region, self.draws.first
         if isinstance(first, Angles):
             examples = max(len(region.radius), first.angles.shape[1])
-            return {INPUT: self._fresh(region.radius.expand(examples, *region.centre.shape[1:]), first)}
+            return {INPUT: fresh_stream(region.radius.expand(examples, *region.centre.shape[1:]), first)}
         if first is not None:
-            return {GAUSS: (first * region.radius).to(torch.bfloat16 if self._can_be_half() else region.radius.dtype)}
+            return {GAUSS: first * region.radius}
         if not self.columns:
             return {}
         count = region.centre.shape[1:].numel()
@@ -59,23 +59,41 @@ class StreamPass:
         """The streams of a node from those of its operands."""
         node = self.network.nodes[index]
         if isinstance(node.layer, AffineDual):
-            return _through_affine(node.layer, operands, self.network.operand_shapes(index))
+            return self._through_affine(node.layer, operands, self.network.operand_shapes(index))
         return self._through_activation(index, operands[0])
 
     def _through_activation(self, index: int, streams: Streams) -> Streams:
         band, draws = self.bands[index], self.draws.fresh[index]
         slope, radius = torch.broadcast_tensors(band.slope, band.radius)
         own = INPUT if self.merged else index
-        passed = {source: pass_on(values, slope) for source, values in streams.items() if source != own}
+        dtypes = {source: torch.bfloat16 if self._is_half(source) else radius.dtype for source in (*streams, own)}
+        passed = {source: pass_on(v, slope, dtypes[source]) for source, v in streams.items() if source != own}
         if own in streams:
-            return passed | {own: pass_and_add(streams[own], slope, radius, draws)}
-        return passed | {own: self._fresh(radius, draws)}
+            return passed | {own: pass_and_add(streams[own], slope, radius, draws, dtypes[own])}
+        return passed | {own: fresh_stream(radius, draws, dtypes[own])}
 
-    def _fresh(self, radius: Tensor, draws: Angles) -> Tensor:
-        return fresh_stream(radius, draws, torch.bfloat16 if self._can_be_half() else radius.dtype)
+    def _through_affine(
+        self, layer: AffineDual, operands: list[Streams], shapes: tuple[tuple[int, ...], ...]
+    ) -> Streams:
+        result = {}
+        for source in {s: None for streams in operands for s in streams}:
+            present = [streams[source] for streams in operands if source in streams]
+            count, batch = present[0].shape[0], max(p.shape[1] for p in present)
+            columns = [
+                channels_inside(
+                    merge_leading(streams[source].expand(count, batch, *shape))
+                    if source in streams
+                    else present[0].new_zeros(count * batch, *shape)
+                )
+                for streams, shape in zip(operands, shapes, strict=True)
+            ]
+            combined = _in_half(layer, columns) if self._is_half(source) else layer.linear(*columns)
+            result[source] = split_leading(channels_inside(combined), count)
+        return result
 
-    def _can_be_half(self) -> bool:
-        return self.half and all(can_be_half(draws.angles) for draws in self.draws.fresh.values())
+    def _is_half(self, source: int) -> bool:
+        """Columns are no estimates, and stay as they are."""
+        return self.half and source != COLUMNS and all(can_be_half(draws.angles) for draws in self.draws.fresh.values())
 
     def at(self, target: int) -> Streams:
         """The streams of a node, all activations before which have bands."""
@@ -105,25 +123,8 @@ def _read_one(source: int, samples: Tensor, estimator: Estimator) -> Tensor:
     return estimator.scale(samples)
 
 
-def _through_affine(layer: AffineDual, operands: list[Streams], shapes: tuple[tuple[int, ...], ...]) -> Streams:
-    result = {}
-    for source in {s: None for streams in operands for s in streams}:
-        present = [streams[source] for streams in operands if source in streams]
-        count, batch = present[0].shape[0], max(p.shape[1] for p in present)
-        columns = [
-            merge_leading(streams[source].expand(count, batch, *shape))
-            if source in streams
-            else present[0].new_zeros(count * batch, *shape)
-            for streams, shape in zip(operands, shapes, strict=True)
-        ]
-        result[source] = split_leading(channels_inside(_linear(layer, list(map(channels_inside, columns)))), count)
-    return result
-
-
-def _linear(layer: AffineDual, columns: list[Tensor]) -> Tensor:
-    """A stream through a layer, whose products are of bfloat16 numbers if those of the stream are."""
-    if columns[0].dtype != torch.bfloat16:
-        return layer.linear(*columns)
+def _in_half(layer: AffineDual, columns: list[Tensor]) -> Tensor:
+    """A layer's products are of bfloat16 numbers; what only scales float32 numbers leaves them so, for the layer after it."""
     with torch.autocast(columns[0].device.type, torch.bfloat16, cache_enabled=False):  # a CUDA graph cannot keep a cast
-        result = layer.linear(*columns).to(torch.bfloat16)
-    return result.contiguous(memory_format=torch.channels_last) if result.dim() == 4 else result
+        result = layer.linear(*columns)
+    return result.to(torch.bfloat16) if any(c.dtype == torch.bfloat16 for c in columns) else result

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from autodual import kernels
+from autodual._tensor import flat_pair, has_channels_inside, in_memory_order
 
 MANY = 256
 """Features from which a pass of its own for every row is worthwhile."""
@@ -32,13 +33,16 @@ def weighable(rows: Tensor, radius: Tensor, *slope: Tensor, in_graph: bool = Fal
 
 def weigh(rows: Tensor, slope: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
     """rows * slope, and sum |rows| * radius [R, N]."""
-    passed, sizes = _Weigh.apply(rows.flatten(2), slope.flatten(1), radius.flatten(1))
-    return passed.unflatten(2, rows.shape[2:]), sizes
+    flat_rows, flat_slope = flat_pair(rows, slope)
+    passed, sizes = _Weigh.apply(flat_rows, flat_slope, flat_pair(rows, radius)[1])
+    ordered = passed.unflatten(2, in_memory_order(rows).shape[2:])
+    return ordered.movedim(-1, 2) if has_channels_inside(rows) else ordered, sizes
 
 
 def sizes(rows: Tensor, radius: Tensor) -> Tensor:
     """sum |rows| * radius [R, N]."""
-    result: Tensor = _Weigh.apply(rows.flatten(2), None, radius.flatten(1))[1]
+    flat_rows, flat_radius = flat_pair(rows, radius)
+    result: Tensor = _Weigh.apply(flat_rows, None, flat_radius)[1]
     return result
 
 

@@ -36,8 +36,9 @@ def narrow_back(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """As conv2d: [M, C, H, W] -> [M, F, H', W']."""
-    result: Tensor = _Convolve.apply(x, weight, bias, geometry)
+    """As conv2d: [M, C, H, W] -> [M, F, H', W'], with channels inside; bfloat16 under autocast, from float32 numbers."""
+    half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    result: Tensor = _Convolve.apply(x, weight, bias, geometry, torch.bfloat16 if half else torch.float32)
     return result
 
 
@@ -49,10 +50,10 @@ def spread(x: Tensor, weight: Tensor, size: Shape, geometry: Geometry) -> Tensor
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, dtype: torch.dtype) -> Tensor:
         from autodual.kernels import narrow as kernel
 
-        return kernel.convolve(x, weight, bias, *geometry)
+        return kernel.convolve(x, weight, bias, *geometry, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -61,10 +62,10 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        given, (wants_x, wants_weight, wants_bias, _) = gradients[0], ctx.needs_input_grad
-        on_x = spread(given, weight, tuple(x.shape[2:]), ctx.geometry) if wants_x else None
+        given, (wants_x, wants_weight, wants_bias, *_) = gradients[0], ctx.needs_input_grad
+        on_x = spread(given.float(), weight, tuple(x.shape[2:]), ctx.geometry) if wants_x else None
         on_weight = _on_weight(given, x, weight, ctx.geometry) if wants_weight else None
-        return on_x, on_weight, given.sum((0, 2, 3)) if wants_bias else None, None
+        return on_x, on_weight, given.float().sum((0, 2, 3)) if wants_bias else None, None, None
 
 
 class _Spread(torch.autograd.Function):
@@ -88,7 +89,7 @@ class _Spread(torch.autograd.Function):
 
 def _keep(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """For the way back, whichever way that is: what was convolved, the weights, and the geometry."""
-    x, weight, _, ctx.geometry = inputs
+    x, weight, _, ctx.geometry = inputs[:4]
     ctx.save_for_backward(x, weight)
 
 
@@ -99,6 +100,6 @@ def _on_weight(given: Tensor, images: Tensor, weight: Tensor, geometry: Geometry
 
         return kernel.on_weight(given, images, tuple(weight.shape[2:]), *geometry)
     result: Tensor = torch.ops.aten.convolution_backward(
-        given, images, weight, None, *geometry, False, (0, 0), 1, (False, True, False)
+        given.float(), images, weight, None, *geometry, False, (0, 0), 1, (False, True, False)
     )[1]
     return result

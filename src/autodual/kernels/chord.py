@@ -104,8 +104,8 @@ def backward(lower: Tensor, upper: Tensor, on_slope: Tensor, on_half: Tensor) ->
 
 def forward_around(centre: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Lower and upper end, slope and half height of the chord, and the band's middle at the centre; radius [N or 1, *shape]."""
-    centre, radius = centre.contiguous(), radius.contiguous()
     lower, upper, slope, half, middle = (torch.empty_like(centre) for _ in range(5))
+    centre, radius = _laid_out_as(lower, centre, radius)
     _forward_around[(triton.cdiv(centre.numel(), BLOCK),)](
         centre, radius, lower, upper, slope, half, middle, centre.numel(), radius.numel(), BLOCK
     )
@@ -116,8 +116,8 @@ def backward_around(
     centre: Tensor, radius: Tensor, on_slope: Tensor, on_half: Tensor, on_middle: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients on the centre and on the radius, which is as large as the centre then."""
-    centre, radius, *given = (t.contiguous() for t in (centre, radius, on_slope, on_half, on_middle))
     on_centre, on_radius = torch.empty_like(centre), torch.empty_like(centre)
+    centre, radius, *given = _laid_out_as(on_centre, centre, radius, on_slope, on_half, on_middle)
     _backward_around[(triton.cdiv(centre.numel(), BLOCK),)](
         centre, radius, *given, on_centre, on_radius, centre.numel(), radius.numel(), BLOCK
     )
@@ -125,5 +125,5 @@ def backward_around(
 
 
 def _laid_out_as(like: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """All with the strides of `like`, which has no gaps: what is next to each other in one is so in all."""
-    return [t if t.stride() == like.stride() else torch.empty_like(like).copy_(t) for t in tensors]
+    """All with the strides of `like`, which has no gaps: what is next to each other in one is so in all. [N or 1, *shape]"""
+    return [t if t.stride() == like[: len(t)].stride() else torch.empty_like(like[: len(t)]).copy_(t) for t in tensors]

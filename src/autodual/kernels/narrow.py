@@ -4,11 +4,12 @@ Twins: `conv2d`, `conv_transpose2d` and their gradients. Forward, the filters ar
 as; a program makes the patches of some positions of one image once, and treats one block of filters after the other. Backward, one
 product makes what every position gives to each place of its patch, and a second kernel collects what every pixel is given. The
 gradient on the weights is what a filter's positions are given, times their patches; every program adds up some images. On tensor
-cores, in TF32.
+cores, in TF32. Filters lie next to each other in memory in what is written, float32 or bfloat16; what is read may lie either way.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,8 +21,6 @@ POSITIONS = 128
 """Of an image, that a program treats at a time."""
 SEVERAL = 16
 """Filters that it treats at a time; more, where there are many and each has more than 32 weights."""
-WORTH = 64
-"""Filters from which writing counts more than reading."""
 
 _ANY = [
     "filters", "each", "height", "width", "out_height", "out_width",
@@ -29,16 +28,14 @@ _ANY = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_ANY)
+@triton.jit(do_not_specialize=[name for name in _ANY if name != "filters"])
 def _forward(  # type: ignore[no-untyped-def]
     images, weight, bias, result, filters, each, height, width, out_height, out_width,
     stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x,
-    channels: tl.constexpr, kernel_height: tl.constexpr, kernel_width: tl.constexpr, has_bias: tl.constexpr, by_four: tl.constexpr,
+    channels: tl.constexpr, kernel_height: tl.constexpr, kernel_width: tl.constexpr, has_bias: tl.constexpr,
     parts: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     size = out_height * out_width
-    if by_four:  # so that threads write four positions at once
-        size = tl.multiple_of(size, 4)
     window: tl.constexpr = kernel_height * kernel_width
     count: tl.constexpr = channels * window
     image = tl.program_id(0).to(tl.int64)
@@ -70,13 +67,13 @@ def _forward(  # type: ignore[no-untyped-def]
             value = tl.dot(factor, patches[part], value, input_precision="tf32")
         if has_bias:
             value += tl.load(bias + row, mask=row < filters, other=0.0)[:, None]
-        tl.store(target + row[:, None] * size + spot[None, :], value, mask=known & (spot < size)[None, :])
+        tl.store(target + row[:, None] + spot[None, :] * filters, value, mask=known & (spot < size)[None, :])
 
 
 @triton.jit(do_not_specialize=["filters"])
 def _gifts(  # type: ignore[no-untyped-def]
     images, weight, gifts, filters, size,
-    count: tl.constexpr, part: tl.constexpr, two: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+    inside: tl.constexpr, count: tl.constexpr, part: tl.constexpr, two: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """weight' [count, F] times images [M, F, size]; in two parts, if one would be too large for what reads matrices fastest."""
     image = tl.program_id(0).to(tl.int64)
@@ -86,8 +83,12 @@ def _gifts(  # type: ignore[no-untyped-def]
     more = tl.zeros([part, block], dtype=tl.float32)
     for start in range(0, filters, rows):
         row = start + tl.arange(0, rows)
-        inside = (row < filters)[:, None] & (spot < size)[None, :]
-        given = tl.load(images + image * filters * size + row[:, None] * size + spot[None, :], mask=inside, other=0.0)
+        valid = (row < filters)[:, None] & (spot < size)[None, :]
+        if inside:
+            place = images + image * filters * size + row[:, None] + spot[None, :] * filters
+        else:
+            place = images + image * filters * size + row[:, None] * size + spot[None, :]
+        given = tl.load(place, mask=valid, other=0.0)
         source, known = weight + row[None, :] * count + tap[:, None], (row < filters)[None, :]
         factor = tl.load(source, mask=known & (tap < count)[:, None], other=0.0)
         value = tl.dot(factor, given, value, input_precision="tf32")
@@ -100,11 +101,11 @@ def _gifts(  # type: ignore[no-untyped-def]
         tl.store(target + part * size, more, mask=known & (tap + part < count)[:, None])
 
 
-@triton.jit(do_not_specialize=["count", *_ANY])
+@triton.jit(do_not_specialize=["count", *(name for name in _ANY if name != "filters")])
 def _on_weight(  # type: ignore[no-untyped-def]
     given, images, result, count, filters, each, height, width, out_height, out_width,
     stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x,
-    channels: tl.constexpr, kernel_height: tl.constexpr, kernel_width: tl.constexpr,
+    inside: tl.constexpr, channels: tl.constexpr, kernel_height: tl.constexpr, kernel_width: tl.constexpr,
     padded: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """given [M, F, size] times the patches [M, size, taps] of the images, summed over some of the images."""
@@ -125,8 +126,11 @@ def _on_weight(  # type: ignore[no-untyped-def]
         valid = valid & (y.to(tl.uint32, bitcast=True) < height) & (x.to(tl.uint32, bitcast=True) < width)
         source = images + image * (channels * height * width)
         patch = tl.load(source + (tap // window * height)[None, :] * width + y * width + x, mask=valid, other=0.0)
-        place = given + image * filters * size + row[:, None] * size + spot[None, :]
-        factor = tl.load(place, mask=known & (spot < size)[None, :], other=0.0)
+        if inside:
+            place = given + image * filters * size + row[:, None] + spot[None, :] * filters
+        else:
+            place = given + image * filters * size + row[:, None] * size + spot[None, :]
+        factor = tl.load(place, mask=known & (spot < size)[None, :], other=0.0).to(tl.float32)
         total = tl.dot(factor, patch, total, input_precision="tf32")
     target = result + tl.program_id(0).to(tl.int64) * filters * taps + row[:, None] * taps + tap[None, :]
     tl.store(target, total, mask=known & used)
@@ -154,9 +158,15 @@ def _collect(  # type: ignore[no-untyped-def]
 
 
 def convolve(
-    images: Tensor, weight: Tensor, bias: Tensor | None, stride: Shape, padding: Shape, dilation: Shape
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Images [M, C, H, W] and filters [F, C, h, w]: [M, F, H', W']."""
+    """Images [M, C, H, W] and filters [F, C, h, w]: [M, F, H', W'], of float32 or bfloat16."""
     images, weight = images.contiguous(), weight.contiguous()
     count, channels, *size = images.shape
     filters, _, *kernel = weight.shape
@@ -164,21 +174,22 @@ def convolve(
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
     ]
-    result = images.new_empty(count, filters, *out)
+    result = images.new_empty(count, *out, filters, dtype=dtype)
     taps, block = weight[0].numel(), min(POSITIONS, _padded(out[0] * out[1]))
     blocks, rows = triton.cdiv(out[0] * out[1], block), _at_a_time(filters, taps)
-    steps, by_four = triton.cdiv(filters, rows), filters >= WORTH and out[0] * out[1] % 4 == 0
+    steps = triton.cdiv(filters, rows)
     each = triton.cdiv(steps, min(steps, triton.cdiv(ENOUGH, blocks * count))) * rows
     _forward[(count, blocks, triton.cdiv(filters, each))](
         images, weight, images if bias is None else bias.contiguous(), result, filters, each, *size, *out, *stride, *padding,
-        *dilation, channels, *kernel, bias is not None, by_four, triton.cdiv(taps, 16), rows, block, num_stages=1,
+        *dilation, channels, *kernel, bias is not None, triton.cdiv(taps, 16), rows, block, num_stages=1,
     )  # fmt: skip
-    return result
+    return result.movedim(-1, 1)
 
 
 def spread(images: Tensor, weight: Tensor, size: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Tensor:
     """Images [M, F, H', W'] and filters [F, C, h, w]: [M, C, *size]."""
-    images, weight = images.contiguous(), weight.contiguous()
+    images, inside = _laid_out(images)
+    weight = weight.contiguous()
     count, filters, *out = images.shape
     channels, *kernel = weight.shape[1:]
     taps, positions = weight[0].numel(), out[0] * out[1]
@@ -190,6 +201,7 @@ def spread(images: Tensor, weight: Tensor, size: Shape, stride: Shape, padding: 
         gifts,
         filters,
         positions,
+        inside,
         taps,
         min(32, _padded(taps)),
         taps > 32,
@@ -206,7 +218,7 @@ def spread(images: Tensor, weight: Tensor, size: Shape, stride: Shape, padding: 
 
 def on_weight(given: Tensor, images: Tensor, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Tensor:
     """The gradient on the filters [F, C, *kernel] of a convolution of images [M, C, H, W], from that on its result."""
-    given, images = given.contiguous(), images.contiguous()
+    (given, inside), images = _laid_out(given), images.contiguous()
     count, channels, *size = images.shape
     filters, *out = given.shape[1:]
     taps = channels * kernel[0] * kernel[1]
@@ -214,12 +226,18 @@ def on_weight(given: Tensor, images: Tensor, kernel: Shape, stride: Shape, paddi
     blocks = triton.cdiv(filters, rows)
     each = triton.cdiv(count, min(count, triton.cdiv(2 * ENOUGH, blocks)))
     parts = triton.cdiv(count, each)
-    result = given.new_empty(parts, filters, channels, *kernel)
+    result = given.new_empty(parts, filters, channels, *kernel, dtype=torch.float32)
     _on_weight[(parts, blocks)](
-        given, images, result, count, filters, each, *size, *out, *stride, *padding, *dilation, channels, *kernel,
+        given, images, result, count, filters, each, *size, *out, *stride, *padding, *dilation, inside, channels, *kernel,
         _padded(taps), rows, POSITIONS, num_stages=1,
     )  # fmt: skip
     return result[0] if parts == 1 else result.sum(0)
+
+
+def _laid_out(a: Tensor) -> tuple[Tensor, bool]:
+    """Without gaps in memory, and whether channels lie inside."""
+    inside = a.is_contiguous(memory_format=torch.channels_last)
+    return (a, True) if inside and a.shape[1] > 1 else (a.contiguous(), False)
 
 
 def _at_a_time(filters: int, taps: int) -> int:

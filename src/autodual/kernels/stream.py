@@ -84,6 +84,20 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(on_slope + place, tl.sum(slope_total, 0), mask=inside)
 
 
+@triton.jit(do_not_specialize=["count"])
+def _on_shared(gradient, slope, on_stream, count, features, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum over examples of gradient * slope, for one of the projections."""
+    wide, examples = tl.cast(features, tl.int64), count.to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = unit < features
+    total = tl.zeros([block], dtype=tl.float32)
+    for example in range(count):
+        given = tl.load(gradient + (row * examples + example) * wide + unit, mask=inside, other=0.0).to(tl.float32)
+        total += given * tl.load(slope + example * wide + unit, mask=inside, other=0.0)
+    tl.store(on_stream + row * wide + unit, total, mask=inside)
+
+
 def forward(
     stream: Tensor | None,
     slope: Tensor | None,
@@ -135,7 +149,7 @@ def backward(
         *_strides(stream, features), True, turned, own, *TILE,
     )  # fmt: skip
     if not own:
-        on_stream = (gradient * slope).sum(1, keepdim=True).to(stream.dtype)
+        _on_shared[(triton.cdiv(features, BLOCK), k)](gradient, slope, on_stream, examples, features, BLOCK)
     return _shaped(on_stream, inside), _shaped(on_slope, inside), _shaped(on_radius, inside)
 
 
