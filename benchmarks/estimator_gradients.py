@@ -86,9 +86,12 @@ class Way:
     """Replaces angles [k, ...] by others of the same distribution, each of the k."""
     counts: tuple[int, ...] = COUNTS
     exact_narrow: int = 0
+    half: bool = True
 
     def engine(self, k: int, generator: torch.Generator | None = None) -> ad.Projected:
-        return ad.Projected(k, self.merged, self.estimator, exact_narrow=self.exact_narrow, generator=generator)
+        return ad.Projected(
+            k, self.merged, self.estimator, exact_narrow=self.exact_narrow, half=self.half, generator=generator
+        )
 
 
 def stratified(angles: Tensor) -> Tensor:
@@ -106,6 +109,7 @@ def antithetic(angles: Tensor) -> Tensor:
 
 WAYS = (
     Way("median, autodiff", ad.Median()),
+    Way("default, streams of float32", ad.QuietGradient(), half=False),
     Way("median, ML gradient", ad.MaximumLikelihood(0)),
     Way("one Newton step, ML gradient", ad.MaximumLikelihood(1)),
     Way("maximum likelihood, solved", ad.MaximumLikelihood()),
@@ -116,6 +120,14 @@ WAYS = (
     Way("default, layers of up to 128 units exact", ad.QuietGradient(), exact_narrow=128),
     Way("one stream per term: median, autodiff", ad.Median(), False, counts=(10, 20, 50)),
     Way("one stream per term: median, quiet gradient", ad.QuietGradient(), False, counts=(10, 20, 50)),
+)
+
+
+QUICK = (
+    "median, autodiff",
+    "**median, quiet gradient**",
+    "default, streams of float32",
+    "one stream per term: median, autodiff",
 )
 
 
@@ -291,8 +303,8 @@ def measure(name: str, options: argparse.Namespace, clock: Clock) -> Iterator[di
         rows: list[dict[str, Any]] = []
         record = {"network": name, "weights": source, "loss": exact[0], "rows": rows, "complete": False}
         for way in WAYS:
-            if way.exact_narrow and name not in SMALL:
-                continue  # which have no such layers
+            if (way.exact_narrow and name not in SMALL) or (options.quick and way.name not in QUICK):
+                continue  # the large ones have no such layers
             for k in way.counts:
                 if clock.over or (options.k and k not in options.k):
                     continue
@@ -354,6 +366,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=CASES, help="the small ones on a CPU, else the first four")
     parser.add_argument("--weights", nargs="+", choices=("random", "trained"), default=("trained", "random"))
     parser.add_argument("--k", nargs="+", type=int, help="only these numbers of projections")
+    parser.add_argument("--quick", action="store_true", help=f"only {'; '.join(QUICK)}")
     parser.add_argument("--draws", type=int, default=24)
     parser.add_argument("--steps", type=int, default=400, help="of training, where results/ has no weights")
     parser.add_argument("--untimed", action="store_true", help="no times, which mean little on a busy machine")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
+
+from autodual import kernels
 
 Watch = Callable[..., list[str]]
 
@@ -17,6 +20,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def begin(module: ModuleType, *names: str) -> list[str]:
         calls: list[str] = []
+        for family in get_args(kernels.Family):  # tried once in a process, which would be noted too
+            kernels.ready(family, torch.device("cuda", 0))
         for name in names:
             monkeypatch.setattr(module, name, _noting(name, getattr(module, name), calls))
         return calls

@@ -121,7 +121,7 @@ def test_losses_and_gradients_change_by_little_beside_their_noise(name: str, bal
     half, whole = (torch.stack(gradients) for gradients in found.values())
     lost = (half - whole).square().sum(1).mean().sqrt()
     noise = whole.var(0).sum().sqrt()
-    assert 0 < lost < 0.25 * noise
+    assert 0 < lost < 0.5 * noise
 
 
 def test_streams_stay_float32_where_they_must(watch_dtypes: list[torch.dtype]) -> None:

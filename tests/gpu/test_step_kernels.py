@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import autodual as ad
 from autodual import kernels
 from autodual.bounds import weigh
 from autodual.dual.base import ElementwiseDual
@@ -91,23 +90,6 @@ def test_a_relu_around_a_centre(shared: bool, wanted: tuple[int, ...], watch: Ca
     for a, b in zip(*(_gradients([r[i] for i in wanted], weights, (centre, radius)) for r in results), strict=True):
         assert bool(((a - b).abs() <= 1e-5 * sum(w.abs() for w in weights).sum(0) * (1 + 1 / width)).all())
     assert calls == ["forward_around", "backward_around"]
-
-
-def test_a_clipped_ball(watch: Callable[..., list[str]]) -> None:
-    from autodual.kernels import starting
-
-    calls = watch(starting, "clipped")
-    x = torch.rand(5, 3, 8, 8, device="cuda")
-    x[0, 0, 0] = torch.tensor([0.0, 1.0, torch.nan, 0.05, 0.95, 0.5, 1e-9, 1.0], device="cuda")
-    ball = ad.LinfBall(0.1, clip=(0.0, 1.0))
-    found, plain = ball.around(x), ad.LinfBall(torch.tensor(0.1, device="cuda"), clip=(0.0, 1.0)).around(x)
-    torch.testing.assert_close(found.centre, plain.centre, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(found.radius, plain.radius, rtol=0, atol=0, equal_nan=True)
-    turned = ball.around(x.movedim(1, -1))
-    torch.testing.assert_close(turned.radius, plain.radius.movedim(1, -1), rtol=0, atol=0, equal_nan=True)
-    assert calls == ["clipped", "clipped"]
-    x.requires_grad_()
-    assert ball.around(x).centre.requires_grad
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1000])

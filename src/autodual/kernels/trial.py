@@ -52,7 +52,6 @@ def _weigh(device: torch.device) -> None:
 
 
 def _starting(device: torch.device) -> None:
-    starting.clipped(torch.ones(2, dtype=torch.float32, device=device), 0.1, 0.0, 1.0)
     starting.margins(torch.zeros(1, dtype=torch.int64, device=device), 2)
 
 

@@ -8,9 +8,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from autodual import kernels
 from autodual._errors import ArgumentError
-from autodual._tensor import needs_gradient, values_at_hand
+from autodual._tensor import values_at_hand
 from autodual.sets.base import Perturbation
 from autodual.sets.norm import Box, NormSet
 
@@ -33,15 +32,6 @@ class LinfBall(Perturbation):
     def around(self, x: Tensor) -> Box:
         if self.clip is not None and values_at_hand(x):
             self.check_inside(x)
-        if (
-            self.clip is not None
-            and not isinstance(self.eps, Tensor)
-            and not needs_gradient(x)
-            and kernels.usable("starting", x)
-        ):
-            from autodual.kernels import starting
-
-            return Box.around(*starting.clipped(x, self.eps, *self.clip))
         eps = _broadcast(self.eps, x)
         if self.clip is None:
             return Box.around(x, eps)
