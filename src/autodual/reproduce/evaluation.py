@@ -1,0 +1,316 @@
+"""What a trained row is worth, measured once on the test images: by every engine, by attack, in pieces that survive interruption.
+
+Lines of certificates lie in the run folder, one file for each engine, until the row is done. Then `results/` gets one record,
+`evaluation.json`, and one compressed file with what was found about every image, `certificates.npz`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import MemoryBudgetError
+from autodual._files import read_json, replacing, write_json
+from autodual._tensor import full_precision
+from autodual.bounds import IBP, BoundEngine, Crown, Dual
+from autodual.certify.attack import attack
+from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
+from autodual.certify.cascade_records import CascadeCertificate
+from autodual.sets import Perturbation
+from autodual.train.cascade import ATTACKED, attack_batch, certify_all, check_together
+from autodual.train.cascade_lines import certify_to_file
+from autodual.train.claims import ATTACK_STEPS, Broken, check_claims
+from autodual.train.config import TrainConfig
+from autodual.train.data import ImageData
+from autodual.train.group import ALONE
+from autodual.train.judge import RENEWED, Judged, judge_to_file, question
+from autodual.train.lines import Line, LineFile
+from autodual.train.run import Run
+from autodual.train.setup import make_ball
+from autodual.train.share import batch_size, in_turns
+from autodual.train.stage import Parts, Watch
+
+ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "ibp": IBP(), "crown": Crown()}
+"""The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""
+NEEDED = "dual"
+"""An engine without which there is no evaluation; the others may be too large for this machine."""
+
+
+@dataclass
+class Notes:
+    """How long each part took, added up over all calls; and how many rows ran side by side at most. Kept in the run folder."""
+
+    file: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    side_by_side: int = 1
+
+    @classmethod
+    def of(cls, run: Run, side_by_side: int) -> Notes:
+        file = run.folder / "campaign.json"
+        before = read_json(file) if file.exists() else {}
+        notes = cls(file, dict(before.get("seconds", {})), max(side_by_side, before.get("side_by_side", 1)))
+        notes.write()
+        return notes
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[what] = round(self.seconds.get(what, 0.0) + time.monotonic() - started, 3)
+            self.write()
+
+    def write(self) -> None:
+        write_json(self.file, {"seconds": self.seconds, "side_by_side": self.side_by_side})
+
+
+Found = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+Report = Callable[[Found, Arrays, bool], None]
+"""Told after each part what is known so far: figures, what was found about every image, and whether that is all."""
+
+
+def evaluate_network(
+    config: TrainConfig, run: Run, model: nn.Module, data: ImageData, notes: Notes, watch: Watch, report: Report
+) -> None:
+    """Certifies every image by every engine, and attacks it. Fails if the attack breaks what an engine has certified."""
+    ball = make_ball(config)
+    with notes.timed("attack"):
+        broken = _attack_network(run, model, data, ball, watch)
+    found: Found = {
+        "pgd_error": broken.error_as_run,
+        "pgd_error_exact": broken.error,
+        "pgd_steps": ATTACK_STEPS,
+        "engines": {},
+    }
+    arrays: Arrays = {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
+    proofs: list[Judged] = []
+    for name, engine in ENGINES.items():
+        file = run.folder / f"certificates-{name}.jsonl"
+        try:
+            with notes.timed(name):
+                judged = judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=RENEWED)
+        except MemoryBudgetError as error:
+            if name == NEEDED:
+                raise
+            watch.say(f"{name}: not run: {error}")
+            found["engines"][name] = {"engine": repr(engine), "not_run": str(error)}
+            continue
+        note = check_claims(file, judged.certified, judged.certified_as_run, broken)
+        if note is not None:
+            watch.say(note)
+        proofs.append(judged)
+        found["engines"][name] = _figures(judged) | {"engine": repr(engine), "seconds": notes.seconds[name]}
+        arrays |= _columns(name, judged)
+        if name == NEEDED:
+            found |= {"error": judged.error, "collapsed": judged.collapse(data.classes)}
+            found |= {key: found["engines"][name][key] for key in ("robust_error", "robust_error_as_run")}
+            arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
+        last = name == list(ENGINES)[-1]
+        report(found | (_best(proofs) if last else {}), arrays, last)
+    if "not_run" in found["engines"][list(ENGINES)[-1]]:
+        report(found | _best(proofs), arrays, True)
+
+
+def _figures(judged: Judged) -> Found:
+    return {
+        "certified": int(judged.certified.sum()), "certified_as_run": int(judged.certified_as_run.sum()),
+        "robust_error": judged.robust_error, "robust_error_as_run": judged.robust_error_as_run,
+    }  # fmt: skip
+
+
+def _best(proofs: list[Judged]) -> Found:
+    """An image counts as certified if one of the engines certifies it."""
+    certified = torch.stack([judged.certified for judged in proofs]).any(0)
+    as_run = torch.stack([judged.certified_as_run for judged in proofs]).any(0)
+    return {
+        "certified_best": int(certified.sum()), "certified_best_as_run": int(as_run.sum()),
+        "robust_error_best": 1 - certified.double().mean().item(),
+        "robust_error_best_as_run": 1 - as_run.double().mean().item(),
+    }  # fmt: skip
+
+
+def _columns(name: str, judged: Judged) -> Arrays:
+    """Margins of the exact bound as they are; of the others in half the space, since their verdicts are kept beside them."""
+    margins = judged.margins.float() if name == NEEDED else judged.margins.clamp(-6e4, 6e4).half()
+    return {
+        f"{name}_certified": judged.certified.numpy(), f"{name}_certified_as_run": judged.certified_as_run.numpy(),
+        f"{name}_margin": margins.numpy(),
+    }  # fmt: skip
+
+
+def _small(labels: Tensor) -> np.ndarray:
+    return labels.to(torch.uint8 if int(labels.max()) < 256 else torch.int64).numpy()
+
+
+def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbation, watch: Watch) -> Broken:
+    def lines(part: slice) -> list[Line]:
+        with full_precision():
+            found = attack(model, data.scaled(part), data.labels[part], ball, steps=ATTACK_STEPS)
+        pairs = zip(found.success.tolist(), found.success_as_run.tolist(), strict=True)
+        return [
+            {"index": part.start + i, "broken": one, "broken_as_run": other} for i, (one, other) in enumerate(pairs)
+        ]
+
+    problem = question([model], data, ball, Dual()) | {"engine": f"attack({ATTACK_STEPS} steps)"}
+    names = ("broken", "broken_as_run")
+    found = _lines(run.folder / "attack.jsonl", problem, names, lines, data, batch_size(data), "attacking", watch)
+    return Broken(*(torch.tensor([line[name] for line in found], dtype=torch.bool) for name in names))
+
+
+def _lines(
+    path: Path,
+    problem: Line,
+    names: tuple[str, ...],
+    one: Callable[[slice], list[Line]],
+    data: ImageData,
+    step: int,
+    what: str,
+    watch: Watch,
+) -> list[Line]:
+    """A line with these truth values for each example, `step` of them at a time; goes on where an interrupted call stopped."""
+
+    def fault(line: Line) -> str | None:
+        fine = line.keys() == {"index", *names} and all(type(line[name]) is bool for name in names)
+        return None if fine else f"does not hold {', '.join(names)}, each true or false"
+
+    file = LineFile(path, fault, watch.say)
+    try:
+        found = file.begin(problem, step, renewed=RENEWED)
+        for turn in in_turns(one, data, what, watch.tell, ALONE, start=len(found), step=step):
+            new = [line for lines in turn for line in lines]
+            found += new
+            file.append(new)
+    finally:
+        file.close()
+    return found
+
+
+def evaluate_cascade(
+    config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, notes: Notes, watch: Watch, report: Report
+) -> None:
+    """Four figures: what stages certify (the paper's metric), what an attack leaves of it, what is sound of it, and the best sound
+    combination of the same stages, which is chosen on other images than those it is tested on."""
+    data, cascade = parts.test, Cascade(stages, make_ball(config))
+    file = run.folder / "cascade-certificates.jsonl"
+    with notes.timed("cascade"):
+        certified = certify_to_file(file, cascade, data, watch.tell, say=watch.say, renewed=RENEWED)
+    found: Found = certified.summary()
+    found["cascade_engine"] = found.pop("engine")
+    arrays: Arrays = {
+        "labels": _small(certified.labels), "answer": _small(certified.answers.label), "stage": _small(certified.answers.stage),
+        "certified": certified.answers.certified.numpy(), "sound": certified.sound.numpy(),
+        "sound_as_run": certified.sound_as_run.numpy(), "no_wrong_certificate": certified.no_wrong_certificate.numpy(),
+    }  # fmt: skip
+    report(found, arrays, False)
+    with notes.timed("best combination"):
+        found["best_sound"] = _best_sound(config, run, stages, parts, watch, arrays)
+    report(found, arrays, False)
+    with notes.timed("cascade attack"):
+        found |= _attack_cascade(run, cascade, certified, data, watch, arrays)
+    report(found, arrays, True)
+
+
+BESIDE_AN_ATTACK = ("error", "stage_certified_error", "sound_certified_error", "sound_certified_error_as_run")
+"""Figures of the attacked images, which stand beside what the attack found on them."""
+
+
+def _attack_cascade(
+    run: Run, cascade: Cascade, certified: CascadeCertificate, data: ImageData, watch: Watch, arrays: Arrays
+) -> Found:
+    """The first images only: the attack follows gradients of bounds, which are dear."""
+    some = data.take(ATTACKED * (10 if data.images.is_cuda else 1))
+    step = attack_batch(cascade, some)
+
+    def lines(part: slice) -> list[Line]:
+        def tell(done: float) -> None:
+            watch.tell("attacking the cascade", part.start + int(done * (part.stop - part.start)), len(some))
+
+        with full_precision():
+            broken = cascade.attack(some.scaled(part), some.labels[part], steps=20, tell=tell)
+        pairs = zip(broken.found.tolist(), broken.certified_wrong.tolist(), strict=True)
+        return [
+            {"index": part.start + i, "found": one, "certified_wrong": other} for i, (one, other) in enumerate(pairs)
+        ]
+
+    problem = question(cascade.models, some, cascade.ball, cascade.engine) | {"engine": "cascade attack(20 steps)"}
+    names = ("found", "certified_wrong")
+    written = _lines(
+        run.folder / "attack-cascade.jsonl", problem, names, lines, some, step, "attacking the cascade", watch
+    )
+    broken = _CascadeBroken(*(torch.tensor([line[name] for line in written], dtype=torch.bool) for name in names))
+    same = certified.take(len(some))
+    note = check_together(run.folder, same, broken)
+    if note is not None:
+        watch.say(note)
+    arrays |= {"attacked": broken.found.numpy(), "attacked_certified_wrong": broken.certified_wrong.numpy()}
+    return {
+        "attacked_examples": len(some), "attacked_error": broken.found.double().mean().item(),
+        "attacked_certified_error": broken.certified_wrong.double().mean().item(),
+        "broken_claims": int((same.claimed & broken.found).sum()),
+        "on_attacked": {name: getattr(same, name) for name in BESIDE_AN_ATTACK},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _CascadeBroken:
+    """What `check_together` needs of an attack, as it is read back from lines."""
+
+    found: Tensor
+    certified_wrong: Tensor
+
+
+def _best_sound(
+    config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, watch: Watch, arrays: Arrays
+) -> Found:
+    """The first stage alone, the routed cascade or the sum of scores: whichever leaves the fewest images of `fitting` uncertified."""
+    ball = make_ball(config)
+    fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
+    file = run.folder / "best-combination.json"
+    if not file.exists():
+        routed = RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball).thresholds if len(stages) > 1 else ()
+        tried = {
+            kind: certify_all(_combination(kind, stages, routed, ball), fitting, watch.tell).sound_certified_error
+            for kind in COMBINATIONS
+        }
+        chosen = min(tried, key=lambda kind: tried[kind])
+        thresholds = [None if t == float("inf") else t for t in routed]
+        write_json(file, {"chosen": chosen, "thresholds": thresholds, "error_on_fitting": tried})
+    choice = read_json(file)
+    fitted = tuple(float("inf") if t is None else float(t) for t in choice["thresholds"])
+    combination = _combination(choice["chosen"], stages, fitted, ball)
+    lines = run.folder / "best-certificates.jsonl"
+    proved = certify_to_file(lines, combination, parts.test, watch.tell, say=watch.say, renewed=RENEWED)
+    arrays |= {"best_sound": proved.sound.numpy(), "best_sound_as_run": proved.sound_as_run.numpy()}
+    return choice | {
+        "error": proved.error, "sound_certified_error": proved.sound_certified_error,
+        "sound_certified_error_as_run": proved.sound_certified_error_as_run,
+        "chosen_on": f"{len(fitting)} {'held-out' if parts.held_out is not None else 'training'} images",
+    }  # fmt: skip
+
+
+COMBINATIONS = ("first stage alone", "routed", "sum")
+
+
+def _combination(kind: str, stages: list[nn.Module], thresholds: tuple[float, ...], ball: Perturbation) -> Combination:
+    makers: dict[str, Callable[[], Combination]] = {
+        "first stage alone": partial(SumEnsemble, stages[:1], ball),
+        "routed": partial(RoutedCascade, stages, thresholds, ball),
+        "sum": partial(SumEnsemble, stages, ball),
+    }
+    return makers[kind]()
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as stream:
+        np.savez_compressed(stream, **cast(dict[str, Any], arrays))
