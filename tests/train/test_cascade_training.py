@@ -149,3 +149,25 @@ def test_a_stage_that_does_not_help_is_left_out(tmp_path: Path, monkeypatch: pyt
     )
     assert any("stage 2 does not improve the certified error on held-out data (30.00%)" in line for line in said)
     assert len(list((tmp_path / "run" / "cascade").glob("*.safetensors"))) == 2
+
+
+def test_later_stages_choose_their_checkpoint_on_what_is_still_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on held-out images that a stage before has certified: those it will never be asked about."""
+    sizes: list[int] = []
+    usual = cascade.train_stage
+
+    def noted(config, run, stage, model, data, held_out, watch):  # type: ignore[no-untyped-def]
+        sizes.append(0 if held_out is None else len(held_out))
+        usual(config, run, stage, model, data, held_out, watch)
+
+    monkeypatch.setattr(cascade, "train_stage", noted)
+    train(BASE.with_changes(validation=0.2, evaluate_every=3, epochs=8, eps=0.01, limit_test=2), tmp_path / "run")
+    assert len(sizes) == 2
+    record = json.loads((tmp_path / "run" / "stages" / "held-out-open-1.json").read_text())
+    assert sizes == [40, len(record["open"])]
+    assert sizes[1] < 40
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = {line["stage"]: line["examples"] for line in lines if line["kind"] == "validation"}
+    assert seen == dict(enumerate(sizes)) or sizes[1] == 0

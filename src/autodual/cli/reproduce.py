@@ -174,3 +174,18 @@ def unpack(
     """Merge a pack into this tree. What is newer here stays."""
     for task, what in unpack_parts(Campaign(configs, results, work), parts).items():
         print(f"{task}: {what}")
+
+
+@app.command()
+def tables(
+    configs: Configs = DEFAULT.configs,
+    results: Results = DEFAULT.results,
+    markdown: Annotated[Path, typer.Option(help="the page of the documentation")] = Path("docs/results.md"),
+    page: Annotated[Path | None, typer.Option(help="the HTML page; index.html in the results when not given")] = None,
+) -> None:
+    """Build the tables from the records in the results, as Markdown and as an HTML page."""
+    from autodual.reproduce.tables import write_tables
+
+    target = page or results / "index.html"
+    write_tables(Campaign(configs, results), markdown, target)
+    print(f"{markdown}\n{target}")

@@ -233,11 +233,8 @@ def _attack_cascade(
     step = attack_batch(cascade, some)
 
     def lines(part: slice) -> list[Line]:
-        def tell(done: float) -> None:
-            watch.tell("attacking the cascade", part.start + int(done * (part.stop - part.start)), len(some))
-
         with full_precision():
-            broken = cascade.attack(some.scaled(part), some.labels[part], steps=20, tell=tell)
+            broken = cascade.attack(some.scaled(part), some.labels[part], steps=20)
         pairs = zip(broken.found.tolist(), broken.certified_wrong.tolist(), strict=True)
         return [
             {"index": part.start + i, "found": one, "certified_wrong": other} for i, (one, other) in enumerate(pairs)

@@ -22,7 +22,17 @@ from typing import Any
 
 from autodual._errors import ArgumentError
 from autodual._files import parse_json, read_json, write_bytes
-from autodual.reproduce.campaign import CERTIFICATES, EVALUATION, WEIGHTS, Campaign, Progress, Step, Task, in_order
+from autodual.reproduce.campaign import (
+    CERTIFICATES,
+    EVALUATION,
+    RECIPES,
+    WEIGHTS,
+    Campaign,
+    Progress,
+    Step,
+    Task,
+    in_order,
+)
 from autodual.train import checkpoint
 from autodual.train.run import Run
 
@@ -217,7 +227,7 @@ def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, dict[str, Any]], dict[s
     for path in parts:
         manifest, members = _members(path)
         for entry in manifest["units"]:
-            units[Task(**entry["task"])] = entry
+            units[_task(path, entry)] = entry
         for record in manifest["chunks"]:
             chunk = Chunk(**record)
             data = members[chunk.name]
@@ -230,6 +240,15 @@ def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, dict[str, Any]], dict[s
                 f"{task}: {missing[0]} is in none of these {len(parts)} parts; name all parts of the pack"
             )
     return units, files
+
+
+def _task(path: Path, entry: dict[str, Any]) -> Task:
+    """A name that leads nowhere else: it becomes a part of paths."""
+    task = Task(**entry["task"])
+    plain = isinstance(task.row, str) and task.row not in ("", ".", "..") and PurePosixPath(task.row).name == task.row
+    if not plain or task.recipe not in RECIPES or type(task.seed) is not int:
+        raise ArgumentError(f"{path}: {task.row!r} in it names no row")
+    return task
 
 
 def _members(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
