@@ -19,7 +19,7 @@ import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import load_digits
 from autodual.reproduce.campaign import Campaign, Step, Task
-from autodual.reproduce.work import work_on
+from autodual.reproduce.work import Extent, work_on
 from autodual.train import judge, stage
 from autodual.train.loop import StoppedError
 from autodual.train.run import dump_yaml, read_yaml
@@ -130,6 +130,30 @@ def test_finished_parts_are_not_done_again(
     monkeypatch.setattr(stage.Loop, "fit", fail)
     work_on(campaign, Task(ROW), Watch())
     _assert_same(campaign.result(Task(ROW)), finished.result(Task(ROW)))
+
+
+def test_engines_may_come_one_after_the_other(
+    campaign: Campaign, finished: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has found is taken from the results, even where its lines are gone."""
+    task, asked = Task(ROW), list[str]()
+    usual = judge.judge_lines
+
+    def noted(model, data, ball, engine, part):  # type: ignore[no-untyped-def]
+        asked.append(repr(engine))
+        return usual(model, data, ball, engine, part)
+
+    monkeypatch.setattr(judge, "judge_lines", noted)
+    assert work_on(campaign, task, Watch(), Extent(evaluate=False)) is None
+    assert str(campaign.progress(task)) == "trained; evaluated by no engine yet; 0 lines"
+    for engines, complete in ((["dual"], False), (["dual"], False), (["ibp"], False), (["crown"], True)):
+        record = work_on(campaign, task, Watch(), Extent(engines))
+        assert record is not None
+        assert record["complete"] == complete
+        for file in campaign.run(task).folder.glob("certificates-*.jsonl"):
+            file.unlink()
+    assert asked == ["Dual()", "IBP()", "Crown()"]
+    _assert_same(campaign.result(task), finished.result(task))
 
 
 def test_a_finished_row_needs_neither_data_nor_config(finished: Campaign, tmp_path: Path) -> None:

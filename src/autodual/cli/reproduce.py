@@ -12,10 +12,12 @@ from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.progress import Display
 from autodual.cli.signals import InterruptedRunError, Signals
 from autodual.reproduce.campaign import RECIPES, Campaign, Recipe, Step, Task, chosen_tasks, in_order
+from autodual.reproduce.evaluation import ENGINES
 from autodual.reproduce.jobs import Clock, Outcome, run_in_turn, run_side_by_side
 from autodual.reproduce.pack import PART_BYTES, Unit, that_fit, unit_of, write_pack
 from autodual.reproduce.pack import unpack as unpack_parts
 from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS
+from autodual.reproduce.work import Extent
 
 RUN = "run"
 
@@ -79,6 +81,11 @@ def run(
     jobs: Annotated[int, typer.Option(help="rows side by side, each in a process of its own")] = 1,
     seeds: Annotated[int, typer.Option(help="train with so many seeds: 0, 1, ...")] = 1,
     seed: Annotated[int | None, typer.Option(help="train with this one alone")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="evaluate by this engine now, the others later; dual, ibp, crown; may be repeated"),
+    ] = None,
+    evaluation: Annotated[bool, typer.Option("--evaluation/--no-evaluation", help="evaluate, or only train")] = True,
     configs: Configs = DEFAULT.configs,
     results: Results = DEFAULT.results,
     work: Work = DEFAULT.work,
@@ -94,14 +101,15 @@ def run(
     tasks = chosen_tasks(rows, _recipe(recipe), [seed] if seed is not None else range(seeds), campaign)
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
+    extent = Extent(tuple(engine or ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
         clock = Clock.within(minutes, signals.stop)
         if jobs > 1:
-            outcome = run_side_by_side(campaign, tasks, clock, jobs, _say)
+            outcome = run_side_by_side(campaign, tasks, clock, jobs, _say, extent)
         else:
             display = Display(clock.stop)
             with display.bars:
-                outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, side_by_side)
+                outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, extent)
         if signals.received is not None:
             raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
     _tell_end(outcome, len(tasks))

@@ -126,7 +126,9 @@ class Campaign:
         lines = sum(map(_count_lines, sorted(run.folder.glob("*certificates*.jsonl"))))
         lines += sum(map(_count_lines, run.folder.glob("attack*.jsonl")))
         if run.model_file.exists():
-            return Progress(Step.EVALUATING, lines=lines, text=_with_failure(run, f"trained; {lines} lines evaluated"))
+            by = ", ".join((record or {}).get("engines", {})) or "no engine yet"
+            text = _with_failure(run, f"trained; evaluated by {by}; {lines} lines")
+            return Progress(Step.EVALUATING, lines=lines, text=text)
         stage, steps, text = _trained_so_far(run)
         return Progress(Step.TRAINING, stage, steps, lines, _with_failure(run, text))
 

@@ -7,7 +7,7 @@ Lines of certificates lie in the run folder, one file for each engine, until the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,46 +80,84 @@ Report = Callable[[Found, Arrays, bool], None]
 """Told after each part what is known so far: figures, what was found about every image, and whether that is all."""
 
 
+@dataclass(frozen=True)
+class Before:
+    """What earlier calls have found out about the same weights: finished parts are taken from here, on whatever machine."""
+
+    found: Found = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+
+    def engine(self, name: str) -> Found | None:
+        figures = self.found.get("engines", {}).get(name)
+        return figures if isinstance(figures, dict) and f"{name}_certified" in self.arrays else None
+
+
 def evaluate_network(
-    config: TrainConfig, run: Run, model: nn.Module, data: ImageData, notes: Notes, watch: Watch, report: Report
+    config: TrainConfig,
+    run: Run,
+    model: nn.Module,
+    data: ImageData,
+    notes: Notes,
+    watch: Watch,
+    report: Report,
+    engines: Collection[str] = tuple(ENGINES),
+    before: Before | None = None,
 ) -> None:
-    """Certifies every image by every engine, and attacks it. Fails if the attack breaks what an engine has certified."""
-    ball = make_ball(config)
-    with notes.timed("attack"):
-        broken = _attack_network(run, model, data, ball, watch)
-    found: Found = {
-        "pgd_error": broken.error_as_run,
-        "pgd_error_exact": broken.error,
-        "pgd_steps": ATTACK_STEPS,
-        "engines": {},
-    }
-    arrays: Arrays = {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
-    proofs: list[Judged] = []
+    """Certifies every image by these engines, and attacks it. Fails if the attack breaks what an engine has certified.
+
+    The report is complete when all of `ENGINES` have run, now or before.
+    """
+    ball, before = make_ball(config), before or Before()
+    broken = _attacked_before(before)
+    if broken is None:
+        with notes.timed("attack"):
+            broken = _attack_network(run, model, data, ball, watch)
+    found: Found = {"pgd_error": broken.error_as_run, "pgd_error_exact": broken.error, "pgd_steps": ATTACK_STEPS}
+    found |= {name: before.found[name] for name in OF_ALL_ENGINES if name in before.found} | {"engines": {}}
+    arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
     for name, engine in ENGINES.items():
-        file = run.folder / f"certificates-{name}.jsonl"
-        try:
-            with notes.timed(name):
-                judged = judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=RENEWED)
-        except MemoryBudgetError as error:
+        figures = before.engine(name)
+        if figures is not None:
+            found["engines"][name] = figures
+        elif name in engines:
+            file = run.folder / f"certificates-{name}.jsonl"
+            try:
+                with notes.timed(name):
+                    judged = judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=RENEWED)
+            except MemoryBudgetError as error:
+                if name == NEEDED:
+                    raise
+                watch.say(f"{name}: not run: {error}")
+                found["engines"][name] = {"engine": repr(engine), "not_run": str(error)}
+                continue
+            note = check_claims(file, judged.certified, judged.certified_as_run, broken)
+            if note is not None:
+                watch.say(note)
+            found["engines"][name] = _figures(judged) | _circumstances(engine, data, notes.seconds[name])
+            arrays |= _columns(name, judged)
             if name == NEEDED:
-                raise
-            watch.say(f"{name}: not run: {error}")
-            found["engines"][name] = {"engine": repr(engine), "not_run": str(error)}
-            continue
-        note = check_claims(file, judged.certified, judged.certified_as_run, broken)
-        if note is not None:
-            watch.say(note)
-        proofs.append(judged)
-        found["engines"][name] = _figures(judged) | {"engine": repr(engine), "seconds": notes.seconds[name]}
-        arrays |= _columns(name, judged)
-        if name == NEEDED:
-            found |= {"error": judged.error, "collapsed": judged.collapse(data.classes)}
-            found |= {key: found["engines"][name][key] for key in ("robust_error", "robust_error_as_run")}
-            arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
-        last = name == list(ENGINES)[-1]
-        report(found | (_best(proofs) if last else {}), arrays, last)
-    if "not_run" in found["engines"][list(ENGINES)[-1]]:
-        report(found | _best(proofs), arrays, True)
+                found |= {"error": judged.error, "collapsed": judged.collapse(data.classes)}
+                found |= {key: found["engines"][name][key] for key in ("robust_error", "robust_error_as_run")}
+                arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
+            report(found, arrays, False)
+    if set(found["engines"]) == set(ENGINES):
+        report(found | _best(found["engines"], arrays), arrays, True)
+
+
+OF_ALL_ENGINES = ("error", "collapsed", "robust_error", "robust_error_as_run")
+"""Figures that the exact bound's run brings, beside those of the engine itself."""
+
+
+def _attacked_before(before: Before) -> Broken | None:
+    if "attacked" not in before.arrays:
+        return None
+    return Broken(*(torch.from_numpy(before.arrays[name]) for name in ("attacked", "attacked_as_run")))
+
+
+def _circumstances(engine: BoundEngine, data: ImageData, seconds: float) -> Found:
+    device = data.images.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"engine": repr(engine), "seconds": seconds, "device": name}
 
 
 def _figures(judged: Judged) -> Found:
@@ -129,14 +167,14 @@ def _figures(judged: Judged) -> Found:
     }  # fmt: skip
 
 
-def _best(proofs: list[Judged]) -> Found:
+def _best(engines: Found, arrays: Arrays) -> Found:
     """An image counts as certified if one of the engines certifies it."""
-    certified = torch.stack([judged.certified for judged in proofs]).any(0)
-    as_run = torch.stack([judged.certified_as_run for judged in proofs]).any(0)
+    ran = [name for name, figures in engines.items() if "not_run" not in figures]
+    certified = np.any([arrays[f"{name}_certified"] for name in ran], axis=0)
+    as_run = np.any([arrays[f"{name}_certified_as_run"] for name in ran], axis=0)
     return {
         "certified_best": int(certified.sum()), "certified_best_as_run": int(as_run.sum()),
-        "robust_error_best": 1 - certified.double().mean().item(),
-        "robust_error_best_as_run": 1 - as_run.double().mean().item(),
+        "robust_error_best": 1 - float(certified.mean()), "robust_error_best_as_run": 1 - float(as_run.mean()),
     }  # fmt: skip
 
 

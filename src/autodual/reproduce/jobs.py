@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autodual._errors import AutodualError
 from autodual.reproduce.campaign import Campaign, Step, Task
-from autodual.reproduce.work import show, work_on
+from autodual.reproduce.work import Extent, show, work_on
 from autodual.train.loop import StoppedError
 from autodual.train.stage import Watch
 
@@ -52,7 +52,12 @@ class Outcome:
 
 
 def run_in_turn(
-    campaign: Campaign, tasks: Sequence[Task], clock: Clock, watch: Callable[[], Watch], say: Say, side_by_side: int = 1
+    campaign: Campaign,
+    tasks: Sequence[Task],
+    clock: Clock,
+    watch: Callable[[], Watch],
+    say: Say,
+    extent: Extent | None = None,
 ) -> Outcome:
     """One task after the other. One that fails does not keep the others from running."""
     outcome = Outcome({}, [])
@@ -62,7 +67,7 @@ def run_in_turn(
             break
         done_before = campaign.progress(task).step == Step.DONE
         try:
-            record = work_on(campaign, task, watch(), side_by_side)
+            record = work_on(campaign, task, watch(), extent)
         except StoppedError:
             say(f"{task}: stopped {campaign.progress(task)}; the same command goes on from there")
             outcome.left = list(tasks[number:])
@@ -71,26 +76,28 @@ def run_in_turn(
             outcome.failed[task] = str(error)
             say(f"{task}: failed: {error}")
         else:
-            say(f"{task}: {'done already' if done_before else 'done'}: {show(record)}")
+            say(f"{task}: {'done already' if done_before else campaign.progress(task)}: {show(record)}")
     return outcome
 
 
-def run_side_by_side(campaign: Campaign, tasks: Sequence[Task], clock: Clock, jobs: int, say: Say) -> Outcome:
+def run_side_by_side(
+    campaign: Campaign, tasks: Sequence[Task], clock: Clock, jobs: int, say: Say, extent: Extent | None = None
+) -> Outcome:
     """At most `jobs` processes at once, each with one task and what is left of the time; each writes to a log of its own.
 
     Asked to stop, all of them are asked, too, and waited for: each leaves a checkpoint.
     """
-    outcome, waiting = Outcome({}, []), list(tasks)
+    outcome, waiting, extent = Outcome({}, []), list(tasks), extent or Extent()
     running: dict[Task, subprocess.Popen[bytes]] = {}
     told = False
     try:
         while waiting or running:
             while waiting and len(running) < jobs and not clock.asked() and clock.left() > LEAST_SECONDS:
                 task = waiting.pop(0)
-                if campaign.progress(task).step == Step.DONE:
+                if extent.reached(campaign.record(task)):
                     say(f"{task}: done already")
                     continue
-                running[task] = _start(campaign, task, clock, jobs)
+                running[task] = _start(campaign, task, clock, jobs, extent)
                 say(f"{task}: begun; see {campaign.log(task)}")
             if not running:
                 break
@@ -99,7 +106,7 @@ def run_side_by_side(campaign: Campaign, tasks: Sequence[Task], clock: Clock, jo
                 told = True
                 _end(running)
             for task in [task for task, process in running.items() if process.poll() is not None]:
-                _note_end(campaign, task, running.pop(task).returncode, outcome, say)
+                _note_end(campaign, task, running.pop(task).returncode, extent, outcome, say)
     finally:
         _end(running)
         for process in running.values():
@@ -108,7 +115,7 @@ def run_side_by_side(campaign: Campaign, tasks: Sequence[Task], clock: Clock, jo
     return outcome
 
 
-def _start(campaign: Campaign, task: Task, clock: Clock, jobs: int) -> subprocess.Popen[bytes]:
+def _start(campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Extent) -> subprocess.Popen[bytes]:
     options = [
         "--recipe",
         task.recipe,
@@ -122,6 +129,8 @@ def _start(campaign: Campaign, task: Task, clock: Clock, jobs: int) -> subproces
     options += ["--work", str(campaign.work), "--results", str(campaign.results), "--configs", str(campaign.configs)]
     options += [] if campaign.data_folder is None else ["--data-folder", campaign.data_folder]
     options += [] if clock.deadline is None else ["--minutes", f"{clock.left() / 60:.4f}"]
+    options += [option for name in extent.engines for option in ("--engine", name)]
+    options += [] if extent.evaluate else ["--no-evaluation"]
     threads = max(1, (os.cpu_count() or 1) // jobs)
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     log = campaign.log(task)
@@ -137,10 +146,11 @@ def _end(running: dict[Task, subprocess.Popen[bytes]]) -> None:
             process.send_signal(signal.SIGTERM)
 
 
-def _note_end(campaign: Campaign, task: Task, code: int, outcome: Outcome, say: Say) -> None:
+def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: Outcome, say: Say) -> None:
     record, progress = campaign.record(task), campaign.progress(task)
-    if progress.step == Step.DONE and record is not None:
-        say(f"{task}: done: {show(record)}")
+    trained = progress.step >= Step.EVALUATING and not extent.evaluate
+    if extent.reached(record) or (code == 0 and trained):
+        say(f"{task}: {progress}: {show(record)}")
     elif code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         outcome.left.append(task)
         say(f"{task}: stopped {progress}; the same command goes on from there")

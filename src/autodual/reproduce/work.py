@@ -5,17 +5,29 @@ from __future__ import annotations
 import hashlib
 import shutil
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from autodual._errors import ArgumentError
 from autodual._files import parse_json, read_json, write_bytes, write_json, write_text
 from autodual.reproduce.campaign import CERTIFICATES, EVALUATION, WEIGHTS, Campaign, Task
-from autodual.reproduce.evaluation import Arrays, Found, Notes, evaluate_cascade, evaluate_network, write_arrays
+from autodual.reproduce.evaluation import (
+    ENGINES,
+    NEEDED,
+    Arrays,
+    Before,
+    Found,
+    Notes,
+    evaluate_cascade,
+    evaluate_network,
+    write_arrays,
+)
 from autodual.train.cascade import train_cascade
 from autodual.train.checkpoint import encode_half, load_half_model, save_model
 from autodual.train.config import TrainConfig
@@ -35,38 +47,77 @@ OF_NO_CONSEQUENCE = (
 """Options that the first stage of a cascade does not depend on, where no data is held out."""
 
 
-def work_on(campaign: Campaign, task: Task, watch: Watch, side_by_side: int = 1) -> dict[str, Any]:
-    """Trains and evaluates a task, or what is left of it. Returns its record. StoppedError if `watch` asks to stop before."""
+@dataclass(frozen=True)
+class Extent:
+    """How much of a task is wanted now."""
+
+    engines: Collection[str] = tuple(ENGINES)
+    """The exact bound is always among them."""
+    evaluate: bool = True
+    side_by_side: int = 1
+    """Tasks that run at the same time, for the record."""
+
+    def __post_init__(self) -> None:
+        for name in self.engines:
+            if name not in ENGINES:
+                raise ArgumentError(f"engines must be some of {', '.join(ENGINES)}, got {name!r}")
+        in_order = tuple(name for name in ENGINES if name == NEEDED or name in self.engines)
+        object.__setattr__(self, "engines", in_order)
+
+    def reached(self, record: dict[str, Any] | None) -> bool:
+        """Whether a record has all of it."""
+        if record is None:
+            return False
+        return bool(record["complete"]) or (not record["cascade"] and set(record["engines"]) >= set(self.engines))
+
+
+def work_on(campaign: Campaign, task: Task, watch: Watch, extent: Extent | None = None) -> dict[str, Any] | None:
+    """Trains and evaluates a task, or what is left of it. Returns its record; None if it is trained and not evaluated yet.
+
+    StoppedError if `watch` asks to stop before.
+    """
+    extent = extent or Extent()
     before = campaign.record(task)
-    if before is not None and before["complete"]:
+    if extent.reached(before):
         return before
-    act = partial(_work, campaign, task, side_by_side)
     run = campaign.run(task)
-    run_named(campaign.config(task), run.folder, run.begun(), watch, act)
-    found = campaign.record(task)
-    assert found is not None
-    return found
+    if not extent.evaluate and run.model_file.exists():
+        return before
+    run_named(campaign.config(task), run.folder, run.begun(), watch, partial(_work, campaign, task, extent))
+    return campaign.record(task)
 
 
 def _work(
-    campaign: Campaign, task: Task, side_by_side: int, config: TrainConfig, run: Run, parts: Parts, watch: Watch
+    campaign: Campaign, task: Task, extent: Extent, config: TrainConfig, run: Run, parts: Parts, watch: Watch
 ) -> dict[str, Any]:
     if not watch.group.alone:
         raise ArgumentError("reproduce runs in one process per row; use --jobs instead of torchrun")
-    notes = Notes.of(run, side_by_side)
-    if config.cascade == 1:
-        with notes.timed("training"):
-            model = trained_network(config, run, parts, watch)
-        report = _keeper(campaign, task, config, run, [model], notes)
-        evaluate_network(config, run, model, parts.test, notes, watch, report)
-        return {}
+    notes = Notes.of(run, extent.side_by_side)
     with notes.timed("training"):
-        _take_first_stage(campaign, task, config, run, parts, watch)
-        stages = train_cascade(config, run, parts, watch)
-        save_model(run.model_file, stages[0])  # says that all stages are trained
-    report = _keeper(campaign, task, config, run, stages, notes)
-    evaluate_cascade(config, run, stages, parts, notes, watch, report)
+        if config.cascade == 1:
+            models = [trained_network(config, run, parts, watch)]
+        else:
+            _take_first_stage(campaign, task, config, run, parts, watch)
+            models = train_cascade(config, run, parts, watch)
+            save_model(run.model_file, models[0])  # says that all stages are trained
+    keep = _keeper(campaign, task, config, run, models, notes)
+    if extent.evaluate and config.cascade == 1:
+        before = _known_before(campaign, task, models[0])
+        evaluate_network(config, run, models[0], parts.test, notes, watch, keep, extent.engines, before)
+    elif extent.evaluate:
+        evaluate_cascade(config, run, models, parts, notes, watch, keep)
     return {}
+
+
+def _known_before(campaign: Campaign, task: Task, model: nn.Module) -> Before:
+    """What the results have about this very network, found in earlier calls, perhaps on another machine."""
+    record, file = campaign.record(task), campaign.result(task) / CERTIFICATES
+    if record is None or not file.exists():
+        return Before()
+    if record["weights"]["sha256"] != [hashlib.sha256(encode_half(model)).hexdigest()]:
+        return Before()
+    with np.load(file) as arrays:
+        return Before(record, {name: arrays[name] for name in arrays.files})
 
 
 def _take_first_stage(
@@ -151,8 +202,10 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def show(record: dict[str, Any]) -> str:
+def show(record: dict[str, Any] | None) -> str:
     """The figures of a record in a line."""
+    if record is None:
+        return "not evaluated yet"
     if record["cascade"]:
         best = record.get("best_sound", {}).get("sound_certified_error")
         parts = [
