@@ -110,12 +110,26 @@ def test_a_light_pack_says_only_that_a_row_is_done(finished: Campaign, tmp_path:
     parts = _pack(finished, tmp_path / "out.tar", Task(ROW), light=True)
     there = _elsewhere(finished, tmp_path)
     unpack(there, parts)
-    assert [path.name for path in there.results.rglob("*") if path.is_file()] == ["evaluation.json"]
+    assert [path.name for path in there.results.rglob("*") if path.is_file()] == [
+        "evaluation.json"
+    ]  # its cascade is done
     assert there.progress(Task(ROW)).step == Step.DONE
     whole = _pack(there, tmp_path / "back.tar", Task(ROW))
     before = _tree(finished.results)
     assert unpack(finished, whole)[Task(ROW)].startswith("kept")
     assert _tree(finished.results) == before
+
+
+def test_a_light_pack_has_what_a_cascade_begins_with(finished: Campaign, campaign: Campaign, tmp_path: Path) -> None:
+    before = replace(campaign, results=tmp_path / "before")
+    unpack(before, _pack(finished, tmp_path / "whole.tar", Task(ROW)))
+    unpack(campaign, _pack(before, tmp_path / "light.tar", Task(ROW), light=True))
+    assert not (campaign.result(Task(ROW)) / "certificates.npz").exists()
+    said: list[str] = []
+    asked = itertools.count(1)
+    with pytest.raises(StoppedError):
+        work_on(campaign, Task(CASCADE), Watch(say=said.append, stop=lambda: next(asked) >= 2))
+    assert "stage 0: is the network of mnist-small-0.1, which is trained already" in said
 
 
 def test_what_does_not_fit_is_left_out(finished: Campaign, campaign: Campaign) -> None:

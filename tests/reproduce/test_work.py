@@ -18,6 +18,7 @@ import torch
 import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import load_digits
+from autodual.reproduce import evaluation
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.work import Extent, work_on
 from autodual.train import judge, stage
@@ -154,6 +155,52 @@ def test_engines_may_come_one_after_the_other(
             file.unlink()
     assert asked == ["Dual()", "IBP()", "Crown()"]
     _assert_same(campaign.result(task), finished.result(task))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"eps": 0.06, "epochs": 8, "limit_train": 300, "limit_test": 40}], ids=["none", "some"]
+)
+def test_of_a_large_network_crown_gets_what_is_open(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """The best of the engines is the same."""
+    file, task = campaign.configs / f"{ROW}.yaml", Task(ROW)
+    file.write_text(dump_yaml(read_yaml(file) | changes))
+    whole = work_on(campaign, task, Watch())
+    for old in (*campaign.run(task).folder.glob("certificates-crown*"), *campaign.result(task).glob("*")):
+        old.unlink()
+    monkeypatch.setattr(evaluation, "WHOLE_UNITS", 10)
+    record = work_on(campaign, task, Watch())
+    assert record is not None
+    assert whole is not None
+    crown, arrays = record["engines"]["crown"], np.load(campaign.result(task) / "certificates.npz")
+    is_open = ~(arrays["attacked"] | arrays["dual_certified_as_run"] | arrays["ibp_certified_as_run"])
+    assert crown["images"] == is_open.sum() < record["examples"]
+    assert bool(changes) == bool(is_open.any())
+    assert "robust_error" not in crown
+    assert np.isnan(arrays["crown_margin"][~is_open]).all()
+    assert not np.isnan(arrays["crown_margin"][is_open]).any()
+    for name in ("certified_best", "certified_best_as_run", "robust_error_best"):
+        assert record[name] == whole[name]
+
+
+@pytest.mark.parametrize("units", [1, 10_000, 100_000])
+def test_batches_of_certificates_shrink_with_the_network(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
+    """So that a session can stop in between; the images of all batches together are the same."""
+    monkeypatch.setattr(evaluation, "_units", lambda model, data: units)
+    sizes: list[int] = []
+    usual = judge.judge_lines
+
+    def noted(model, data, ball, engine, part):  # type: ignore[no-untyped-def]
+        sizes.append(part.stop - part.start)
+        return usual(model, data, ball, engine, part)
+
+    monkeypatch.setattr(judge, "judge_lines", noted)
+    work_on(campaign, Task(ROW), Watch(), Extent(("dual",)))
+    assert sum(sizes) == 10
+    assert max(sizes) == (10 if units <= 10_000 else 10 * 10_000 // units * 10)
 
 
 def test_a_finished_row_needs_neither_data_nor_config(finished: Campaign, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from autodual._errors import MemoryBudgetError
 from autodual._files import read_json, replacing, write_json
 from autodual._tensor import full_precision
 from autodual.bounds import IBP, BoundEngine, Crown, Dual
+from autodual.bounds.base import generators
+from autodual.bounds.prepare import dual_network
 from autodual.certify.attack import attack
 from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.certify.cascade_records import CascadeCertificate
@@ -41,6 +43,9 @@ from autodual.train.stage import Parts, Watch
 
 ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "ibp": IBP(), "crown": Crown()}
 """The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""
+WHOLE_UNITS = 25_000
+"""`Crown()` certifies all images of networks up to so many units. Of larger ones, where an image may take seconds, it gets those that
+are still open: the attack does not break them, and no engine before has certified them. What is best is the same."""
 NEEDED = "dual"
 """An engine without which there is no evaluation; the others may be too large for this machine."""
 
@@ -121,20 +126,26 @@ def evaluate_network(
             found["engines"][name] = figures
         elif name in engines:
             file = run.folder / f"certificates-{name}.jsonl"
+            whole = name != "crown" or _units(model, data) <= WHOLE_UNITS
+            index = torch.arange(len(data)) if whole else _open(found["engines"], arrays)
             try:
                 with notes.timed(name):
-                    judged = judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=RENEWED)
+                    judged = _judge(file, model, data, None if whole else index, ball, engine, watch)
             except MemoryBudgetError as error:
                 if name == NEEDED:
                     raise
                 watch.say(f"{name}: not run: {error}")
                 found["engines"][name] = {"engine": repr(engine), "not_run": str(error)}
                 continue
-            note = check_claims(file, judged.certified, judged.certified_as_run, broken)
+            columns = _columns(name, judged, index, len(data))
+            certified, as_run = (
+                torch.from_numpy(columns[f"{name}_{claim}"]) for claim in ("certified", "certified_as_run")
+            )
+            note = check_claims(file, certified, as_run, broken)
             if note is not None:
                 watch.say(note)
-            found["engines"][name] = _figures(judged) | _circumstances(engine, data, notes.seconds[name])
-            arrays |= _columns(name, judged)
+            found["engines"][name] = _figures(judged, len(data)) | _circumstances(engine, data, notes.seconds[name])
+            arrays |= columns
             if name == NEEDED:
                 found |= {"error": judged.error, "collapsed": judged.collapse(data.classes)}
                 found |= {key: found["engines"][name][key] for key in ("robust_error", "robust_error_as_run")}
@@ -160,11 +171,59 @@ def _circumstances(engine: BoundEngine, data: ImageData, seconds: float) -> Foun
     return {"engine": repr(engine), "seconds": seconds, "device": name}
 
 
-def _figures(judged: Judged) -> Found:
-    return {
-        "certified": int(judged.certified.sum()), "certified_as_run": int(judged.certified_as_run.sum()),
-        "robust_error": judged.robust_error, "robust_error_as_run": judged.robust_error_as_run,
-    }  # fmt: skip
+def _judge(
+    file: Path,
+    model: nn.Module,
+    data: ImageData,
+    index: Tensor | None,
+    ball: Perturbation,
+    engine: BoundEngine,
+    watch: Watch,
+) -> Judged:
+    """All images, or those at `index`, in batches that can be stopped in between: fewer images of a larger network, and for the
+    dearest engine."""
+    if index is not None and len(index) == 0:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return Judged(nothing, nothing, nothing.bool(), nothing.bool(), nothing.float(), nothing.float())
+    if index is not None:
+        data = data.select(index.to(data.labels.device))
+    step = _at_once(model, data)
+    step = max(1, step // 10) if isinstance(engine, Crown) else step
+    return judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=RENEWED, step=step)
+
+
+def _at_once(model: nn.Module, data: ImageData) -> int:
+    return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, _units(model, data)))
+
+
+SMALL_UNITS = 10_000
+
+
+def _units(model: nn.Module, data: ImageData) -> int:
+    """Features of the input, and units of all activations."""
+    return generators(dual_network(model, data.scaled(slice(0, 1))))
+
+
+def _open(engines: Found, arrays: Arrays) -> Tensor:
+    """Positions of the images that nobody has broken in real numbers, and no engine so far has certified as run."""
+    decided = arrays["attacked"].copy()
+    for name, figures in engines.items():
+        if "not_run" not in figures:
+            decided |= arrays[f"{name}_certified_as_run"]
+    return torch.from_numpy((~decided).nonzero()[0])
+
+
+def _figures(judged: Judged, images: int) -> Found:
+    """Counts; and errors, where all images were tried."""
+    tried = len(judged.labels)
+    counts = {
+        "images": tried,
+        "certified": int(judged.certified.sum()),
+        "certified_as_run": int(judged.certified_as_run.sum()),
+    }
+    if tried < images:
+        return counts
+    return counts | {"robust_error": judged.robust_error, "robust_error_as_run": judged.robust_error_as_run}
 
 
 def _best(engines: Found, arrays: Arrays) -> Found:
@@ -178,13 +237,18 @@ def _best(engines: Found, arrays: Arrays) -> Found:
     }  # fmt: skip
 
 
-def _columns(name: str, judged: Judged) -> Arrays:
-    """Margins of the exact bound as they are; of the others in half the space, since their verdicts are kept beside them."""
-    margins = judged.margins.float() if name == NEEDED else judged.margins.clamp(-6e4, 6e4).half()
+def _columns(name: str, judged: Judged, index: Tensor, images: int) -> Arrays:
+    """About all images: those that were not tried have no margin. Margins of the exact bound are kept as they are, of the others in
+    half the space, since their verdicts are kept beside them."""
+    certified, as_run = torch.zeros(images, dtype=torch.bool), torch.zeros(images, dtype=torch.bool)
+    margins = torch.full((images,), torch.nan)
+    certified[index], as_run[index], margins[index] = judged.certified, judged.certified_as_run, judged.margins.float()
+    kept = margins if name == NEEDED else margins.clamp(-6e4, 6e4).half()
     return {
-        f"{name}_certified": judged.certified.numpy(), f"{name}_certified_as_run": judged.certified_as_run.numpy(),
-        f"{name}_margin": margins.numpy(),
-    }  # fmt: skip
+        f"{name}_certified": certified.numpy(),
+        f"{name}_certified_as_run": as_run.numpy(),
+        f"{name}_margin": kept.numpy(),
+    }
 
 
 def _small(labels: Tensor) -> np.ndarray:
@@ -202,7 +266,7 @@ def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbat
 
     problem = question([model], data, ball, Dual()) | {"engine": f"attack({ATTACK_STEPS} steps)"}
     names = ("broken", "broken_as_run")
-    found = _lines(run.folder / "attack.jsonl", problem, names, lines, data, batch_size(data), "attacking", watch)
+    found = _lines(run.folder / "attack.jsonl", problem, names, lines, data, _at_once(model, data), "attacking", watch)
     return Broken(*(torch.tensor([line[name] for line in found], dtype=torch.bool) for name in names))
 
 
@@ -242,7 +306,8 @@ def evaluate_cascade(
     data, cascade = parts.test, Cascade(stages, make_ball(config))
     file = run.folder / "cascade-certificates.jsonl"
     with notes.timed("cascade"):
-        certified = certify_to_file(file, cascade, data, watch.tell, say=watch.say, renewed=RENEWED)
+        step = _at_once(stages[0], data)
+        certified = certify_to_file(file, cascade, data, watch.tell, say=watch.say, renewed=RENEWED, step=step)
     found: Found = certified.summary()
     found["cascade_engine"] = found.pop("engine")
     arrays: Arrays = {
@@ -325,7 +390,8 @@ def _best_sound(
     fitted = tuple(float("inf") if t is None else float(t) for t in choice["thresholds"])
     combination = _combination(choice["chosen"], stages, fitted, ball)
     lines = run.folder / "best-certificates.jsonl"
-    proved = certify_to_file(lines, combination, parts.test, watch.tell, say=watch.say, renewed=RENEWED)
+    step = _at_once(stages[0], parts.test)
+    proved = certify_to_file(lines, combination, parts.test, watch.tell, say=watch.say, renewed=RENEWED, step=step)
     arrays |= {"best_sound": proved.sound.numpy(), "best_sound_as_run": proved.sound_as_run.numpy()}
     return choice | {
         "error": proved.error, "sound_certified_error": proved.sound_certified_error,

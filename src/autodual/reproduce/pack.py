@@ -75,20 +75,27 @@ def _measured(progress: Progress) -> tuple[int, ...]:
 def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool = False) -> Unit | None:
     """What there is of a task; None if there is nothing.
 
-    light: of a finished task only its record, so that another machine knows that it is done. weights: of a finished task also those
+    light: of a finished task only its record, so that another machine knows that it is done, and what its cascade needs. weights: of a finished task also those
     that `results/` does not keep.
     """
     progress, result, run = campaign.progress(task), campaign.result(task), campaign.run(task)
     if progress.step == Step.NOT_RUN:
         return None
-    names = RESULT_FILES[:1] if light else RESULT_FILES
-    chosen = [result / name for name in names] if progress.step == Step.DONE or not light else []
+    names = _light_names(campaign, task) if light and progress.step == Step.DONE else RESULT_FILES
+    chosen = [result / name for name in names]
     if progress.step != Step.DONE:
         chosen += _needed_to_go_on(run)
     elif weights and not light:
         chosen += [run.model_file, *_stages(run)]
     files = {_name_in_pack(campaign, path): path for path in chosen if path.is_file()}
     return Unit(task, _started(campaign, task, progress), progress, files)
+
+
+def _light_names(campaign: Campaign, task: Task) -> tuple[str, ...]:
+    """The record; and the network, where a cascade that is not done yet may begin with it."""
+    cascade = Task(f"{task.row}-cascade", task.recipe, task.seed)
+    waited_for = campaign.config_file(cascade).is_file() and campaign.progress(cascade).step != Step.DONE
+    return (EVALUATION, WEIGHTS, "config.yaml", "metrics.jsonl") if waited_for else (EVALUATION,)
 
 
 def that_fit(units: Iterable[Unit], most_bytes: int) -> tuple[list[Unit], list[Unit]]:

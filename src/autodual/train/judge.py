@@ -102,17 +102,18 @@ def judge_to_file(
     say: Callable[[str], None] = lambda line: None,
     asked: Line | None = None,
     renewed: Sequence[str] = (),
+    step: int | None = None,
 ) -> Judged:
     """The same with a line of JSON per example, written by the first process; goes on where an interrupted call stopped.
 
     say: told which line of an earlier call cannot be right, and is found again with all that follow. asked: noted beside the
-    lines, for whoever checks them. renewed: see `LineFile.begin`.
+    lines, for whoever checks them. renewed: see `LineFile.begin`. step: examples at a time, between which it can be stopped.
     """
     labels = data.labels.tolist()
     lines = lines_to_file(
         LineFile(path, lambda line: fault(line, labels), say),
         question([model], data, ball, Dual() if engine is None else engine, asked),
-        partial(judge_lines, model, data, ball, engine), data, "certifying", tell, group, anew, renewed,
+        partial(judge_lines, model, data, ball, engine), data, "certifying", tell, group, anew, renewed, step,
     )  # fmt: skip
     return Judged(
         torch.tensor([line["label"] for line in lines]),
@@ -134,11 +135,12 @@ def lines_to_file(
     group: Group,
     anew: bool,
     renewed: Sequence[str] = (),
+    step: int | None = None,
 ) -> list[Line]:
     """All lines of a file about `problem`: those that it holds, and the others, which `one` finds batch by batch."""
     try:
-        lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew, renewed))
-        for turn in in_turns(one, data, what, tell, group, start=len(lines)):
+        lines = group.by_first(lambda: file.begin(problem, step or batch_size(data), anew, renewed))
+        for turn in in_turns(one, data, what, tell, group, start=len(lines), step=step):
             new = [line for found in turn for line in found]
             lines += new
             group.by_first(partial(file.append, new))
