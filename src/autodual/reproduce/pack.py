@@ -75,8 +75,8 @@ def _measured(progress: Progress) -> tuple[int, ...]:
 def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool = False) -> Unit | None:
     """What there is of a task; None if there is nothing.
 
-    light: of a finished task only its record, so that another machine knows that it is done, and what its cascade needs. weights: of a finished task also those
-    that `results/` does not keep.
+    light: of a finished task only its record, so that another machine knows that it is done, and the network if its cascade may begin
+    with it. weights: of a finished task also those that `results/` does not keep.
     """
     progress, result, run = campaign.progress(task), campaign.result(task), campaign.run(task)
     if progress.step == Step.NOT_RUN:
