@@ -158,7 +158,7 @@ def test_engines_may_come_one_after_the_other(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"eps": 0.06, "epochs": 8, "limit_train": 300, "limit_test": 40}], ids=["none", "some"]
+    "changes", [{}, {"eps": 0.06, "epochs": 5, "limit_train": 250, "limit_test": 15}], ids=["none", "some"]
 )
 def test_of_a_large_network_crown_gets_what_is_open(
     campaign: Campaign, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -222,7 +222,7 @@ def test_seeds_differ_and_lie_beside_each_other(campaign: Campaign) -> None:
 def test_killed_it_goes_on(campaign: Campaign) -> None:
     """By SIGKILL, in the middle of the training, with checkpoints after every epoch."""
     file = campaign.configs / f"{ROW}.yaml"
-    file.write_text(dump_yaml(read_yaml(file) | {"epochs": 400, "evaluate_every": 1}))
+    file.write_text(dump_yaml(read_yaml(file) | {"epochs": 400, "validation": 0.2, "evaluate_every": 1}))
     options = ["--configs", campaign.configs, "--results", campaign.results, "--work", campaign.work, "--device", "cpu"]
     process = subprocess.Popen(
         [sys.executable, "-m", "autodual", "reproduce", ROW, *map(str, options)],

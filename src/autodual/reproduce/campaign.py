@@ -55,9 +55,10 @@ class Progress:
     """Ordered: of two states of one attempt, the larger one has come farther."""
 
     step: Step
-    stage: int = 0
+    stages: int = 0
+    """Of a cascade: stages that are trained, and times that what is left open was sorted out, counted together."""
     steps: int = 0
-    """Of the stage that is trained."""
+    """Of the stage that is being trained."""
     lines: int = 0
     """Certificates that are found, in all files together."""
     text: str = ""
@@ -81,13 +82,16 @@ class Campaign:
         return folder / f"{task.row}.yaml"
 
     def config(self, task: Task) -> TrainConfig:
-        """As the row's file says, with the seed of the task; weights are rounded to float16 before they are certified."""
+        """As the row's file says, with the seed of the task. Weights are rounded to float16 before they are certified; exact
+        evaluations during training, which take minutes, happen only where one of them chooses the epoch that counts."""
         file = self.config_file(task)
         if not file.is_file():
             raise ArgumentError(self._missing(task, file))
         config = TrainConfig.from_mapping(read_yaml(file), str(file))
+        every = config.evaluate_every if config.validation > 0 else 0
+        seed = config.seed + task.seed
         return config.with_changes(
-            seed=config.seed + task.seed, half_weights=True, data_folder=self.data_folder, device=self.device
+            seed=seed, half_weights=True, evaluate_every=every, data_folder=self.data_folder, device=self.device
         )
 
     def _missing(self, task: Task, file: Path) -> str:
@@ -124,13 +128,13 @@ class Campaign:
         if not run.begun():
             return Progress(Step.NOT_RUN, text="not run")
         lines = sum(map(_count_lines, sorted(run.folder.glob("*certificates*.jsonl"))))
-        lines += sum(map(_count_lines, run.folder.glob("attack*.jsonl")))
+        lines += sum(map(_count_lines, [*run.folder.glob("attack*.jsonl"), *(run.folder / "stages").glob("*.jsonl")]))
         if run.model_file.exists():
             by = ", ".join((record or {}).get("engines", {})) or "no engine yet"
             text = _with_failure(run, f"trained; evaluated by {by}; {lines} lines")
             return Progress(Step.EVALUATING, lines=lines, text=text)
-        stage, steps, text = _trained_so_far(run)
-        return Progress(Step.TRAINING, stage, steps, lines, _with_failure(run, text))
+        stages, steps, text = _trained_so_far(run)
+        return Progress(Step.TRAINING, stages, steps, lines, _with_failure(run, text))
 
     def tasks(self) -> list[Task]:
         """All of which something exists, in work or results; and all published rows in the paper's recipe."""
@@ -187,16 +191,20 @@ def _count_lines(file: Path) -> int:
 
 
 def _trained_so_far(run: Run) -> tuple[int, int, str]:
-    """Stage, steps in it, and both in words. A cascade counts its finished stages where the next one has no checkpoint yet."""
-    config = run.config()
-    finished = len(list((run.folder / "stages").glob("[0-9]*.safetensors")))
+    """Stages as `Progress` counts them, steps in the one that is trained, and both in words."""
+    config, place = run.config(), run.folder / "stages"
+    finished, sorted_ = len(list(place.glob("[0-9]*.safetensors"))), len(list(place.glob("open-*[0-9].json")))
     kept = listed(run.checkpoints)
     position = read_json(kept[-1] / "state.json").get("position", {}) if kept else {}
     stage, steps, epoch = (position.get(name, 0) for name in ("stage", "step", "epoch"))
     if stage < finished:
         stage, steps, epoch = finished, 0, 0
     at = f"epoch {epoch} of {config.epochs}"
-    return stage, steps, f"at {at}" if config.cascade == 1 else f"at stage {stage + 1} of {config.cascade}, {at}"
+    return (
+        finished + sorted_,
+        steps,
+        f"at {at}" if config.cascade == 1 else f"at stage {stage + 1} of {config.cascade}, {at}",
+    )
 
 
 def _with_failure(run: Run, text: str) -> str:

@@ -34,7 +34,7 @@ from autodual.train.claims import ATTACK_STEPS, Broken, check_claims
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE
-from autodual.train.judge import RENEWED, Judged, judge_to_file, question
+from autodual.train.judge import RENEWED, Judged, at_once, judge_to_file, question
 from autodual.train.lines import Line, LineFile
 from autodual.train.run import Run
 from autodual.train.setup import make_ball
@@ -187,16 +187,10 @@ def _judge(
         return Judged(nothing, nothing, nothing.bool(), nothing.bool(), nothing.float(), nothing.float())
     if index is not None:
         data = data.select(index.to(data.labels.device))
-    step = _at_once(model, data)
+    step = at_once(model, data)
     step = max(1, step // 10) if isinstance(engine, Crown) else step
-    return judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=RENEWED, step=step)
-
-
-def _at_once(model: nn.Module, data: ImageData) -> int:
-    return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, _units(model, data)))
-
-
-SMALL_UNITS = 10_000
+    renewed = RENEWED if index is None else (*RENEWED, "data", "examples")  # other images may be open now
+    return judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=renewed, step=step)
 
 
 def _units(model: nn.Module, data: ImageData) -> int:
@@ -266,7 +260,7 @@ def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbat
 
     problem = question([model], data, ball, Dual()) | {"engine": f"attack({ATTACK_STEPS} steps)"}
     names = ("broken", "broken_as_run")
-    found = _lines(run.folder / "attack.jsonl", problem, names, lines, data, _at_once(model, data), "attacking", watch)
+    found = _lines(run.folder / "attack.jsonl", problem, names, lines, data, batch_size(data), "attacking", watch)
     return Broken(*(torch.tensor([line[name] for line in found], dtype=torch.bool) for name in names))
 
 
@@ -306,7 +300,7 @@ def evaluate_cascade(
     data, cascade = parts.test, Cascade(stages, make_ball(config))
     file = run.folder / "cascade-certificates.jsonl"
     with notes.timed("cascade"):
-        step = _at_once(stages[0], data)
+        step = at_once(stages[0], data)
         certified = certify_to_file(file, cascade, data, watch.tell, say=watch.say, renewed=RENEWED, step=step)
     found: Found = certified.summary()
     found["cascade_engine"] = found.pop("engine")
@@ -379,10 +373,14 @@ def _best_sound(
     file = run.folder / "best-combination.json"
     if not file.exists():
         routed = RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball).thresholds if len(stages) > 1 else ()
-        tried = {
-            kind: certify_all(_combination(kind, stages, routed, ball), fitting, watch.tell).sound_certified_error
-            for kind in COMBINATIONS
-        }
+        tried: dict[str, float] = {}
+        for kind in COMBINATIONS:
+            try:
+                proved = certify_all(_combination(kind, stages, routed, ball), fitting, watch.tell)
+            except MemoryBudgetError as error:
+                watch.say(f"{kind}: not tried: {error}")
+                continue
+            tried[kind] = proved.sound_certified_error
         chosen = min(tried, key=lambda kind: tried[kind])
         thresholds = [None if t == float("inf") else t for t in routed]
         write_json(file, {"chosen": chosen, "thresholds": thresholds, "error_on_fitting": tried})
@@ -390,7 +388,7 @@ def _best_sound(
     fitted = tuple(float("inf") if t is None else float(t) for t in choice["thresholds"])
     combination = _combination(choice["chosen"], stages, fitted, ball)
     lines = run.folder / "best-certificates.jsonl"
-    step = _at_once(stages[0], parts.test)
+    step = at_once(stages[0], parts.test)
     proved = certify_to_file(lines, combination, parts.test, watch.tell, say=watch.say, renewed=RENEWED, step=step)
     arrays |= {"best_sound": proved.sound.numpy(), "best_sound_as_run": proved.sound_as_run.numpy()}
     return choice | {

@@ -69,7 +69,7 @@ class Unit:
 
 def _measured(progress: Progress) -> tuple[int, ...]:
     """Compared between states of one attempt: the larger one has come farther."""
-    return int(progress.step), progress.stage, progress.steps, progress.lines
+    return int(progress.step), progress.stages, progress.steps, progress.lines
 
 
 def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool = False) -> Unit | None:
@@ -121,7 +121,7 @@ def _needed_to_go_on(run: Run) -> list[Path]:
         "best-combination.json",
     )
     chosen = [run.folder / name for name in names]
-    chosen += sorted((run.folder / "stages").glob("*.json")) + _stages(run)
+    chosen += sorted((run.folder / "stages").glob("*.json*")) + _stages(run)
     chosen += sorted(run.folder.glob("*.jsonl")) + sorted(run.folder.glob("*.problem.json"))
     if run.model_file.exists():
         return list(dict.fromkeys([*chosen, run.model_file]))

@@ -25,11 +25,14 @@ from autodual.bounds.prepare import dual_network
 from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.certify.cascade_records import CascadeAttack, CascadeCertificate
 from autodual.certify.cascade_sum import SummedScores
+from autodual.train.cascade_lines import cascade_question
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.claims import only_rounding, refuse_broken
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
+from autodual.train.judge import RENEWED, at_once, lines_to_file
+from autodual.train.lines import Line, LineFile
 from autodual.train.run import Run, damaged, read_json
 from autodual.train.setup import make_ball
 from autodual.train.share import Tell, batch_size, in_turns, on_all
@@ -117,21 +120,44 @@ def _still_open(
     if len(open_) == 0:
         return open_
     if not watch.group.by_first(path.exists):
-        alone = Cascade([model], make_ball(config))
-
-        def one(x: Tensor, labels: Tensor) -> Tensor:
-            found = alone.predict(x)
-            return torch.stack([found.certified, found.certified & (found.label == labels)])
-
-        sorted_ = torch.cat(on_all(one, data.select(open_), "sorting", watch.tell, watch.group), 1)
-        certified, right = sorted_[0], int(sorted_[1].sum())
+        alone, some = Cascade([model], make_ball(config)), data.select(open_)
+        lines = LineFile(path.with_suffix(".jsonl"), _sorting_fault, watch.say)
+        sorted_ = lines_to_file(
+            lines, cascade_question(alone, some), partial(_sort, alone, some), some, "sorting", watch.tell, watch.group, False,
+            RENEWED, at_once(model, some),
+        )  # fmt: skip
+        certified, right = (torch.tensor([line[key] for line in sorted_], dtype=torch.bool) for key in SORTED)
         left = open_[~certified.to(open_.device)]
         record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
         of = f"{len(open_)} {'held-out ' if name.startswith('held-out') else ''}examples"
-        watch.say(f"stage {stage} certifies {len(open_) - len(left)} of {of}, {right} of them with their right label")
-        watch.group.by_first(partial(write_json, path, record))
+        watch.say(
+            f"stage {stage} certifies {len(open_) - len(left)} of {of}, {int(right.sum())} of them with their right label"
+        )
+
+        def keep() -> None:
+            write_json(path, record)
+            for file in (lines.path, lines.note):
+                file.unlink(missing_ok=True)
+
+        watch.group.by_first(keep)
     found = watch.group.by_first(partial(_read_open, path, len(data)))
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
+
+
+SORTED = ("certified", "right")
+
+
+def _sort(alone: Cascade, data: ImageData, part: slice) -> list[Line]:
+    """Whether the stage certifies its own label of each example, and whether that is the right one."""
+    found = alone.predict(data.scaled(part))
+    right = found.certified & (found.label == data.labels[part])
+    pairs = zip(found.certified.tolist(), right.tolist(), strict=True)
+    return [{"index": part.start + i, **dict(zip(SORTED, pair, strict=True))} for i, pair in enumerate(pairs)]
+
+
+def _sorting_fault(line: Line) -> str | None:
+    fine = line.keys() == {"index", *SORTED} and all(type(line[key]) is bool for key in SORTED)
+    return None if fine else f"does not hold {', '.join(SORTED)}, each true or false"
 
 
 def _read_open(path: Path, examples: int) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual.bounds import BoundEngine, Dual, HighProbability
+from autodual.bounds.base import generators
 from autodual.bounds.prepare import capture, dual_network
 from autodual.certify import Certificate, HighProbabilityCertificate, certify
 from autodual.certify.collapse import collapse
@@ -78,6 +79,16 @@ def judge(
         return Judged.of(certify(model, x, labels, ball, engine))
 
     return Judged.join(on_all(one, data, what, tell, group))
+
+
+SMALL_UNITS = 10_000
+"""Units, the input's features included, of a network whose certificates are found for a whole batch at once."""
+
+
+def at_once(model: nn.Module, data: ImageData) -> int:
+    """Examples between which certification can be stopped, and goes on from: fewer of a larger network."""
+    units = generators(dual_network(model, data.scaled(slice(0, 1))))
+    return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, units))
 
 
 RENEWED = ("device", "autodual", "torch")
