@@ -158,7 +158,9 @@ def test_engines_may_come_one_after_the_other(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"engine": "none", "epochs": 6, "limit_train": 300, "limit_test": 15}], ids=["none", "some"]
+    "changes",
+    [{}, {"engine": "none", "eps": 0.1, "epochs": 6, "limit_train": 300, "limit_test": 15}],
+    ids=["none", "some"],
 )
 def test_of_a_large_network_crown_gets_what_is_open(
     campaign: Campaign, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
