@@ -197,3 +197,16 @@ def tables(
     target = page or results / "index.html"
     write_tables(Campaign(configs, results), markdown, target)
     print(f"{markdown}\n{target}")
+
+
+@app.command()
+def figures(
+    configs: Configs = DEFAULT.configs,
+    results: Results = DEFAULT.results,
+    out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("docs/figures"),
+) -> None:
+    """Draw those of the paper's figures whose rows have run."""
+    from autodual.reproduce.figures import write_figures
+
+    for name, path in write_figures(Campaign(configs, results), out).items():
+        print(f"{name}: not run" if path is None else path)

@@ -109,8 +109,8 @@ AS_ABOVE = "Columns as in the first table of this kind."
 
 def _singles(key: str, title: str, results: Sequence[Result]) -> Table:
     header = (
-        "row", "recipe", "paper: robust / error", "released: robust / error", "robust error", "as run", "certified accuracy",
-        "best: robust error", "PGD error", "error", "difference", "s per epoch (paper)",
+        "row", "recipe", "paper: robust / error", "robust error", "difference", "certified accuracy", "as run: robust error",
+        "best: robust error", "PGD error", "error", "released: robust / error", "s per epoch (paper)",
     )  # fmt: skip
     rows = [_single(result) for result in results]
     shown = [Sandwich.of(_name(result), result.first) for result in results if result.first is not None]
@@ -119,13 +119,13 @@ def _singles(key: str, title: str, results: Sequence[Result]) -> Table:
 
 def _single(result: Result) -> list[str]:
     row, robust = result.row, result.average("robust_error")
-    start = [row.name, result.recipe, _errors(row.paper), _errors(row.released)]
+    start, released = [row.name, result.recipe, _errors(row.paper)], _errors(row.released)
     if robust is None:
-        return [*start, NOT_RUN, *[""] * 7]
+        return [*start, NOT_RUN, *[""] * 6, released, ""]
     return [
-        *start, result.spread("robust_error"), result.percent("robust_error_as_run"), f"{100 * (1 - robust):.2f}",
-        result.percent("robust_error_best") or "not complete", result.percent("pgd_error"), _clean(result),
-        f"{100 * robust - row.paper[0]:+.2f}", _seconds(result),
+        *start, result.spread("robust_error"), f"{100 * robust - row.paper[0]:+.2f}", f"{100 * (1 - robust):.2f}",
+        result.percent("robust_error_as_run"), result.percent("robust_error_best") or "not complete", result.percent("pgd_error"),
+        _clean(result), released, _seconds(result),
     ]  # fmt: skip
 
 
@@ -298,7 +298,8 @@ def _wrapped(text: str, width: int = 120) -> str:
 
 def to_page(tables: Sequence[Table]) -> str:
     """One self-contained HTML page, with a chart of what is attacked, unknown and proved where rows have run."""
-    sections = []
+    about = [TextBlock(text.partition(" [")[0].replace("`", "")) for text in INTRODUCTION]
+    sections = [Section("about", "How to read this page", about)]
     for table in tables:
         blocks: list[Block] = [TextBlock(text.replace("`", "")) for text in table.text]
         blocks.append(
