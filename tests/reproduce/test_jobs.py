@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
@@ -53,6 +54,27 @@ def test_within_a_time_limit(campaign: Campaign) -> None:
     outcome = run_in_turn(campaign, [Task(ROW)], Clock.within(5.0, lambda: False), Watch, said.append)
     assert outcome.left == []
     assert campaign.progress(Task(ROW)).step == Step.DONE
+
+
+def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign) -> None:
+    """Whether they have begun to train or not; and the next call goes on."""
+    file = campaign.configs / f"{ROW}.yaml"
+    file.write_text(dump_yaml(read_yaml(file) | {"epochs": 5000}))
+    said: list[str] = []
+    begun = itertools.count()
+    clock = Clock(asked=lambda: campaign.run(Task(ROW)).metrics_file.exists() or next(begun) > 600)
+    outcome = run_side_by_side(campaign, [Task(ROW), Task(OTHER)], clock, 1, said.append)
+    assert (outcome.failed, outcome.left) == ({}, [Task(ROW), Task(OTHER)])
+    assert said[-1].startswith(f"{ROW}: stopped at epoch ")
+    assert campaign.progress(Task(ROW)).steps > 0
+
+
+def test_processes_that_start_later_end_at_the_same_time() -> None:
+    now = time.time()
+    assert 9 < Clock.within(None, lambda: False, now + 10).left() <= 10
+    assert 5 < Clock.within(0.1, lambda: False, now + 10).left() <= 6
+    assert Clock.within(1.0, lambda: False, now - 1).stop()
+    assert not Clock.within(None, lambda: False).stop()
 
 
 def _break(campaign: Campaign, row: str) -> None:

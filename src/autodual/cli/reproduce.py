@@ -92,6 +92,7 @@ def run(
     data_folder: Annotated[str | None, typer.Option(help="where data sets lie; $AUTODUAL_DATA when not given")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     side_by_side: Annotated[int, typer.Option(hidden=True)] = 1,
+    until: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train and evaluate rows, or what is left to do of them; what is finished is not done again."""
     campaign = Campaign(configs, results, work, data_folder, device)
@@ -103,7 +104,7 @@ def run(
         campaign.config(task)  # refuses a name that does not exist before anything is begun
     extent = Extent(tuple(engine or ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
-        clock = Clock.within(minutes, signals.stop)
+        clock = Clock.within(minutes, signals.stop, until)
         if jobs > 1:
             outcome = run_side_by_side(campaign, tasks, clock, jobs, _say, extent)
         else:

@@ -19,6 +19,8 @@ from autodual.train.stage import Watch
 LEAST_SECONDS = 5.0
 """Left of the time limit, so that another process is worth its start."""
 POLL_SECONDS = 0.1
+STOPPED = (0, *(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)))
+"""Exit codes of a process that was asked to stop, or whose time was up; below zero where it had not even begun to listen."""
 
 Say = Callable[[str], None]
 
@@ -31,8 +33,11 @@ class Clock:
     asked: Callable[[], bool] = lambda: False
 
     @classmethod
-    def within(cls, minutes: float | None, asked: Callable[[], bool]) -> Clock:
-        return cls(None if minutes is None else time.monotonic() + 60 * minutes, asked)
+    def within(cls, minutes: float | None, asked: Callable[[], bool], until: float | None = None) -> Clock:
+        """until: on the clock of the machine, by which processes that start at different times end at the same."""
+        seconds = [60 * minutes] if minutes is not None else []
+        seconds += [until - time.time()] if until is not None else []
+        return cls(time.monotonic() + min(seconds) if seconds else None, asked)
 
     def left(self) -> float:
         """Seconds."""
@@ -128,7 +133,7 @@ def _start(campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Exte
     ]
     options += ["--work", str(campaign.work), "--results", str(campaign.results), "--configs", str(campaign.configs)]
     options += [] if campaign.data_folder is None else ["--data-folder", campaign.data_folder]
-    options += [] if clock.deadline is None else ["--minutes", f"{clock.left() / 60:.4f}"]
+    options += [] if clock.deadline is None else ["--until", f"{time.time() + clock.left():.3f}"]
     options += [option for name in extent.engines for option in ("--engine", name)]
     options += [] if extent.evaluate else ["--no-evaluation"]
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -151,7 +156,7 @@ def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome
     trained = progress.step >= Step.EVALUATING and not extent.evaluate
     if extent.reached(record) or (code == 0 and trained):
         say(f"{task}: {progress}: {show(record)}")
-    elif code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
+    elif code in STOPPED:
         outcome.left.append(task)
         say(f"{task}: stopped {progress}; the same command goes on from there")
     else:
