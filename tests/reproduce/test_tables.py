@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autodual.reproduce.campaign import Campaign, Task
+from autodual.reproduce.figures import draw_figures
 from autodual.reproduce.rows import ROWS
 from autodual.reproduce.tables import build_tables, to_markdown, to_page
 
@@ -19,9 +20,10 @@ MOST_BYTES = 40 * 2**20
 
 def test_the_pages_of_this_repository_are_as_the_command_makes_them() -> None:
     """If this fails, records or wording have changed: run `autodual reproduce tables`."""
-    tables = build_tables(Campaign(ROOT / "configs", ROOT / "results"))
-    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == to_markdown(tables)
-    assert (ROOT / "results" / "index.html").read_text(encoding="utf-8") == to_page(tables)
+    campaign = Campaign(ROOT / "configs", ROOT / "results")
+    made = build_tables(campaign), draw_figures(campaign)
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == to_markdown(*made)
+    assert (ROOT / "results" / "index.html").read_text(encoding="utf-8") == to_page(*made)
 
 
 def test_all_results_together_are_small() -> None:
@@ -78,6 +80,10 @@ def test_an_evaluation_that_is_not_complete_says_so(finished: Campaign, tmp_path
 
 
 def test_the_same_records_make_the_same_pages(finished: Campaign) -> None:
-    one, other = build_tables(finished), build_tables(finished)
-    assert to_page(one) == to_page(other)
-    assert "proved robust" in to_page(one)
+    pages = [to_page(build_tables(finished), draw_figures(finished)) for _ in range(2)]
+    assert pages[0] == pages[1]
+    assert "proved robust" in pages[0]
+    assert "Stage-certified error by number of stages, MNIST 0.1" in pages[0]
+    text = to_markdown(build_tables(finished), draw_figures(finished))
+    assert "![Cascades by stage, MNIST 0.1](figures/cascades-mnist-0.1.svg)" in text
+    assert "cascades-cifar-2" not in text

@@ -13,13 +13,14 @@ from typing import Any
 
 from autodual._errors import ArgumentError
 from autodual._files import read_json, write_text
-from autodual.report.blocks import Block, Section
+from autodual.report.blocks import Block, Figure, Figures, Section
 from autodual.report.blocks import Table as TableBlock
 from autodual.report.blocks import Text as TextBlock
 from autodual.report.page import render_sections
 from autodual.report.sandwich import Sandwich, sandwich_chart
 from autodual.reproduce.campaign import Campaign, Recipe, Task
 from autodual.reproduce.evaluation import ENGINES
+from autodual.reproduce.figures import Picture, draw_figures
 from autodual.reproduce.rows import BEST, ROWS, SEEDS, SIZES, Errors, Row, seconds_in_the_paper
 
 NOT_RUN = "not run"
@@ -277,13 +278,17 @@ INTRODUCTION = (
 )
 
 
-def to_markdown(tables: Sequence[Table]) -> str:
+def to_markdown(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
+    """pictures: those that were drawn are shown from `figures/`, where `autodual reproduce figures` puts them."""
     parts = [f"# {TITLE}", *map(_wrapped, INTRODUCTION)]
     for table in tables:
         lines = ["| " + " | ".join(cells) + " |" for cells in (table.header, *table.rows)]
         rule = "|" + "|".join("---" if name in table.words else "---:" for name in table.header) + "|"
         parts += [f"## {table.title}", *map(_wrapped, table.text)]
         parts += ["\n".join([lines[0], rule, *lines[1:]]) if table.rows else "No row has run yet."]
+    drawn = [picture for picture in pictures if picture.chart is not None]
+    parts += ["## Figures"] if drawn else []
+    parts += [f"![{picture.title}](figures/{picture.name}.svg)\n\n{picture.title}." for picture in drawn]
     return "\n\n".join(parts) + "\n"
 
 
@@ -296,7 +301,7 @@ def _wrapped(text: str, width: int = 120) -> str:
     return "\n".join(lines)
 
 
-def to_page(tables: Sequence[Table]) -> str:
+def to_page(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
     """One self-contained HTML page, with a chart of what is attacked, unknown and proved where rows have run."""
     about = [TextBlock(text.partition(" [")[0].replace("`", "")) for text in INTRODUCTION]
     sections = [Section("about", "How to read this page", about)]
@@ -308,10 +313,13 @@ def to_page(tables: Sequence[Table]) -> str:
         if table.shown:
             blocks.append(sandwich_chart(table.title, table.shown))
         sections.append(Section(table.key, table.title, blocks))
+    drawn = [Figure(picture.title, picture.chart) for picture in pictures if picture.chart is not None]
+    if drawn:
+        sections.append(Section("figures", "Figures", [Figures(drawn)]))
     return render_sections(TITLE, SUBTITLE, sections)
 
 
 def write_tables(campaign: Campaign, markdown: Path, page: Path) -> None:
-    tables = build_tables(campaign)
-    write_text(markdown, to_markdown(tables))
-    write_text(page, to_page(tables))
+    tables, pictures = build_tables(campaign), draw_figures(campaign)
+    write_text(markdown, to_markdown(tables, pictures))
+    write_text(page, to_page(tables, pictures))
