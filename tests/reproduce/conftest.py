@@ -13,7 +13,7 @@ from autodual.train.stage import Watch
 
 TINY = {
     "dataset": "digits", "model": "digits", "eps": 0.03, "clip": [0.0, 1.0], "k": 4, "epochs": 2, "batch": 25, "lr": 0.003,
-    "limit_train": 100, "limit_test": 10, "evaluate_every": 0, "evaluate_examples": 20,
+    "limit_train": 100, "limit_test": 10, "evaluate_every": 0, "evaluate_examples": 6,
 }  # fmt: skip
 ROW, OTHER, CASCADE = "mnist-small-0.1", "cifar-small-2", "mnist-small-0.1-cascade"
 
@@ -23,7 +23,7 @@ def write_configs(folder: Path) -> Path:
     rows = {
         ROW: TINY,
         OTHER: TINY | {"eps": 0.02},
-        CASCADE: TINY | {"cascade": 2, "limit_test": 4},
+        CASCADE: TINY | {"cascade": 2, "limit_test": 2},
         f"best/{ROW}": TINY | {"robust_weight": 0.5},
     }
     for name, values in rows.items():

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 
+import pytest
+
+from autodual.reproduce import jobs
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
 from autodual.train.run import dump_yaml, read_yaml
@@ -56,17 +61,21 @@ def test_within_a_time_limit(campaign: Campaign) -> None:
     assert campaign.progress(Task(ROW)).step == Step.DONE
 
 
-def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign) -> None:
-    """Whether they have begun to train or not; and the next call goes on."""
-    file = campaign.configs / f"{ROW}.yaml"
-    file.write_text(dump_yaml(read_yaml(file) | {"epochs": 5000}))
+def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even those that have not begun to listen, as these never do."""
+
+    def endless(*_: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+
+    monkeypatch.setattr(jobs, "_start", endless)
     said: list[str] = []
-    begun = itertools.count()
-    clock = Clock(asked=lambda: campaign.run(Task(ROW)).metrics_file.exists() or next(begun) > 600)
-    outcome = run_side_by_side(campaign, [Task(ROW), Task(OTHER)], clock, 1, said.append)
-    assert (outcome.failed, outcome.left) == ({}, [Task(ROW), Task(OTHER)])
-    assert said[-1].startswith(f"{ROW}: stopped at epoch ")
-    assert campaign.progress(Task(ROW)).steps > 0
+    tasks = [Task(ROW), Task(OTHER), Task(ROW, seed=1)]
+    started = time.monotonic()
+    outcome = run_side_by_side(campaign, tasks, Clock(asked=lambda: len(said) >= 2), 2, said.append)
+    assert time.monotonic() - started < 20
+    assert outcome.failed == {}
+    assert set(outcome.left) == set(tasks)
+    assert said[2:] == [f"{row}: stopped not run; the same command goes on from there" for row in (ROW, OTHER)]
 
 
 def test_processes_that_start_later_end_at_the_same_time() -> None:

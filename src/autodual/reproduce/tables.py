@@ -315,7 +315,7 @@ def to_page(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
         sections.append(Section(table.key, table.title, blocks))
     drawn = [Figure(picture.title, picture.chart) for picture in pictures if picture.chart is not None]
     if drawn:
-        sections.append(Section("figures", "Figures", [Figures(drawn)]))
+        sections.append(Section("pictures", "Figures", [Figures(drawn)]))
     return render_sections(TITLE, SUBTITLE, sections)
 
 
