@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,6 +204,19 @@ def test_batches_of_certificates_shrink_with_the_network(
     work_on(campaign, Task(ROW), Watch(), Extent(("dual",)))
     assert sum(sizes) == 10
     assert max(sizes) == (10 if units <= 10_000 else 10 * 10_000 // units * 10)
+
+
+def test_an_evaluation_goes_on_from_the_results_alone(
+    campaign: Campaign, finished: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run folder is gone, the network is taken from the results; it is not trained again."""
+    task = Task(ROW)
+    work_on(campaign, task, Watch(), Extent(("dual",)))
+    shutil.rmtree(campaign.work)
+    assert str(campaign.progress(task)) == "trained; evaluated by dual"
+    monkeypatch.setattr(stage.Loop, "fit", None)
+    work_on(campaign, task, Watch())
+    _assert_same(campaign.result(task), finished.result(task))
 
 
 def test_a_finished_row_needs_neither_data_nor_config(finished: Campaign, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from autodual.reproduce.evaluation import ENGINES
 from autodual.reproduce.jobs import Clock, Outcome, run_in_turn, run_side_by_side
 from autodual.reproduce.pack import PART_BYTES, Unit, that_fit, unit_of, write_pack
 from autodual.reproduce.pack import unpack as unpack_parts
-from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS
+from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS, named_together
 from autodual.reproduce.work import Extent
 
 RUN = "run"
@@ -139,7 +139,8 @@ def _say(line: str) -> None:
 def pack(
     out: Annotated[Path, typer.Argument(help="OUT.tar: writes OUT-1.tar, OUT-2.tar ...")],
     rows: Annotated[
-        list[str] | None, typer.Argument(help="only these rows; all of which there is something when not given")
+        list[str] | None,
+        typer.Argument(help="only these rows, or table1 to table4; all of which there is something when not given"),
     ] = None,
     light: Annotated[
         bool, typer.Option("--light", help="of finished rows, the record alone: enough not to repeat them")
@@ -157,12 +158,15 @@ def pack(
 ) -> None:
     """Write what must be kept of finished rows, and what the others need to go on, into files that can travel."""
     campaign = Campaign(configs, results, work)
-    tasks = [task for task in campaign.tasks() if not rows or task.row in rows]
+    named = {row for name in rows or () for row in named_together(name) or (name,)}
+    tasks = [task for task in campaign.tasks() if not rows or task.row in named]
     units = [unit for task in tasks if (unit := unit_of(campaign, task, light, weights)) is not None and unit.files]
     left_out: list[Unit] = []
     if most_mib is not None:
         units, left_out = that_fit(units, int(most_mib * 2**20))
     parts = write_pack(out, units, int(part_mib * 2**20))
+    for row in sorted(named - {unit.task.row for unit in (*units, *left_out)}):
+        print(f"{row}: nothing to pack")
     for unit in units:
         print(f"{unit.task}: packed ({unit.progress})")
     for unit in left_out:

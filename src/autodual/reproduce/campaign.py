@@ -124,17 +124,23 @@ class Campaign:
         record = self.record(task)
         if record is not None and record.get("complete") is True:
             return Progress(Step.DONE, text="done")
-        run = self.run(task)
+        run, by = self.run(task), ", ".join((record or {}).get("engines", {})) or "no engine yet"
+        if self.has_only_results(task):
+            return Progress(Step.EVALUATING, text=f"trained; evaluated by {by}")
         if not run.begun():
             return Progress(Step.NOT_RUN, text="not run")
         lines = sum(map(_count_lines, sorted(run.folder.glob("*certificates*.jsonl"))))
         lines += sum(map(_count_lines, [*run.folder.glob("attack*.jsonl"), *(run.folder / "stages").glob("*.jsonl")]))
         if run.model_file.exists():
-            by = ", ".join((record or {}).get("engines", {})) or "no engine yet"
             text = _with_failure(run, f"trained; evaluated by {by}; {lines} lines")
             return Progress(Step.EVALUATING, lines=lines, text=text)
         stages, steps, text = _trained_so_far(run)
         return Progress(Step.TRAINING, stages, steps, lines, _with_failure(run, text))
+
+    def has_only_results(self, task: Task) -> bool:
+        """Whether the run folder is gone, but the results have the network and its record."""
+        result = self.result(task)
+        return not self.run(task).begun() and (result / EVALUATION).exists() and (result / WEIGHTS).exists()
 
     def tasks(self) -> list[Task]:
         """All of which something exists, in work or results; and all published rows in the paper's recipe."""

@@ -145,7 +145,8 @@ def _started(campaign: Campaign, task: Task, progress: Progress) -> str:
     if progress.step == Step.DONE:
         record = campaign.record(task) or {}
         return str(record.get("training", {}).get("started") or "")
-    file = campaign.run(task).folder / "environment.json"
+    folder = campaign.result(task) if campaign.has_only_results(task) else campaign.run(task).folder
+    file = folder / "environment.json"
     return str(read_json(file).get("started", "")) if file.exists() else ""
 
 

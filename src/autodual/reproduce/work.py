@@ -15,7 +15,16 @@ import numpy as np
 from torch import nn
 
 from autodual._errors import ArgumentError
-from autodual._files import parse_json, read_json, write_bytes, write_json, write_text
+from autodual._files import (
+    encode_tensors,
+    load_tensors,
+    parse_json,
+    read_content,
+    read_json,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from autodual.reproduce.campaign import CERTIFICATES, EVALUATION, WEIGHTS, Campaign, Task
 from autodual.reproduce.evaluation import (
     ENGINES,
@@ -32,7 +41,7 @@ from autodual.train.cascade import train_cascade
 from autodual.train.checkpoint import encode_half, load_half_model, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.fit import run_named, trained_network
-from autodual.train.run import Run, dump_yaml
+from autodual.train.run import METRICS_LIMIT, Run, dump_yaml
 from autodual.train.schedule import by_epochs
 from autodual.train.setup import make_ball
 from autodual.train.stage import Parts, Watch, fresh_model, trained_at
@@ -81,10 +90,22 @@ def work_on(campaign: Campaign, task: Task, watch: Watch, extent: Extent | None 
     if extent.reached(before):
         return before
     run = campaign.run(task)
+    if campaign.has_only_results(task):
+        _restore(campaign.result(task), run)
     if not extent.evaluate and run.model_file.exists():
         return before
     run_named(campaign.config(task), run.folder, run.begun(), watch, partial(_work, campaign, task, extent))
     return campaign.record(task)
+
+
+def _restore(result: Path, run: Run) -> None:
+    """A run folder from the results, as far as an evaluation needs it; the weights last, which say that all is there."""
+    for name in ("config.yaml", "environment.json", "metrics.jsonl"):
+        write_bytes(run.folder / name, read_content(result / name, METRICS_LIMIT))
+    tensors = load_tensors(result / WEIGHTS)
+    write_bytes(
+        run.model_file, encode_tensors({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
+    )
 
 
 def _work(
