@@ -65,6 +65,7 @@ with _commands_end_in_one_line():
     from autodual.train import TrainConfig as TrainConfig
     from autodual.train import TrainedRun as TrainedRun
     from autodual.train import fit as fit
+    from autodual.train import load_pretrained as load_pretrained
     from autodual.train import load_run as load_run
 
 __version__ = "0.1.0"

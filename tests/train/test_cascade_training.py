@@ -149,3 +149,51 @@ def test_a_stage_that_does_not_help_is_left_out(tmp_path: Path, monkeypatch: pyt
     )
     assert any("stage 2 does not improve the certified error on held-out data (30.00%)" in line for line in said)
     assert len(list((tmp_path / "run" / "cascade").glob("*.safetensors"))) == 2
+
+
+def test_later_stages_choose_their_checkpoint_on_what_is_still_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on held-out images that a stage before has certified: those it will never be asked about."""
+    sizes: list[int] = []
+    usual = cascade.train_stage
+
+    def noted(config, run, stage, model, data, held_out, watch):  # type: ignore[no-untyped-def]
+        sizes.append(0 if held_out is None else len(held_out))
+        usual(config, run, stage, model, data, held_out, watch)
+
+    monkeypatch.setattr(cascade, "train_stage", noted)
+    train(BASE.with_changes(validation=0.2, evaluate_every=3, epochs=8, eps=0.01, limit_test=2), tmp_path / "run")
+    assert len(sizes) == 2
+    record = json.loads((tmp_path / "run" / "stages" / "held-out-open-1.json").read_text())
+    assert sizes == [40, len(record["open"])]
+    assert sizes[1] < 40
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = {line["stage"]: line["examples"] for line in lines if line["kind"] == "validation"}
+    assert seen == dict(enumerate(sizes)) or sizes[1] == 0
+
+
+def test_sorting_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left open of many images takes longer than a session may last."""
+    monkeypatch.setattr(cascade, "at_once", lambda model, data: 30)
+    parts: list[slice] = []
+    usual = cascade._sort
+
+    def noted(alone, data, part):  # type: ignore[no-untyped-def]
+        parts.append(part)
+        return usual(alone, data, part)
+
+    monkeypatch.setattr(cascade, "_sort", noted)
+    run, sorting = tmp_path / "run", [0]
+
+    def count(what: str, done: int, of: int) -> None:
+        sorting[0] += what == "sorting"
+
+    for _ in range(5):
+        sorting[0] = 0
+        watch = Watch(draw=count, stop=lambda: sorting[0] >= 2 or (run / "stages" / "open-1.json").exists())
+        with pytest.raises(StoppedError):
+            train(BASE, run, resume=run.exists(), watch=watch)
+    assert [part.start for part in parts] == list(range(0, 200, 30))
+    assert not list((run / "stages").glob("*.jsonl"))
+    assert len(json.loads((run / "stages" / "open-1.json").read_text())["open"]) < 200

@@ -174,7 +174,9 @@ def test_a_config_that_has_lost_its_tail_is_not_completed_with_defaults(whole: P
     copy = shutil.copytree(whole, tmp_path / "run")
     text = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(text[: text.index("seed:")])
-    with pytest.raises(ad.ArgumentError, match=r"config\.yaml: .* lacks seed, device, tensorboard; put back"):
+    with pytest.raises(
+        ad.ArgumentError, match=r"config\.yaml: .* lacks seed, device, tensorboard, half_weights; put back"
+    ):
         Run(copy).config()
     with pytest.raises(ad.ArgumentError, match="lacks seed"):
         train(CONFIG, copy, resume=True)

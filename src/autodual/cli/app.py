@@ -24,7 +24,7 @@ def _run_command() -> None:
     except ImportError:
         print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
-    from autodual.cli import attack, certify, data, report, train
+    from autodual.cli import attack, certify, data, report, reproduce, train
     from autodual.cli.notes import warnings_as_notes
     from autodual.cli.options import UsageError, usage_message
     from autodual.cli.signals import InterruptedRunError
@@ -42,6 +42,7 @@ def _run_command() -> None:
     app.command("attack")(attack.attack)
     app.command("report")(report.report)
     app.add_typer(data.app, name="data")
+    app.add_typer(reproduce.app, name="reproduce")
     try:
         with warnings_as_notes():
             code = app(standalone_mode=False)

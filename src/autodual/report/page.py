@@ -68,6 +68,11 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
+def render_sections(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """A page about something else than runs, as text."""
+    return _template().render(title=title, comparison=None, chapters=[Chapter("page", title, subtitle, (), sections)])
+
+
 @functools.cache
 def _template() -> jinja2.Template:
     try:

@@ -1,17 +1,18 @@
 """Cascade training: stage after stage, each on what the stages before leave open. [SPAD Alg. 2, with the signs of J set right]
 
 paper, routed: stage i is trained from scratch on the training examples that no stage before certifies (its own predicted label, on
-unaugmented images, by the exact bound). sum: stage i is trained on all examples, with the scores of the frozen stages before added
-to its own. Training ends early when nothing is left to train on, when a stage does not improve the certified error on held-out
-data, or, paper and routed, when a stage has collapsed: it gives one answer for everything, certifies that, and would leave nothing
-open, however wrong it is.
+unaugmented images, by the exact bound). It chooses its checkpoint on those held-out ones that are still open, too; where none is,
+its last epoch counts. sum: stage i is trained on all examples, with the scores of the frozen stages before added to its own.
+Training ends early when nothing is left to train on, when a stage does not improve the certified error on held-out data, or, paper
+and routed, when a stage has collapsed: it gives one answer for everything, certifies that, and would leave nothing open, however
+wrong it is.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,14 @@ from autodual.bounds.prepare import dual_network
 from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.certify.cascade_records import CascadeAttack, CascadeCertificate
 from autodual.certify.cascade_sum import SummedScores
+from autodual.train.cascade_lines import cascade_question
 from autodual.train.checkpoint import load_model, save_model
 from autodual.train.claims import only_rounding, refuse_broken
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
+from autodual.train.judge import RENEWED, at_once, lines_to_file
+from autodual.train.lines import Line, LineFile
 from autodual.train.run import Run, damaged, read_json
 from autodual.train.setup import make_ball
 from autodual.train.share import Tell, batch_size, in_turns, on_all
@@ -50,6 +54,8 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
     """The trained stages; each is kept as soon as it is done, so that a resumed run goes on inside any of them."""
     stages: list[nn.Module] = []
     open_ = torch.arange(len(parts.train), device=parts.train.labels.device)
+    held_out = parts.held_out
+    held_open = torch.arange(0 if held_out is None else len(held_out), device=open_.device)
     best = float("inf")
     for stage in range(config.cascade):
         if len(open_) == 0:
@@ -62,7 +68,7 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
             load_model(run.stage_file(stage), model)
         else:
             watch.say(f"stage {stage}: training on {len(open_)} of {len(parts.train)} examples")
-            train_one(config, run, stage, stages, model, parts.train.select(open_), parts.held_out, watch)
+            train_one(config, run, stage, stages, model, parts.train.select(open_), held_out, watch)
             watch.group.by_first(partial(save_model, run.stage_file(stage), model))
         stages.append(model.eval())
         if parts.held_out is not None:
@@ -79,7 +85,11 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
             if collapsed is not None:
                 watch.say(f"no stage is trained after stage {stage}, which has {collapsed}")
                 break
-            open_ = _still_open(config, run, stage, model, parts.train, open_, watch)
+            open_ = _still_open(config, run, f"open-{stage + 1}", stage, model, parts.train, open_, watch)
+            if parts.held_out is not None:
+                name = f"held-out-open-{stage + 1}"
+                held_open = _still_open(config, run, name, stage, model, parts.held_out, held_open, watch)
+                held_out = parts.held_out.select(held_open) if len(held_open) > 0 else None
     return stages
 
 
@@ -103,27 +113,51 @@ def train_one(
 
 
 def _still_open(
-    config: TrainConfig, run: Run, stage: int, model: nn.Module, data: ImageData, open_: Tensor, watch: Watch
+    config: TrainConfig, run: Run, name: str, stage: int, model: nn.Module, data: ImageData, open_: Tensor, watch: Watch
 ) -> Tensor:
-    """Positions of the examples that this stage does not certify either; kept in a file."""
-    path = run.folder / "stages" / f"open-{stage + 1}.json"
+    """Positions of the examples that this stage does not certify either; kept in a file of this name."""
+    path = run.folder / "stages" / f"{name}.json"
+    if len(open_) == 0:
+        return open_
     if not watch.group.by_first(path.exists):
-        alone = Cascade([model], make_ball(config))
-
-        def one(x: Tensor, labels: Tensor) -> Tensor:
-            found = alone.predict(x)
-            return torch.stack([found.certified, found.certified & (found.label == labels)])
-
-        sorted_ = torch.cat(on_all(one, data.select(open_), "sorting", watch.tell, watch.group), 1)
-        certified, right = sorted_[0], int(sorted_[1].sum())
+        alone, some = Cascade([model], make_ball(config)), data.select(open_)
+        lines = LineFile(path.with_suffix(".jsonl"), _sorting_fault, watch.say)
+        sorted_ = lines_to_file(
+            lines, cascade_question(alone, some), partial(_sort, alone, some), some, "sorting", watch.tell, watch.group, False,
+            RENEWED, at_once(model, some),
+        )  # fmt: skip
+        certified, right = (torch.tensor([line[key] for line in sorted_], dtype=torch.bool) for key in SORTED)
         left = open_[~certified.to(open_.device)]
         record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
+        of = f"{len(open_)} {'held-out ' if name.startswith('held-out') else ''}examples"
         watch.say(
-            f"stage {stage} certifies {len(open_) - len(left)} of {len(open_)} examples, {right} of them with their right label"
+            f"stage {stage} certifies {len(open_) - len(left)} of {of}, {int(right.sum())} of them with their right label"
         )
-        watch.group.by_first(partial(write_json, path, record))
+
+        def keep() -> None:
+            write_json(path, record)
+            for file in (lines.path, lines.note):
+                file.unlink(missing_ok=True)
+
+        watch.group.by_first(keep)
     found = watch.group.by_first(partial(_read_open, path, len(data)))
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
+
+
+SORTED = ("certified", "right")
+
+
+def _sort(alone: Cascade, data: ImageData, part: slice) -> list[Line]:
+    """Whether the stage certifies its own label of each example, and whether that is the right one."""
+    found = alone.predict(data.scaled(part))
+    right = found.certified & (found.label == data.labels[part])
+    pairs = zip(found.certified.tolist(), right.tolist(), strict=True)
+    return [{"index": part.start + i, **dict(zip(SORTED, pair, strict=True))} for i, pair in enumerate(pairs)]
+
+
+def _sorting_fault(line: Line) -> str | None:
+    fine = line.keys() == {"index", *SORTED} and all(type(line[key]) is bool for key in SORTED)
+    return None if fine else f"does not hold {', '.join(SORTED)}, each true or false"
 
 
 def _read_open(path: Path, examples: int) -> list[int]:
@@ -185,7 +219,19 @@ def attack_batch(combination: Combination, data: ImageData) -> int:
     return max(1, min(batch_size(data), room // (4 * COPIES * units**2)))
 
 
-def check_together(source: object, certified: CascadeCertificate, attacked: CascadeAttack) -> str | None:
+class BrokenAnswers(Protocol):
+    """What an attack on a cascade has reached; [N] bool each."""
+
+    @property
+    def found(self) -> Tensor:
+        """Somewhere in the ball, the answer is wrong."""
+
+    @property
+    def certified_wrong(self) -> Tensor:
+        """It is wrong, and comes with a certificate."""
+
+
+def check_together(source: object, certified: CascadeCertificate, attacked: BrokenAnswers) -> str | None:
     """Fail if an attack breaks what is proved about the whole; claims of single stages, which the paper's cascade makes, may break.
 
     The models are attacked as they run: what is proved in real numbers only may break by rounding, and a note says how often.

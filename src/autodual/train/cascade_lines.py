@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,16 +39,19 @@ def certify_to_file(
     anew: bool = False,
     say: Callable[[str], None] = lambda line: None,
     asked: Line | None = None,
+    renewed: Sequence[str] = (),
+    step: int | None = None,
 ) -> CascadeCertificate:
     """What `certify_all` finds, with a line of JSON per example; goes on where an interrupted call stopped.
 
-    say: told which line of an earlier call cannot be right, and is found again with all that follow.
+    say: told which line of an earlier call cannot be right, and is found again with all that follow. renewed: see `LineFile.begin`.
+    step: examples at a time, between which it can be stopped.
     """
 
     labels = data.labels.tolist()
     file = LineFile(path, lambda line: cascade_fault(line, labels), say)
     problem, one = cascade_question(combination, data, asked), partial(cascade_lines, combination, data)
-    lines = lines_to_file(file, problem, one, data, "certifying the cascade", tell, group, anew)
+    lines = lines_to_file(file, problem, one, data, "certifying the cascade", tell, group, anew, renewed, step)
     answers = Answers(_column(lines, "answer"), _column(lines, "certified").bool(), _column(lines, "stage"))
     return CascadeCertificate(
         combination.kind, combination.answering(), _column(lines, "label"), answers, _column(lines, "sound").bool(),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError
+from autodual._errors import ArgumentError, AutodualError
 from autodual._files import digest, encode_tensors, load_tensors, read_json, replacing, write_bytes
 
 KEPT = 2
@@ -35,6 +35,30 @@ def save_model(path: Path, model: nn.Module) -> None:
     write_bytes(path, encode_tensors(_state(model)))
 
 
+def encode_half(model: nn.Module) -> bytes:
+    """The model's safetensors file with parameters as float16, which must hold them exactly (`round_to_half_`). Buffers stay."""
+    tensors = _state(model)
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if not _held(tensors[name], torch.float16):
+            raise ArgumentError(f"{name}: has values that float16 does not hold; round the weights first")
+        tensors[name] = tensors[name].half()
+    return encode_tensors(tensors)
+
+
+def round_to_half_(model: nn.Module) -> None:
+    """Every parameter takes the nearest values that float16 holds, in the type that the model computes in. Buffers stay: statistics
+    of images are no trained weights."""
+    for name, parameter in model.named_parameters():
+        rounded = parameter.detach().half()
+        if not bool(rounded.isfinite().all()):
+            largest = parameter.detach().abs().max().item()
+            raise AutodualError(
+                f"{name}: has values up to {largest:g}, which float16 does not hold; train with half_weights off, or with weight decay"
+            )
+        with torch.no_grad():
+            parameter.copy_(rounded)
+
+
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """Copies, since weights that are tied share their memory, which the file format refuses."""
     return {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
@@ -53,6 +77,13 @@ def load_model(path: Path, model: nn.Module) -> None:
         raise ArgumentError(f"{path}: these weights are for another network; {sorted(wrong)[0]} does not fit")
     _check_types(path, tensors, expected)
     model.load_state_dict(tensors)
+
+
+def load_half_model(path: Path, model: nn.Module) -> None:
+    """Weights that `encode_half` has written into a model that computes in a wider type, which holds them exactly."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*all their values are held exactly")  # as intended here
+        load_model(path, model)
 
 
 def _check_types(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

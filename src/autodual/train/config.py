@@ -89,6 +89,10 @@ class TrainConfig:
     seed: int = option(0, "of everything random")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 ...")
     tensorboard: bool = option(False, "also write what is measured as TensorBoard events")
+    half_weights: bool = option(
+        False,
+        "round trained weights to float16, which halves their file; the rounded network is the one that is certified",
+    )
 
     def __post_init__(self) -> None:
         hints = get_type_hints(TrainConfig)

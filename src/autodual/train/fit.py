@@ -40,6 +40,15 @@ def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: 
         raise ArgumentError(
             f"{folder}: was begun by ad.fit, with a module and data of its own; go on with ad.fit(..., resume=True)"
         )
+    return run_named(config, folder, resume, watch or Watch(), _train_and_finish)
+
+
+Work = Callable[[TrainConfig, Run, Parts, Watch], dict[str, Any]]
+"""What is done in a run folder that is locked and noted, with data on the device; returns a record."""
+
+
+def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: Work) -> dict[str, Any]:
+    """Loads the data that the config names, opens the run folder, and does `work` there."""
     folder_of_data = None if config.data_folder is None else Path(config.data_folder)
     data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
     check_parts(*data)
@@ -48,7 +57,7 @@ def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: 
         statistics = mean_std(config.dataset, trained_on) if config.normalise else None
         return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
 
-    return _run(config, Run(Path(folder)), resume, watch or Watch(), *data, build)
+    return _run(config, Run(Path(folder)), resume, watch, *data, build, work)
 
 
 def fit(
@@ -80,7 +89,8 @@ def fit(
     check_parts(train_data, test_data)
     check_scores("the module", model, train_data.shape, len(train_data.classes))
     own = config.with_changes(dataset=OWN, model=OWN)
-    return _run(own, Run(Path(folder)), resume, watch or Watch(), train_data, test_data, lambda trained_on: model)
+    watch = watch or Watch()
+    return _run(own, Run(Path(folder)), resume, watch, train_data, test_data, lambda _: model, _train_and_finish)
 
 
 def _run(
@@ -91,6 +101,7 @@ def _run(
     train_data: ImageData,
     test_data: ImageData,
     build: Callable[[ImageData], nn.Module],
+    work: Work,
 ) -> dict[str, Any]:
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun
@@ -106,7 +117,7 @@ def _run(
         parts = _parts(config, train_data, test_data, device, build)
         group.by_first(lambda: _note(run, parts, train_data, device, group))
         try:
-            record = _train_and_finish(config, run, parts, watch.within(group))
+            record = work(config, run, parts, watch.within(group))
         except StoppedError:
             raise
         except Exception as error:
@@ -125,13 +136,18 @@ def _train_and_finish(config: TrainConfig, run: Run, parts: Parts, watch: Watch)
         group.by_first(lambda: save_model(run.model_file, stages[0]))
         record = finish(config, run, stages[0], parts, watch)
         return record | {"cascade": finish_cascade(config, run, stages, parts, watch)}
-    model = fresh_model(config, parts, 0)
+    return finish(config, run, trained_network(config, run, parts, watch), parts, watch)
+
+
+def trained_network(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> nn.Module:
+    """The single network of a run in evaluation mode: the one that its folder holds, or trained now."""
+    group, model = watch.group, fresh_model(config, parts, 0)
     if group.by_first(run.model_file.exists):
         load_model(run.model_file, model)
     else:
         train_stage(config, run, 0, model, parts.train, parts.held_out, watch)
         group.by_first(lambda: save_model(run.model_file, model))
-    return finish(config, run, model.eval(), parts, watch)
+    return model.eval()
 
 
 def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: Group) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual.bounds import BoundEngine, Dual, HighProbability
+from autodual.bounds.base import generators
 from autodual.bounds.prepare import capture, dual_network
 from autodual.certify import Certificate, HighProbabilityCertificate, certify
 from autodual.certify.collapse import collapse
@@ -80,6 +81,16 @@ def judge(
     return Judged.join(on_all(one, data, what, tell, group))
 
 
+SMALL_UNITS = 10_000
+"""Units, the input's features included, of a network whose certificates are found for a whole batch at once."""
+
+
+def at_once(model: nn.Module, data: ImageData) -> int:
+    """Examples between which certification can be stopped, and goes on from: fewer of a larger network."""
+    units = generators(dual_network(model, data.scaled(slice(0, 1))))
+    return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, units))
+
+
 RENEWED = ("device", "autodual", "torch")
 """What a run may be gone on with otherwise: its certificates are then found anew, since one file has one arithmetic."""
 
@@ -102,17 +113,18 @@ def judge_to_file(
     say: Callable[[str], None] = lambda line: None,
     asked: Line | None = None,
     renewed: Sequence[str] = (),
+    step: int | None = None,
 ) -> Judged:
     """The same with a line of JSON per example, written by the first process; goes on where an interrupted call stopped.
 
     say: told which line of an earlier call cannot be right, and is found again with all that follow. asked: noted beside the
-    lines, for whoever checks them. renewed: see `LineFile.begin`.
+    lines, for whoever checks them. renewed: see `LineFile.begin`. step: examples at a time, between which it can be stopped.
     """
     labels = data.labels.tolist()
     lines = lines_to_file(
         LineFile(path, lambda line: fault(line, labels), say),
         question([model], data, ball, Dual() if engine is None else engine, asked),
-        partial(judge_lines, model, data, ball, engine), data, "certifying", tell, group, anew, renewed,
+        partial(judge_lines, model, data, ball, engine), data, "certifying", tell, group, anew, renewed, step,
     )  # fmt: skip
     return Judged(
         torch.tensor([line["label"] for line in lines]),
@@ -134,11 +146,12 @@ def lines_to_file(
     group: Group,
     anew: bool,
     renewed: Sequence[str] = (),
+    step: int | None = None,
 ) -> list[Line]:
     """All lines of a file about `problem`: those that it holds, and the others, which `one` finds batch by batch."""
     try:
-        lines = group.by_first(lambda: file.begin(problem, batch_size(data), anew, renewed))
-        for turn in in_turns(one, data, what, tell, group, start=len(lines)):
+        lines = group.by_first(lambda: file.begin(problem, step or batch_size(data), anew, renewed))
+        for turn in in_turns(one, data, what, tell, group, start=len(lines), step=step):
             new = [line for found in turn for line in found]
             lines += new
             group.by_first(partial(file.append, new))

@@ -31,7 +31,7 @@ YAML_DEPTH = 8
 """Levels of a config; a clip is on the second."""
 METRICS_LIMIT = 2**30
 
-LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part")
+LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights")
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
 
 AT_THE_START = (".lock", "config.yaml", "environment.json")

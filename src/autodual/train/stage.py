@@ -13,7 +13,7 @@ from torch import nn
 from autodual._errors import ArgumentError
 from autodual._files import parse_json
 from autodual.certify.collapse import collapse
-from autodual.train.checkpoint import load_model, save_model
+from autodual.train.checkpoint import load_model, round_to_half_, save_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import ImageData
 from autodual.train.group import ALONE, Group
@@ -107,6 +107,8 @@ def train_stage(
     Loop(config, run, stage, model, data, validate, watch.step, watch.stop, watch.say, group).fit()
     if held_out is not None and group.by_first(best.exists):
         load_model(best, model)
+    if config.half_weights:
+        round_to_half_(model)
 
     def note() -> str | None:
         collapsed = collapse_of(model, data)
@@ -142,14 +144,14 @@ def _best_so_far(run: Run, stage: int) -> tuple[float, float]:
 
 
 def _validations(run: Run, stage: int) -> list[tuple[float, float, int]]:
-    """Robust error, error and epoch of every validation of this stage."""
+    """Robust error, error and epoch of every validation of this stage on held-out data."""
     if not run.metrics_file.exists():
         return []
     found = []
     for number, line in enumerate(run.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             entry = parse_json(line)
-            if entry["kind"] == "validation" and entry["stage"] == stage:
+            if entry["kind"] == "validation" and entry["stage"] == stage and entry.get("split") != "train":
                 found.append((float(entry["robust_error"]), float(entry["error"]), int(entry["epoch"])))
         except (ValueError, KeyError, TypeError):
             raise ArgumentError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from autodual.bounds.prepare import capture
 from autodual.certify import Combination, load_combination
 from autodual.graph.digest import digest_network
 from autodual.sets import Perturbation
-from autodual.train.checkpoint import load_model
+from autodual.train.checkpoint import load_half_model, load_model
 from autodual.train.config import TrainConfig
 from autodual.train.data import any_mean_std, form_of, is_factory
 from autodual.train.fit import OWN
@@ -65,6 +66,62 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
     if model is None:
         check_as_evaluated(place, config.model, found, form_of(config.dataset, config.data_folder)[0])
     return TrainedRun(found, make_ball(config), cascade, config)
+
+
+def load_pretrained(
+    name: str, recipe: str | None = None, folder: Path | str | None = None, device: torch.device | str = "cpu"
+) -> TrainedRun:
+    """The network of a reproduced row, such as "cifar-large-2", ready for certify(), attack() and the like.
+
+    recipe: "best" for ours, "paper" for the paper's settings; when None, ours where there is one. folder: the `results/` of a source
+    tree; when None, $AUTODUAL_RESULTS, or that of the source tree that this package is imported from. Weights do not come with an
+    installed package.
+    """
+    if recipe not in (None, *RECIPES):
+        raise ArgumentError(f"recipe must be one of {', '.join(RECIPES)}, or None, got {recipe!r}")
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ArgumentError(
+            f"name must be that of a row, such as 'cifar-large-2', got {name!r}; for a folder, use ad.load_run"
+        )
+    root = _results_folder(folder)
+    recipes = RECIPES if recipe is None else (recipe,)
+    places = [root / each / name for each in recipes] + ([root / name] if recipe is None else [])
+    place = next((place for place in places if Run(place).model_file.exists()), None)
+    if place is None:
+        raise ArgumentError(_not_there(name, root, places))
+    config, on = trained_config(place), make_device(str(device))
+    model = _named(config).to(on).eval()
+    load_half_model(Run(place).model_file, model)
+    return TrainedRun(model, make_ball(config), None, config)
+
+
+RECIPES = ("best", "paper")
+RESULTS_VARIABLE = "AUTODUAL_RESULTS"
+
+
+def _results_folder(folder: Path | str | None) -> Path:
+    given = folder or os.environ.get(RESULTS_VARIABLE)
+    if given:
+        root = Path(given).expanduser()
+        if not root.is_dir():
+            raise ArgumentError(f"{root}: no such folder; it must be the results/ of a source tree of autodual")
+        return root
+    tree = Path(__file__).resolve().parents[3]
+    if (tree / "pyproject.toml").is_file() and (tree / "results").is_dir():
+        return tree / "results"
+    raise ArgumentError(
+        f"trained networks do not come with the installed package; get a source tree of autodual, and name its results/ in "
+        f"{RESULTS_VARIABLE}, or as folder="
+    )
+
+
+def _not_there(name: str, root: Path, places: list[Path]) -> str:
+    if any((place / "evaluation.json").exists() for place in places):
+        return f"{name}: was reproduced, but its weights are too large to be kept in {root}; train it with `autodual reproduce {name}`"
+    pattern = "/model.safetensors"
+    found = {path.parent.name for depth in ("*", "*/*") for path in root.glob(depth + pattern)}
+    known = ", ".join(sorted(found)) or "none"
+    return f"{name}: {root} has no weights of such a row; it has those of {known}"
 
 
 def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -> None:

@@ -1,0 +1,217 @@
+"""autodual reproduce ROW... | list | pack | unpack | tables | figures"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from autodual._errors import ArgumentError, AutodualError
+from autodual.cli.progress import Display
+from autodual.cli.signals import InterruptedRunError, Signals
+from autodual.reproduce.campaign import RECIPES, Campaign, Recipe, Step, Task, chosen_tasks, in_order
+from autodual.reproduce.evaluation import ENGINES
+from autodual.reproduce.jobs import Clock, Outcome, run_in_turn, run_side_by_side
+from autodual.reproduce.pack import PART_BYTES, Unit, that_fit, unit_of, write_pack
+from autodual.reproduce.pack import unpack as unpack_parts
+from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS, named_together
+from autodual.reproduce.work import Extent
+
+RUN = "run"
+
+
+class RowsGroup(TyperGroup):
+    """`reproduce mnist-small-0.1` means `reproduce run mnist-small-0.1`: what is no command is a row."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=RowsGroup,
+    help="Train and evaluate the rows of the paper's tables, and build the tables from the records.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Configs = Annotated[Path, typer.Option("--configs", help="folder with a YAML file for each row")]
+Results = Annotated[Path, typer.Option("--results", help="folder for what is kept of finished rows")]
+Work = Annotated[Path, typer.Option("--work", help="folder for checkpoints and runs, which are large")]
+DEFAULT = Campaign()
+
+
+@app.command("list")
+def list_(configs: Configs = DEFAULT.configs, results: Results = DEFAULT.results, work: Work = DEFAULT.work) -> None:
+    """All rows in the order of the campaign: the paper's figures, ours, and how far each has come."""
+    campaign = Campaign(configs, results, work)
+    tasks = in_order([*campaign.tasks(), *(Task(name, "best") for name in BEST)])
+    first = [task for task in tasks if task.seed == 0]
+    lines = [("row", "recipe", "paper: robust / error, %", "ours", "state"), *(_line(campaign, task) for task in first)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    done = sum(campaign.progress(Task(row.name)).step == Step.DONE for row in ROWS)
+    print(f"{done} of {len(ROWS)} rows are done in the paper's recipe")
+
+
+def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
+    row, record, state = BY_NAME.get(task.row), campaign.record(task), str(campaign.progress(task))
+    paper = "-" if row is None else "{:.2f} / {:.2f}".format(*row.paper)
+    ours = "-"
+    if record is not None:
+        ours = f"{100 * record['stage_certified_error' if record['cascade'] else 'robust_error']:.2f} / {100 * record['error']:.2f}"
+    if task.row in SEEDED and task.recipe == "paper":
+        seeds = [campaign.progress(Task(task.row, task.recipe, seed)).step == Step.DONE for seed in range(SEEDS)]
+        state += f" ({sum(seeds)} of {SEEDS} seeds)"
+    return task.row, task.recipe, paper, ours, state
+
+
+@app.command(RUN)
+def run(
+    rows: Annotated[
+        list[str], typer.Argument(help="rows, as `autodual reproduce list` shows them; table1 to table4; all")
+    ],
+    recipe: Annotated[str, typer.Option(help="paper: its settings; best: ours, from CONFIGS/best")] = "paper",
+    minutes: Annotated[
+        float | None, typer.Option(help="stop after so long, with a checkpoint; the same command goes on")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="rows side by side, each in a process of its own")] = 1,
+    seeds: Annotated[int, typer.Option(help="train with so many seeds: 0, 1, ...")] = 1,
+    seed: Annotated[int | None, typer.Option(help="train with this one alone")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="evaluate by this engine now, the others later; dual, ibp, crown; may be repeated"),
+    ] = None,
+    evaluation: Annotated[bool, typer.Option("--evaluation/--no-evaluation", help="evaluate, or only train")] = True,
+    configs: Configs = DEFAULT.configs,
+    results: Results = DEFAULT.results,
+    work: Work = DEFAULT.work,
+    data_folder: Annotated[str | None, typer.Option(help="where data sets lie; $AUTODUAL_DATA when not given")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    side_by_side: Annotated[int, typer.Option(hidden=True)] = 1,
+    until: Annotated[float | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Train and evaluate rows, or what is left to do of them; what is finished is not done again."""
+    campaign = Campaign(configs, results, work, data_folder, device)
+    for name, value in (("--jobs", jobs), ("--seeds", seeds)):
+        if value < 1:
+            raise ArgumentError(f"{name} must be at least 1, got {value}")
+    tasks = chosen_tasks(rows, _recipe(recipe), [seed] if seed is not None else range(seeds), campaign)
+    for task in tasks:
+        campaign.config(task)  # refuses a name that does not exist before anything is begun
+    extent = Extent(tuple(engine or ENGINES), evaluation, max(side_by_side, jobs))
+    with Signals() as signals:
+        clock = Clock.within(minutes, signals.stop, until)
+        if jobs > 1:
+            outcome = run_side_by_side(campaign, tasks, clock, jobs, _say, extent)
+        else:
+            display = Display(clock.stop)
+            with display.bars:
+                outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, extent)
+        if signals.received is not None:
+            raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
+    _tell_end(outcome, len(tasks))
+
+
+def _tell_end(outcome: Outcome, tasks: int) -> None:
+    if outcome.left:
+        print(f"time is up: {len(outcome.left)} of {tasks} are not finished; the same command goes on")
+    if outcome.failed:
+        names = "; ".join(f"{task}: {reason}" for task, reason in outcome.failed.items())
+        raise AutodualError(f"{len(outcome.failed)} of {tasks} failed: {names}")
+
+
+def _recipe(text: str) -> Recipe:
+    for recipe in RECIPES:
+        if text == recipe:
+            return recipe
+    raise ArgumentError(f"--recipe must be one of {', '.join(RECIPES)}, got {text!r}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@app.command()
+def pack(
+    out: Annotated[Path, typer.Argument(help="OUT.tar: writes OUT-1.tar, OUT-2.tar ...")],
+    rows: Annotated[
+        list[str] | None,
+        typer.Argument(help="only these rows, or table1 to table4; all of which there is something when not given"),
+    ] = None,
+    light: Annotated[
+        bool, typer.Option("--light", help="of finished rows, the record alone: enough not to repeat them")
+    ] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="also weights of finished rows that the results do not keep")
+    ] = False,
+    part_mib: Annotated[float, typer.Option(help="largest size of a part")] = PART_BYTES / 2**20,
+    most_mib: Annotated[
+        float | None, typer.Option(help="largest size of all parts; rows that do not fit are named")
+    ] = None,
+    configs: Configs = DEFAULT.configs,
+    results: Results = DEFAULT.results,
+    work: Work = DEFAULT.work,
+) -> None:
+    """Write what must be kept of finished rows, and what the others need to go on, into files that can travel."""
+    campaign = Campaign(configs, results, work)
+    named = {row for name in rows or () for row in named_together(name) or (name,)}
+    tasks = [task for task in campaign.tasks() if not rows or task.row in named]
+    units = [unit for task in tasks if (unit := unit_of(campaign, task, light, weights)) is not None and unit.files]
+    left_out: list[Unit] = []
+    if most_mib is not None:
+        units, left_out = that_fit(units, int(most_mib * 2**20))
+    parts = write_pack(out, units, int(part_mib * 2**20))
+    for row in sorted(named - {unit.task.row for unit in (*units, *left_out)}):
+        print(f"{row}: nothing to pack")
+    for unit in units:
+        print(f"{unit.task}: packed ({unit.progress})")
+    for unit in left_out:
+        print(f"{unit.task}: left out, it does not fit ({unit.progress}; {unit.packed_size() / 2**20:.1f} MiB)")
+    for part in parts:
+        print(f"{part}: {part.stat().st_size / 2**20:.1f} MiB")
+    if not parts:
+        print("nothing to pack")
+
+
+@app.command()
+def unpack(
+    parts: Annotated[list[Path], typer.Argument(help="all parts of a pack")],
+    configs: Configs = DEFAULT.configs,
+    results: Results = DEFAULT.results,
+    work: Work = DEFAULT.work,
+) -> None:
+    """Merge a pack into this tree. What is newer here stays."""
+    for task, what in unpack_parts(Campaign(configs, results, work), parts).items():
+        print(f"{task}: {what}")
+
+
+@app.command()
+def tables(
+    configs: Configs = DEFAULT.configs,
+    results: Results = DEFAULT.results,
+    markdown: Annotated[Path, typer.Option(help="the page of the documentation")] = Path("docs/results.md"),
+    page: Annotated[Path | None, typer.Option(help="the HTML page; index.html in the results when not given")] = None,
+) -> None:
+    """Build the tables from the records in the results, as Markdown and as an HTML page."""
+    from autodual.reproduce.tables import write_tables
+
+    target = page or results / "index.html"
+    write_tables(Campaign(configs, results), markdown, target)
+    print(f"{markdown}\n{target}")
+
+
+@app.command()
+def figures(
+    configs: Configs = DEFAULT.configs,
+    results: Results = DEFAULT.results,
+    out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("docs/figures"),
+) -> None:
+    """Draw those of the paper's figures whose rows have run."""
+    from autodual.reproduce.figures import write_figures
+
+    for name, path in write_figures(Campaign(configs, results), out).items():
+        print(f"{name}: not run" if path is None else path)

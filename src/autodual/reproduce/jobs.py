@@ -1,0 +1,165 @@
+"""Several rows: one after the other in this process, or side by side, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autodual._errors import AutodualError
+from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.work import Extent, show, work_on
+from autodual.train.loop import StoppedError
+from autodual.train.stage import Watch
+
+LEAST_SECONDS = 5.0
+"""Left of the time limit, so that another process is worth its start."""
+POLL_SECONDS = 0.1
+STOPPED = (0, *(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)))
+"""Exit codes of a process that was asked to stop, or whose time was up; below zero where it had not even begun to listen."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When to stop: at the time limit, if there is one, or when the caller asks."""
+
+    deadline: float | None = None
+    asked: Callable[[], bool] = lambda: False
+
+    @classmethod
+    def within(cls, minutes: float | None, asked: Callable[[], bool], until: float | None = None) -> Clock:
+        """until: on the clock of the machine, by which processes that start at different times end at the same."""
+        seconds = [60 * minutes] if minutes is not None else []
+        seconds += [until - time.time()] if until is not None else []
+        return cls(time.monotonic() + min(seconds) if seconds else None, asked)
+
+    def left(self) -> float:
+        """Seconds."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    def stop(self) -> bool:
+        return self.asked() or self.left() <= 0
+
+
+@dataclass
+class Outcome:
+    """What became of the tasks of one call."""
+
+    failed: dict[Task, str]
+    left: list[Task]
+    """Not finished: time was up, or the caller asked to stop."""
+
+
+def run_in_turn(
+    campaign: Campaign,
+    tasks: Sequence[Task],
+    clock: Clock,
+    watch: Callable[[], Watch],
+    say: Say,
+    extent: Extent | None = None,
+) -> Outcome:
+    """One task after the other. One that fails does not keep the others from running."""
+    outcome = Outcome({}, [])
+    for number, task in enumerate(tasks):
+        if clock.stop():
+            outcome.left = list(tasks[number:])
+            break
+        done_before = campaign.progress(task).step == Step.DONE
+        try:
+            record = work_on(campaign, task, watch(), extent)
+        except StoppedError:
+            say(f"{task}: stopped {campaign.progress(task)}; the same command goes on from there")
+            outcome.left = list(tasks[number:])
+            break
+        except AutodualError as error:
+            outcome.failed[task] = str(error)
+            say(f"{task}: failed: {error}")
+        else:
+            say(f"{task}: {'done already' if done_before else campaign.progress(task)}: {show(record)}")
+    return outcome
+
+
+def run_side_by_side(
+    campaign: Campaign, tasks: Sequence[Task], clock: Clock, jobs: int, say: Say, extent: Extent | None = None
+) -> Outcome:
+    """At most `jobs` processes at once, each with one task and what is left of the time; each writes to a log of its own.
+
+    Asked to stop, all of them are asked, too, and waited for: each leaves a checkpoint.
+    """
+    outcome, waiting, extent = Outcome({}, []), list(tasks), extent or Extent()
+    running: dict[Task, subprocess.Popen[bytes]] = {}
+    told = False
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs and not clock.asked() and clock.left() > LEAST_SECONDS:
+                task = waiting.pop(0)
+                if extent.reached(campaign.record(task)):
+                    say(f"{task}: done already")
+                    continue
+                running[task] = _start(campaign, task, clock, jobs, extent)
+                say(f"{task}: begun; see {campaign.log(task)}")
+            if not running:
+                break
+            time.sleep(POLL_SECONDS)
+            if clock.asked() and not told:
+                told = True
+                _end(running)
+            for task in [task for task, process in running.items() if process.poll() is not None]:
+                _note_end(campaign, task, running.pop(task).returncode, extent, outcome, say)
+    finally:
+        _end(running)
+        for process in running.values():
+            process.wait()
+    outcome.left += waiting
+    return outcome
+
+
+def _start(campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Extent) -> subprocess.Popen[bytes]:
+    options = [
+        "--recipe",
+        task.recipe,
+        "--seed",
+        str(task.seed),
+        "--side-by-side",
+        str(jobs),
+        "--device",
+        campaign.device,
+    ]
+    options += ["--work", str(campaign.work), "--results", str(campaign.results), "--configs", str(campaign.configs)]
+    options += [] if campaign.data_folder is None else ["--data-folder", campaign.data_folder]
+    options += [] if clock.deadline is None else ["--until", f"{time.time() + clock.left():.3f}"]
+    options += [option for name in extent.engines for option in ("--engine", name)]
+    options += [] if extent.evaluate else ["--no-evaluation"]
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    log = campaign.log(task)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        command = [sys.executable, "-m", "autodual", "reproduce", "run", task.row, *options]
+        return subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+
+
+def _end(running: dict[Task, subprocess.Popen[bytes]]) -> None:
+    for process in running.values():
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+
+def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: Outcome, say: Say) -> None:
+    record, progress = campaign.record(task), campaign.progress(task)
+    trained = progress.step >= Step.EVALUATING and not extent.evaluate
+    if extent.reached(record) or (code == 0 and trained):
+        say(f"{task}: {progress}: {show(record)}")
+    elif code in STOPPED:
+        outcome.left.append(task)
+        say(f"{task}: stopped {progress}; the same command goes on from there")
+    else:
+        last = campaign.log(task).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        outcome.failed[task] = last[0] if last else f"exit code {code}"
+        say(f"{task}: failed (exit code {code}): {outcome.failed[task]}")

@@ -1,0 +1,351 @@
+"""What must survive a machine, in files that are small enough to travel; and back into a tree, in which nothing newer is lost.
+
+A pack is a few tar files. Each holds chunks of files and a list of them, so a file may begin in one part and end in the next; it is
+put together only if all of its chunks are there and its SHA-256 is right. Of a row that is done, a pack holds its results; of one that
+is not, what it needs to go on: config, metrics, finished stages, the newest checkpoint, and lines of certificates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from autodual._errors import ArgumentError
+from autodual._files import parse_json, read_json, write_bytes
+from autodual.reproduce.campaign import (
+    CERTIFICATES,
+    EVALUATION,
+    RECIPES,
+    WEIGHTS,
+    Campaign,
+    Progress,
+    Step,
+    Task,
+    in_order,
+)
+from autodual.train import checkpoint
+from autodual.train.run import Run
+
+FORMAT = "autodual pack 1"
+PART_BYTES = 15 * 2**20
+"""Of one file; what a transfer takes may be 16 MiB."""
+MANIFEST = "manifest.json"
+ROOTS = ("results", "work")
+RESULT_FILES = (EVALUATION, CERTIFICATES, WEIGHTS, "config.yaml", "environment.json", "metrics.jsonl")
+"""All that `results/` has of a task; the record, which says that the others are there, first."""
+OVERHEAD = 16384
+"""Bytes of a part for the head of the list and the end of the tar file, beyond chunks."""
+HEAD = 2048
+"""Bytes that a chunk takes beyond its content: its head, what fills its last block, and its entry in the list."""
+LEVEL = 3
+
+
+@dataclass(frozen=True)
+class Unit:
+    """All files of one task, and how far it had come."""
+
+    task: Task
+    started: str
+    """When the attempt was begun; a later attempt replaces an earlier one, however far that had come."""
+    progress: Progress
+    files: dict[str, Path]
+    """By their names in the pack, which begin with `results/` or `work/`."""
+
+    def packed_size(self) -> int:
+        """Bytes that the files take in a pack, about."""
+        contents = (path.read_bytes() for path in self.files.values())
+        return sum(HEAD + min(len(content), len(zlib.compress(content, LEVEL))) for content in contents)
+
+
+def _measured(progress: Progress) -> tuple[int, ...]:
+    """Compared between states of one attempt: the larger one has come farther."""
+    return int(progress.step), progress.stages, progress.steps, progress.lines
+
+
+def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool = False) -> Unit | None:
+    """What there is of a task; None if there is nothing.
+
+    light: of a finished task only its record, so that another machine knows that it is done, and the network if its cascade may begin
+    with it. weights: of a finished task also those that `results/` does not keep.
+    """
+    progress, result, run = campaign.progress(task), campaign.result(task), campaign.run(task)
+    if progress.step == Step.NOT_RUN:
+        return None
+    names = _light_names(campaign, task) if light and progress.step == Step.DONE else RESULT_FILES
+    chosen = [result / name for name in names]
+    if progress.step != Step.DONE:
+        chosen += _needed_to_go_on(run)
+    elif weights and not light:
+        chosen += [run.model_file, *_stages(run)]
+    files = {_name_in_pack(campaign, path): path for path in chosen if path.is_file()}
+    return Unit(task, _started(campaign, task, progress), progress, files)
+
+
+def _light_names(campaign: Campaign, task: Task) -> tuple[str, ...]:
+    """The record; and the network, where a cascade that is not done yet may begin with it."""
+    cascade = Task(f"{task.row}-cascade", task.recipe, task.seed)
+    waited_for = campaign.config_file(cascade).is_file() and campaign.progress(cascade).step != Step.DONE
+    return (EVALUATION, WEIGHTS, "config.yaml", "metrics.jsonl") if waited_for else (EVALUATION,)
+
+
+def that_fit(units: Iterable[Unit], most_bytes: int) -> tuple[list[Unit], list[Unit]]:
+    """Units that fit into so many bytes together, and the others. What is farthest comes first, then what is smallest."""
+    sizes = {unit.task: unit.packed_size() for unit in units}
+    fitting, left_out, used = list[Unit](), list[Unit](), 2 * OVERHEAD
+    for unit in sorted(units, key=lambda unit: (-unit.progress.step, sizes[unit.task])):
+        if used + sizes[unit.task] <= most_bytes:
+            fitting.append(unit)
+            used += sizes[unit.task] + HEAD
+        else:
+            left_out.append(unit)
+    return fitting, left_out
+
+
+def _needed_to_go_on(run: Run) -> list[Path]:
+    names = (
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "campaign.json",
+        "failure.json",
+        "best-combination.json",
+    )
+    chosen = [run.folder / name for name in names]
+    chosen += sorted((run.folder / "stages").glob("*.json*")) + _stages(run)
+    chosen += sorted(run.folder.glob("*.jsonl")) + sorted(run.folder.glob("*.problem.json"))
+    if run.model_file.exists():
+        return list(dict.fromkeys([*chosen, run.model_file]))
+    newest, _ = checkpoint.newest(run.checkpoints)
+    return list(dict.fromkeys([*chosen, *(sorted(newest.iterdir()) if newest is not None else ())]))
+
+
+def _stages(run: Run) -> list[Path]:
+    return sorted((run.folder / "stages").glob("*.safetensors"))
+
+
+def _name_in_pack(campaign: Campaign, path: Path) -> str:
+    for root, place in zip(ROOTS, (campaign.results, campaign.work), strict=True):
+        if path.is_relative_to(place):
+            return f"{root}/{path.relative_to(place).as_posix()}"
+    raise AssertionError(f"{path} is neither in {campaign.results} nor in {campaign.work}")
+
+
+def _started(campaign: Campaign, task: Task, progress: Progress) -> str:
+    """When the attempt was begun: as the record says of one that is done, else as the run folder says."""
+    if progress.step == Step.DONE:
+        record = campaign.record(task) or {}
+        return str(record.get("training", {}).get("started") or "")
+    folder = campaign.result(task) if campaign.has_only_results(task) else campaign.run(task).folder
+    file = folder / "environment.json"
+    return str(read_json(file).get("started", "")) if file.exists() else ""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes of a file, from `offset` on; compressed where that helps."""
+
+    name: str
+    """Of the member of the tar file."""
+    file: str
+    size: int
+    sha256: str
+    """Both of the whole file."""
+    offset: int
+    length: int
+    compressed: bool
+
+
+def write_pack(out: Path, units: Iterable[Unit], part_bytes: int = PART_BYTES) -> list[Path]:
+    """OUT-1.tar, OUT-2.tar ...; refuses to write over a pack that is there."""
+    stem = out.with_suffix("") if out.suffix == ".tar" else out
+    there = sorted(stem.parent.glob(f"{stem.name}-*.tar"))
+    if there:
+        raise ArgumentError(f"{there[0]}: is there already; choose another name, or remove it")
+    if part_bytes < 8 * OVERHEAD:
+        raise ArgumentError(f"a part must have at least {8 * OVERHEAD} bytes, got {part_bytes}")
+    written: list[Path] = []
+    for number, (entries, chunks) in enumerate(_parts(units, part_bytes - OVERHEAD), 1):
+        path, content = stem.parent / f"{stem.name}-{number}.tar", _tar(entries, chunks)
+        assert len(content) <= part_bytes, "a part is larger than it may be"
+        write_bytes(path, content)
+        written.append(path)
+    return written
+
+
+def _parts(units: Iterable[Unit], room: int) -> Iterator[tuple[list[dict[str, Any]], list[tuple[Chunk, bytes]]]]:
+    """For each part, the units that have a chunk in it, and the chunks."""
+    entries: list[dict[str, Any]] = []
+    chunks: list[tuple[Chunk, bytes]] = []
+    used = 0
+    for unit in units:
+        entry = {
+            "task": asdict(unit.task), "started": unit.started, "progress": _measured(unit.progress),
+            "files": sorted(unit.files),
+        }  # fmt: skip
+        fresh = True
+        for name, path in sorted(unit.files.items()):
+            content = path.read_bytes()
+            offset, digest = 0, hashlib.sha256(content).hexdigest()
+            while True:
+                cost = HEAD + (len(json.dumps(entry)) + 2 if fresh else 0)
+                if used > 0 and room - used < cost + HEAD:
+                    yield entries, chunks
+                    entries, chunks, used, fresh = [], [], 0, True
+                    continue
+                piece = content[offset : offset + room - used - cost]
+                small = zlib.compress(piece, LEVEL)
+                kept = small if len(small) < 0.9 * len(piece) else piece
+                chunk = Chunk(f"{len(chunks):06d}", name, len(content), digest, offset, len(piece), kept is small)
+                if fresh:
+                    entries.append(entry)
+                chunks.append((chunk, kept))
+                used, fresh, offset = used + len(kept) + cost, False, offset + len(piece)
+                if offset >= len(content):
+                    break
+    if chunks:
+        yield entries, chunks
+
+
+def _tar(entries: list[dict[str, Any]], chunks: list[tuple[Chunk, bytes]]) -> bytes:
+    """Without times and owners: the same files make the same bytes."""
+    manifest = {"format": FORMAT, "units": entries, "chunks": [asdict(chunk) for chunk, _ in chunks]}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in [(MANIFEST, json.dumps(manifest).encode()), *((c.name, data) for c, data in chunks)]:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, dict[str, Any]], dict[str, bytes]]:
+    """Units by task, and the whole files by name. ArgumentError for anything that is missing, damaged or no pack."""
+    units: dict[Task, dict[str, Any]] = {}
+    pieces: dict[str, list[tuple[Chunk, bytes]]] = {}
+    for path in parts:
+        manifest, members = _members(path)
+        for entry in manifest["units"]:
+            units[_task(path, entry)] = entry
+        for record in manifest["chunks"]:
+            chunk = Chunk(**record)
+            data = members[chunk.name]
+            pieces.setdefault(chunk.file, []).append((chunk, zlib.decompress(data) if chunk.compressed else data))
+    files = {name: _joined(name, found) for name, found in pieces.items()}
+    for task, entry in units.items():
+        missing = [name for name in entry["files"] if name not in files]
+        if missing:
+            raise ArgumentError(
+                f"{task}: {missing[0]} is in none of these {len(parts)} parts; name all parts of the pack"
+            )
+    return units, files
+
+
+def _task(path: Path, entry: dict[str, Any]) -> Task:
+    """A name that leads nowhere else: it becomes a part of paths."""
+    task = Task(**entry["task"])
+    plain = isinstance(task.row, str) and task.row not in ("", ".", "..") and PurePosixPath(task.row).name == task.row
+    if not plain or task.recipe not in RECIPES or type(task.seed) is not int:
+        raise ArgumentError(f"{path}: {task.row!r} in it names no row")
+    return task
+
+
+def _members(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    try:
+        with tarfile.open(path, "r:") as archive:
+            contents = {m.name: stream.read() for m in archive if (stream := archive.extractfile(m)) is not None}
+        manifest = parse_json(contents.pop(MANIFEST))
+    except (tarfile.TarError, KeyError, ValueError, OSError) as error:
+        raise ArgumentError(f"{path}: is no part of a pack, or damaged: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ArgumentError(f"{path}: is no part of a pack that this version reads ({FORMAT})")
+    return manifest, contents
+
+
+def _joined(name: str, found: list[tuple[Chunk, bytes]]) -> bytes:
+    place = PurePosixPath(name)
+    if place.is_absolute() or ".." in place.parts or place.parts[0] not in ROOTS:
+        raise ArgumentError(f"{name}: a pack holds files below {' and '.join(ROOTS)} only")
+    content, whole = b"", found[0][0]
+    for chunk, data in sorted(found, key=lambda pair: pair[0].offset):
+        if chunk.offset == len(content):  # a part that is named twice adds nothing
+            content += data
+    if len(content) != whole.size or hashlib.sha256(content).hexdigest() != whole.sha256:
+        raise ArgumentError(
+            f"{name}: has {len(content)} of {whole.size} bytes in these parts; name all parts of the pack"
+        )
+    return content
+
+
+def unpack(campaign: Campaign, parts: Sequence[Path]) -> dict[Task, str]:
+    """Puts every task of the pack into the tree that is newer than the tree's own. Says what became of each.
+
+    A task is replaced as a whole, never mixed. Newer is a later attempt, unless it would take the place of a finished one and is not
+    finished itself; or the same attempt that has come farther. Whatever the tree has otherwise stays as it is.
+    """
+    units, files = read_pack(parts)
+    said: dict[Task, str] = {}
+    for task in in_order(units):
+        entry, own = units[task], campaign.progress(task)
+        done = entry["progress"][0] == Step.DONE
+        only_record = done and not any(name.endswith(f"/{CERTIFICATES}") for name in entry["files"])
+        if own.step != Step.NOT_RUN and not _is_newer(entry, _started(campaign, task, own), own):
+            said[task] = f"kept as it is here ({own})"
+        elif only_record and (campaign.result(task) / CERTIFICATES).exists():
+            said[task] = f"kept as it is here ({own}): the pack has only the record of another attempt"
+        else:
+            _put(campaign, task, {name: files[name] for name in entry["files"]})
+            said[task] = f"taken from the pack ({campaign.progress(task)})"
+    return said
+
+
+def _is_newer(packed: dict[str, Any], started: str, own: Progress) -> bool:
+    progress = tuple(packed["progress"])
+    if packed["started"] == started:
+        return progress > _measured(own)
+    return packed["started"] > started and not (own.step == Step.DONE and progress[0] != Step.DONE)
+
+
+def _put(campaign: Campaign, task: Task, files: dict[str, bytes]) -> None:
+    """Files of the run folder take the place of all that is there; then those of the results, the record last."""
+    run, result = campaign.run(task), campaign.result(task)
+    inside = _below(f"work/{run.folder.relative_to(campaign.work).as_posix()}/", files)
+    if inside:
+        _replace_run(run, inside)
+    kept = _below(f"results/{result.relative_to(campaign.results).as_posix()}/", files)
+    for name in RESULT_FILES:
+        if kept and name not in kept:
+            (result / name).unlink(missing_ok=True)
+    for name in sorted(kept, key=RESULT_FILES.index, reverse=True):
+        write_bytes(result / name, kept[name])
+
+
+def _below(prefix: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name.removeprefix(prefix): content for name, content in files.items() if name.startswith(prefix)}
+
+
+def _replace_run(run: Run, inside: dict[str, bytes]) -> None:
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    holder = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=run.folder.parent))
+    try:
+        for name, content in inside.items():
+            place = holder / "new" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        if run.folder.exists():
+            with run.locked():  # refuses while a process works there
+                os.replace(run.folder, holder / "before")
+        os.replace(holder / "new", run.folder)
+    except OSError as error:
+        raise ArgumentError(f"{run.folder}: not written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)

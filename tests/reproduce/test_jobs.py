@@ -1,0 +1,91 @@
+"""Several rows: in turn or side by side, within a time limit; one that fails does not keep the others from running."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autodual.reproduce import jobs
+from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
+from autodual.train.run import dump_yaml, read_yaml
+from autodual.train.stage import Watch
+
+from .conftest import OTHER, ROW
+
+
+def test_two_jobs(campaign: Campaign) -> None:
+    """One of them fails."""
+    _break(campaign, OTHER)
+    said: list[str] = []
+    outcome = run_side_by_side(campaign, [Task(ROW), Task(OTHER)], Clock(), 2, said.append)
+    assert said[:2] == [f"{row}: begun; see {campaign.log(Task(row))}" for row in (ROW, OTHER)]
+    assert outcome.left == []
+    assert "no-such-data" in outcome.failed.pop(Task(OTHER))
+    assert outcome.failed == {}
+    record = campaign.record(Task(ROW))
+    assert record is not None
+    assert record["complete"]
+    assert record["training"]["side_by_side"] == 2
+    assert any(line.startswith(f"{ROW}: done: robust error") for line in said)
+    assert run_side_by_side(campaign, [Task(ROW)], Clock(), 2, said.append).left == []
+    assert said[-1] == f"{ROW}: done already"
+
+
+def test_in_turn_one_that_fails_is_passed_over(campaign: Campaign) -> None:
+    _break(campaign, OTHER)
+    outcome = run_in_turn(campaign, [Task(OTHER), Task(ROW)], Clock(), Watch, lambda line: None)
+    assert list(outcome.failed) == [Task(OTHER)]
+    assert campaign.progress(Task(ROW)).step == Step.DONE
+
+
+def test_within_a_time_limit(campaign: Campaign) -> None:
+    said: list[str] = []
+    late = Clock.within(0.0, lambda: False)
+    outcome = run_in_turn(campaign, [Task(ROW), Task(OTHER)], late, lambda: Watch(stop=late.stop), said.append)
+    assert (outcome.left, said) == ([Task(ROW), Task(OTHER)], [])
+    assert campaign.progress(Task(ROW)).step == Step.NOT_RUN
+    assert run_side_by_side(campaign, [Task(ROW)], late, 2, said.append).left == [Task(ROW)]
+    asked = itertools.count()
+    outcome = run_in_turn(
+        campaign, [Task(ROW), Task(OTHER)], Clock(), lambda: Watch(stop=lambda: next(asked) > 4), said.append
+    )
+    assert outcome.left == [Task(ROW), Task(OTHER)]
+    assert said == [f"{ROW}: stopped at epoch 1 of 2; the same command goes on from there"]
+    outcome = run_in_turn(campaign, [Task(ROW)], Clock.within(5.0, lambda: False), Watch, said.append)
+    assert outcome.left == []
+    assert campaign.progress(Task(ROW)).step == Step.DONE
+
+
+def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even those that have not begun to listen, as these never do."""
+
+    def endless(*_: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+
+    monkeypatch.setattr(jobs, "_start", endless)
+    said: list[str] = []
+    tasks = [Task(ROW), Task(OTHER), Task(ROW, seed=1)]
+    started = time.monotonic()
+    outcome = run_side_by_side(campaign, tasks, Clock(asked=lambda: len(said) >= 2), 2, said.append)
+    assert time.monotonic() - started < 20
+    assert outcome.failed == {}
+    assert set(outcome.left) == set(tasks)
+    assert said[2:] == [f"{row}: stopped not run; the same command goes on from there" for row in (ROW, OTHER)]
+
+
+def test_processes_that_start_later_end_at_the_same_time() -> None:
+    now = time.time()
+    assert 9 < Clock.within(None, lambda: False, now + 10).left() <= 10
+    assert 5 < Clock.within(0.1, lambda: False, now + 10).left() <= 6
+    assert Clock.within(1.0, lambda: False, now - 1).stop()
+    assert not Clock.within(None, lambda: False).stop()
+
+
+def _break(campaign: Campaign, row: str) -> None:
+    file = campaign.configs / f"{row}.yaml"
+    file.write_text(dump_yaml(read_yaml(file) | {"dataset": "no-such-data"}))

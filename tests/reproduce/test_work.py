@@ -1,0 +1,260 @@
+"""A row goes from its config to its record; stopped or killed anywhere, it ends with the same record, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import autodual as ad
+from autodual._files import load_tensors
+from autodual.digits import load_digits
+from autodual.reproduce import evaluation
+from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.work import Extent, work_on
+from autodual.train import judge, stage
+from autodual.train.loop import StoppedError
+from autodual.train.run import dump_yaml, read_yaml
+from autodual.train.stage import Watch
+
+from .conftest import CASCADE, ROW
+
+OF_THE_DAY = ("seconds", "started", "seconds_per_epoch")
+"""What differs between two runs of one row."""
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _timeless(each) for name, each in value.items() if name not in OF_THE_DAY}
+    return value
+
+
+def _assert_same(one: Path, other: Path) -> None:
+    """Records without times, weights and certificates, bit for bit."""
+    records = [json.loads((folder / "evaluation.json").read_text()) for folder in (one, other)]
+    assert _timeless(records[0]) == _timeless(records[1])
+    arrays = [np.load(folder / "certificates.npz") for folder in (one, other)]
+    assert set(arrays[0]) == set(arrays[1])
+    assert all(np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
+    if records[0]["weights"]["kept"]:
+        assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+def test_the_record_is_about_the_rounded_network(finished: Campaign) -> None:
+    record = finished.record(Task(ROW))
+    assert record is not None
+    network = ad.load_pretrained(ROW, recipe="paper", folder=finished.results)
+    kept = load_tensors(finished.result(Task(ROW)) / "model.safetensors")
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float16}
+    images, labels = (part[:10] for part in load_digits("test"))
+    proofs = [
+        ad.certify(network.model, images, labels, network.ball, engine) for engine in (ad.Dual(), ad.IBP(), ad.Crown())
+    ]
+    for name, proof in zip(("dual", "ibp", "crown"), proofs, strict=True):
+        figures = record["engines"][name]
+        assert figures["certified"] == int(proof.certified.sum())
+        assert figures["certified_as_run"] == int(proof.certified_as_run.sum())
+    best = torch.stack([proof.certified for proof in proofs]).any(0)
+    assert record["robust_error_best"] == pytest.approx(1 - best.double().mean().item())
+    assert record["robust_error"] == pytest.approx(1 - proofs[0].certified.double().mean().item())
+    assert record["pgd_error_exact"] <= record["robust_error_best"] + 1e-9
+    assert (record["examples"], record["weights"]["chosen"], record["complete"]) == (10, "last epoch", True)
+
+
+def test_certificates_of_all_images_are_kept_compressed(finished: Campaign) -> None:
+    record = finished.record(Task(ROW))
+    assert record is not None
+    found = np.load(finished.result(Task(ROW)) / "certificates.npz")
+    assert len(found["labels"]) == len(found["dual_margin"]) == 10
+    for name in ("dual", "ibp", "crown"):
+        assert int(found[f"{name}_certified"].sum()) == record["engines"][name]["certified"]
+    assert (found["dual_margin"][found["dual_certified"]] > 0).all()
+
+
+def test_a_cascade_has_four_figures(finished: Campaign) -> None:
+    record = finished.record(Task(CASCADE))
+    assert record is not None
+    assert 0 <= record["error"] <= record["stage_certified_error"] <= 1
+    assert record["attacked_error"] >= record["on_attacked"]["error"]
+    assert record["sound_certified_error"] >= record["attacked_error"] - 1e-9
+    assert record["best_sound"]["chosen_on"] == "6 training images"
+    tried = record["best_sound"]["error_on_fitting"]
+    assert tried[record["best_sound"]["chosen"]] == min(tried.values())
+    assert len(record["weights"]["sha256"]) == 2
+
+
+def test_the_first_stage_of_a_cascade_is_the_single_network(finished: Campaign) -> None:
+    single, cascade = finished.record(Task(ROW)), finished.record(Task(CASCADE))
+    assert single is not None
+    assert cascade is not None
+    assert cascade["weights"]["sha256"][0] == single["weights"]["sha256"][0]
+
+
+@pytest.mark.parametrize(("row", "calls"), [(ROW, 3), (ROW, 10), (CASCADE, 7)])
+def test_stopped_again_and_again_it_ends_the_same(campaign: Campaign, finished: Campaign, row: str, calls: int) -> None:
+    """`calls`: how often a session may be asked whether it should stop, before it should."""
+    task, states = Task(row), [campaign.progress(Task(row))]
+    for _ in range(40):
+        asked = iter(range(calls))
+        try:
+            work_on(campaign, task, Watch(stop=lambda asked=asked: next(asked, None) is None))  # type: ignore[misc]
+            break
+        except StoppedError:
+            states.append(campaign.progress(task))
+    assert campaign.progress(task).step == Step.DONE
+    assert len(states) >= 2
+    assert states == sorted(states)
+    _assert_same(campaign.result(task), finished.result(task))
+
+
+def test_finished_parts_are_not_done_again(
+    campaign: Campaign, finished: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("results", "work"):
+        source, target = getattr(finished, place), getattr(campaign, place)
+        subprocess.run(["cp", "-r", str(source), str(target)], check=True)
+    (campaign.result(Task(ROW)) / "evaluation.json").unlink()
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("done again")
+
+    monkeypatch.setattr(judge, "judge_lines", fail)
+    monkeypatch.setattr(stage.Loop, "fit", fail)
+    work_on(campaign, Task(ROW), Watch())
+    _assert_same(campaign.result(Task(ROW)), finished.result(Task(ROW)))
+
+
+def test_engines_may_come_one_after_the_other(
+    campaign: Campaign, finished: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has found is taken from the results, even where its lines are gone."""
+    task, asked = Task(ROW), list[str]()
+    usual = judge.judge_lines
+
+    def noted(model, data, ball, engine, part):  # type: ignore[no-untyped-def]
+        asked.append(repr(engine))
+        return usual(model, data, ball, engine, part)
+
+    monkeypatch.setattr(judge, "judge_lines", noted)
+    assert work_on(campaign, task, Watch(), Extent(evaluate=False)) is None
+    assert str(campaign.progress(task)) == "trained; evaluated by no engine yet; 0 lines"
+    for engines, complete in ((["dual"], False), (["dual"], False), (["ibp"], False), (["crown"], True)):
+        record = work_on(campaign, task, Watch(), Extent(engines))
+        assert record is not None
+        assert record["complete"] == complete
+        for file in campaign.run(task).folder.glob("certificates-*.jsonl"):
+            file.unlink()
+    assert asked == ["Dual()", "IBP()", "Crown()"]
+    _assert_same(campaign.result(task), finished.result(task))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"engine": "none", "eps": 0.1, "epochs": 6, "limit_train": 300, "limit_test": 15}],
+    ids=["none", "some"],
+)
+def test_of_a_large_network_crown_gets_what_is_open(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """The best of the engines is the same."""
+    file, task = campaign.configs / f"{ROW}.yaml", Task(ROW)
+    file.write_text(dump_yaml(read_yaml(file) | changes))
+    whole = work_on(campaign, task, Watch())
+    for old in (*campaign.run(task).folder.glob("certificates-crown*"), *campaign.result(task).glob("*")):
+        old.unlink()
+    monkeypatch.setattr(evaluation, "WHOLE_UNITS", 10)
+    record = work_on(campaign, task, Watch())
+    assert record is not None
+    assert whole is not None
+    crown, arrays = record["engines"]["crown"], np.load(campaign.result(task) / "certificates.npz")
+    is_open = ~(arrays["attacked"] | arrays["dual_certified_as_run"] | arrays["ibp_certified_as_run"])
+    assert crown["images"] == is_open.sum() < record["examples"]
+    assert bool(changes) == bool(is_open.any())
+    assert "robust_error" not in crown
+    assert np.isnan(arrays["crown_margin"][~is_open]).all()
+    assert not np.isnan(arrays["crown_margin"][is_open]).any()
+    for name in ("certified_best", "certified_best_as_run", "robust_error_best"):
+        assert record[name] == whole[name]
+
+
+@pytest.mark.parametrize("units", [1, 10_000, 100_000])
+def test_batches_of_certificates_shrink_with_the_network(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
+    """So that a session can stop in between; the images of all batches together are the same."""
+    monkeypatch.setattr(evaluation, "_units", lambda model, data: units)
+    sizes: list[int] = []
+    usual = judge.judge_lines
+
+    def noted(model, data, ball, engine, part):  # type: ignore[no-untyped-def]
+        sizes.append(part.stop - part.start)
+        return usual(model, data, ball, engine, part)
+
+    monkeypatch.setattr(judge, "judge_lines", noted)
+    work_on(campaign, Task(ROW), Watch(), Extent(("dual",)))
+    assert sum(sizes) == 10
+    assert max(sizes) == (10 if units <= 10_000 else 10 * 10_000 // units * 10)
+
+
+def test_an_evaluation_goes_on_from_the_results_alone(
+    campaign: Campaign, finished: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run folder is gone, the network is taken from the results; it is not trained again."""
+    task = Task(ROW)
+    work_on(campaign, task, Watch(), Extent(("dual",)))
+    shutil.rmtree(campaign.work)
+    assert str(campaign.progress(task)) == "trained; evaluated by dual"
+    monkeypatch.setattr(stage.Loop, "fit", None)
+    work_on(campaign, task, Watch())
+    _assert_same(campaign.result(task), finished.result(task))
+
+
+def test_a_finished_row_needs_neither_data_nor_config(finished: Campaign, tmp_path: Path) -> None:
+    bare = Campaign(tmp_path, finished.results, tmp_path / "work", data_folder=str(tmp_path))
+    assert work_on(bare, Task(ROW), Watch()) == finished.record(Task(ROW))
+
+
+def test_seeds_differ_and_lie_beside_each_other(campaign: Campaign) -> None:
+    for seed in (0, 1):
+        work_on(campaign, Task(ROW, seed=seed), Watch())
+    first, second = (campaign.record(Task(ROW, seed=seed)) for seed in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert (first["seed"], second["seed"]) == (0, 1)
+    assert first["weights"]["sha256"] != second["weights"]["sha256"]
+    assert campaign.result(Task(ROW, seed=1)) == campaign.results / "paper" / ROW / "seed-1"
+
+
+def test_killed_it_goes_on(campaign: Campaign) -> None:
+    """By SIGKILL, in the middle of the training, with checkpoints after every epoch."""
+    file = campaign.configs / f"{ROW}.yaml"
+    file.write_text(dump_yaml(read_yaml(file) | {"epochs": 400, "validation": 0.2, "evaluate_every": 1}))
+    options = ["--configs", campaign.configs, "--results", campaign.results, "--work", campaign.work, "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autodual", "reproduce", ROW, *map(str, options)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while campaign.progress(Task(ROW)).steps < 8:
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < until, "it trains no epoch within a minute"
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = campaign.progress(Task(ROW))
+    with pytest.raises(StoppedError):
+        work_on(campaign, Task(ROW), Watch(stop=lambda: True))
+    assert campaign.progress(Task(ROW)) >= before
+    assert "of 400" in str(before)
