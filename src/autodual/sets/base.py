@@ -73,7 +73,17 @@ class Perturbation(ABC):
 
     @abstractmethod
     def around(self, x: Tensor) -> InputSet:
-        """The set of inputs that an adversary may choose from instead of each x."""
+        """The set of inputs that an adversary may choose from instead of each x, rounded outwards: a proof must hold for all of them.
+
+        Each example has a set of its own, whatever others are in the batch: parts of a batch come, too.
+        """
+
+    def within(self, x: Tensor) -> InputSet:
+        """A set rounded inwards: what its `step` and `sample` compute is an allowed input. Attacks search it.
+
+        A perturbation of your own answers for the rounding of its sets.
+        """
+        return self.around(x)
 
     @abstractmethod
     def with_eps(self, eps: float | Tensor) -> Perturbation:
