@@ -57,9 +57,22 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
         if not isinstance(found, SoundBounds):
             return found
         with torch.no_grad():
-            outer = _rounded_outwards(prepared, input_set, engine, found)
+            outer = _known(_rounded_outwards(prepared, input_set, engine, found))
     layers = {name: _with_gradient(outer.layers[name], interval) for name, interval in found.layers.items()}
     return SoundBounds(_with_gradient(outer.output, found.output), layers)
+
+
+def _known(bounds: Bounds) -> Bounds:
+    """Bounds without NaN: what overflowed is known to be below +inf and above -inf, and no more."""
+
+    def known(ends: Interval) -> Interval:
+        unknown = -torch.inf, torch.inf
+        lower, upper = (
+            torch.where(e.isfinite(), e, end) for e, end in zip((ends.lower, ends.upper), unknown, strict=True)
+        )
+        return Interval(lower, upper)
+
+    return SoundBounds(known(bounds.output), {name: known(ends) for name, ends in bounds.layers.items()})
 
 
 ROOM = 0.01
