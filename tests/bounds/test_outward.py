@@ -168,3 +168,26 @@ def test_what_overflows_is_unknown_and_not_undefined(engine: ad.BoundEngine, nam
         assert not (bounds.lower.isnan() | bounds.upper.isnan()).any()
         for lower, upper, value in zip(bounds.lower[0].tolist(), bounds.upper[0].tolist(), values, strict=True):
             assert lower <= value <= upper
+
+
+PROBABLE = (
+    ad.HighProbability(delta=1e-9, k=40),
+    ad.HighProbability(delta=1e-9, k=40, exact_first=False),
+    ad.Crown(intermediate=ad.HighProbability(delta=1e-9, k=40)),
+)
+
+
+@pytest.mark.parametrize("engine", PROBABLE, ids=repr)
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.0), ad.LinfBall(1e-7), ad.L2Ball(1e-7), ad.L1Ball(0.0)], ids=repr)
+def test_probable_bounds_have_room_for_rounding(engine: ad.BoundEngine, ball: ad.Perturbation) -> None:
+    """Rounding happens for certain, and not with probability delta."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 25), nn.ReLU(), nn.Linear(25, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        model[4].bias += 50
+    x = torch.rand(3, 30)
+    found = ad.bounds(model, ball.around(x), engine)
+    assert isinstance(found, ad.ProbableBounds)
+    for bounds, values in zip((*found.layers.values(), found.output), _exact(model, x[1]), strict=True):
+        for lower, upper, value in zip(bounds.lower[1].tolist(), bounds.upper[1].tolist(), values, strict=True):
+            assert Fraction(lower) <= value <= Fraction(upper)

@@ -147,3 +147,13 @@ def test_stages_that_see_parts_of_a_batch_refuse_such_sets() -> None:
         for call in (lambda c: c.certify(x, RIGHT), lambda c: c.predict(x), lambda c: c.attack(x, RIGHT)):
             with pytest.raises(ad.ArgumentError, match="another set at another place of the batch"):
                 call(cascade)
+
+
+def test_inference_mode_is_refused_with_a_reason() -> None:
+    model, x = mlp(6, 8, 3), batch(2, 6)
+    with torch.inference_mode(), pytest.raises(ad.ArgumentError, match=r"use torch.no_grad\(\) instead"):
+        ad.certify(model, x, torch.tensor([0, 1]), BALL)
+    with torch.inference_mode():
+        made = x + 0.0
+    with pytest.raises(ad.ArgumentError, match="not made in inference mode"):
+        ad.certify(model, made, torch.tensor([0, 1]), BALL)

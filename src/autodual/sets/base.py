@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from autodual._errors import ArgumentError
 from autodual.interval import Interval
 
 
@@ -49,6 +50,11 @@ class InputSet(ABC):
 
     def vertex(self, direction: Tensor) -> Tensor:
         """A point of the set that is farthest in `direction` [N, *shape]: the gradient of the support function."""
+        if torch.is_inference_mode_enabled() or self.centre.is_inference():
+            raise ArgumentError(
+                f"{type(self).__name__}: its extreme points come from gradients of `minimise`, which torch.inference_mode() forbids; "
+                f"use torch.no_grad() instead, and inputs that were not made in inference mode, or give the set a method `vertex`"
+            )
         with torch.enable_grad():
             negative = (-direction).detach().unsqueeze(0).requires_grad_()
             lowest = self.minimise(negative).sum()
