@@ -83,3 +83,19 @@ def test_data_may_end_where_float32_rounds_the_clip() -> None:
     assert ((region.lower <= x.double()) & (x.double() <= region.upper)).all()
     with pytest.raises(ad.ArgumentError, match="lies outside clip"):
         ball.around(torch.nextafter(x, torch.ones_like(x)).double())
+
+
+@pytest.mark.parametrize("kind", [ad.LinfBall, ad.L2Ball, ad.L1Ball])
+def test_an_heir_with_another_set_is_searched_there(kind: Any) -> None:
+    """A subclass that says something else about `around` says it about attacks, too."""
+
+    class First(kind):  # type: ignore[misc]
+        def around(self, x: Tensor) -> ad.Box:
+            room = torch.zeros_like(x)
+            room[:, 0] = self.eps
+            return ad.Box(x - room, x + room)
+
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    moved = First(0.1).within(x).step(x, torch.ones_like(x), 9.0)
+    assert torch.equal(moved[:, 1:], x[:, 1:])
+    assert (moved[:, 0] > x[:, 0] + 0.09).all()

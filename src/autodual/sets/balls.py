@@ -12,7 +12,7 @@ from torch import Tensor
 from autodual import kernels
 from autodual._errors import ArgumentError
 from autodual._tensor import needs_gradient, values_at_hand
-from autodual.sets.base import Perturbation
+from autodual.sets.base import InputSet, Perturbation
 from autodual.sets.norm import Box, NormSet, difference_rounded_up, rounded_up
 
 
@@ -53,7 +53,9 @@ class LinfBall(Perturbation):
             return Box.between(*_with_x(lower, x, upper))
         return Box.between(lower, upper).known_as(partial(self._in_double, x))
 
-    def within(self, x: Tensor) -> Box:
+    def within(self, x: Tensor) -> InputSet:
+        if type(self).around is not LinfBall.around:
+            return super().within(x)
         wide = x.double()
         eps = _broadcast(self.eps, wide)
         lower, upper = difference_rounded_up(wide, eps), -difference_rounded_up(-wide, eps)
@@ -97,7 +99,9 @@ class L2Ball(Perturbation):
     def around(self, x: Tensor) -> NormSet:
         return NormSet(x, _per_example(self.eps, x, "L2Ball"), 2.0)
 
-    def within(self, x: Tensor) -> NormSet:
+    def within(self, x: Tensor) -> InputSet:
+        if type(self).around is not L2Ball.around:
+            return super().within(x)
         return NormSet(x, _not_larger(_per_example(self.eps, x.double(), "L2Ball"), x), 2.0)
 
     def with_eps(self, eps: float | Tensor) -> L2Ball:
@@ -116,7 +120,9 @@ class L1Ball(Perturbation):
     def around(self, x: Tensor) -> NormSet:
         return NormSet(x, _per_example(self.eps, x, "L1Ball"), torch.inf)
 
-    def within(self, x: Tensor) -> NormSet:
+    def within(self, x: Tensor) -> InputSet:
+        if type(self).around is not L1Ball.around:
+            return super().within(x)
         return NormSet(x, _not_larger(_per_example(self.eps, x.double(), "L1Ball"), x), torch.inf)
 
     def with_eps(self, eps: float | Tensor) -> L1Ball:
