@@ -122,3 +122,72 @@ def test_eps_is_never_rounded_down(eps: float) -> None:
         assert ball.around(torch.zeros(1, 2)).radius.double().min().item() >= eps
         tensor = type(ball)(torch.tensor(eps, dtype=torch.float64))
         assert tensor.around(torch.zeros(1, 2)).radius.double().min().item() >= eps
+
+
+CLIPS = {"to images": (0.0, 1.0), "to ends that float32 rounds": (0.1993, 0.2007)}
+
+
+@every_engine
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_clipped_ball_is_not_cut_by_rounding(engine: ad.BoundEngine, name: str) -> None:
+    """The ends x - eps and x + eps are no float32 numbers; bounds that come from float64 must hold there, too."""
+    generator = torch.Generator().manual_seed(0)
+    x = 0.2 + 5e-4 * torch.rand(60, 1, generator=generator)
+    eps = 1e-3 * torch.rand(60, 1, generator=generator, dtype=torch.float64)
+    model = nn.Linear(1, 1).eval()
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(-0.2)  # so that the output is near zero, and has digits to spare
+    found = ad.bounds(model, ad.LinfBall(eps, clip=CLIPS[name]).around(x), engine).output
+    low, high, bias = (Fraction(number) for number in (*CLIPS[name], model.bias.item()))
+    ends = zip(found.lower.flatten().tolist(), found.upper.flatten().tolist(), strict=True)
+    for (lower, upper), middle, reach in zip(ends, x.flatten().tolist(), eps.flatten().tolist(), strict=True):
+        assert Fraction(lower) <= max(Fraction(middle) - Fraction(reach), low) + bias
+        assert Fraction(upper) >= min(Fraction(middle) + Fraction(reach), high) + bias
+
+
+OVERFLOWS = {
+    "squares": (ad.L2Ball(1.0), 1e200),
+    "sums": (ad.LinfBall(1.0), 1.3e308),
+    "differences": (ad.L1Ball(1.0), 1.5e308),
+}
+
+
+@every_engine
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_what_overflows_is_unknown_and_not_undefined(engine: ad.BoundEngine, name: str) -> None:
+    ball, size = OVERFLOWS[name]
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).double().eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[size, size / 2], [-size, -size / 2]], dtype=torch.float64))
+        model[0].bias.zero_()
+        model[2].weight.copy_(torch.tensor([[1.0, -1.0]]))
+    x = torch.tensor([[1e-3, -1e-3]], dtype=torch.float64)
+    found = ad.bounds(model, ball.around(x), engine)
+    for bounds, values in zip((found.layers["1"], found.output), _exact(model, x[0]), strict=True):
+        assert not (bounds.lower.isnan() | bounds.upper.isnan()).any()
+        for lower, upper, value in zip(bounds.lower[0].tolist(), bounds.upper[0].tolist(), values, strict=True):
+            assert lower <= value <= upper
+
+
+PROBABLE = (
+    ad.HighProbability(delta=1e-9, k=40),
+    ad.HighProbability(delta=1e-9, k=40, exact_first=False),
+    ad.Crown(intermediate=ad.HighProbability(delta=1e-9, k=40)),
+)
+
+
+@pytest.mark.parametrize("engine", PROBABLE, ids=repr)
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.0), ad.LinfBall(1e-7), ad.L2Ball(1e-7), ad.L1Ball(0.0)], ids=repr)
+def test_probable_bounds_have_room_for_rounding(engine: ad.BoundEngine, ball: ad.Perturbation) -> None:
+    """Rounding happens for certain, and not with probability delta."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 25), nn.ReLU(), nn.Linear(25, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        model[4].bias += 50
+    x = torch.rand(3, 30)
+    found = ad.bounds(model, ball.around(x), engine)
+    assert isinstance(found, ad.ProbableBounds)
+    for bounds, values in zip((*found.layers.values(), found.output), _exact(model, x[1]), strict=True):
+        for lower, upper, value in zip(bounds.lower[1].tolist(), bounds.upper[1].tolist(), values, strict=True):
+            assert Fraction(lower) <= value <= Fraction(upper)

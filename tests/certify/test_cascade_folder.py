@@ -52,7 +52,7 @@ def test_a_folder_gives_back_what_was_saved(kind: str, tmp_path: Path) -> None:
     ):
         assert type(loaded) is type(saved)
         assert loaded.engine == saved.engine
-        assert repr(loaded).replace("0.05000000074505806", "0.05") == repr(saved).replace("tensor(0.0500)", "0.05")
+        assert repr(loaded) == repr(saved)
         assert not any(m.training for m in loaded.models)
         again, before = loaded.certify(X, LABELS), saved.certify(X, LABELS)
         assert torch.equal(again.sound, before.sound)

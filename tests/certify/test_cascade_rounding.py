@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.certify.cascade import Cascade, RoutedCascade, SumEnsemble
 from autodual.certify.cascade_base import Combination
+from autodual.certify.cascade_margin import Lower
 from autodual.certify.cascade_stage import open_stages
 
 BALL = ad.LinfBall(2**-3)
@@ -134,3 +135,12 @@ def test_what_cannot_be_looked_at_again_stays_open_and_is_said() -> None:
     with pytest.warns(UserWarning, match="could not be looked at in float64"):
         answers = Cascade([model], BALL, ad.ForwardDual(max_bytes=enough)).predict(x)
     assert not bool(answers.certified[0])
+
+
+def test_a_sum_of_bounds_that_overflows_proves_nothing() -> None:
+    """Only at the label is there nothing to prove."""
+    inf, large, none = torch.inf, 3e38, [[0.0, 0.0]]
+    part = Lower(torch.tensor([[inf, large]]), torch.tensor([[0.0, large]]), torch.tensor(none))
+    total = Lower.total([part, part], torch.tensor(none))
+    assert total.bound[0, 0] == inf
+    assert not total.certified.any()

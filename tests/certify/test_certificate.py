@@ -1,7 +1,9 @@
 """A certificate says what its documentation says, and nothing unproved is ever certified."""
 
+import copy
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -214,3 +216,62 @@ def test_a_certificate_says_what_it_is_about() -> None:
     assert about["weights"].inputs == about["engine"].inputs == subject.inputs
     assert about["inputs"].network == about["size"].network == about["engine"].network == subject.network
     assert subject.network not in (about["weights"].network, about["operations"].network)
+
+
+class Heard(ad.Perturbation):
+    """Holds what its name does not show."""
+
+    def __init__(self, radius: float) -> None:
+        self.eps, self.radius = 0.0, torch.full((3, 6), radius, dtype=DOUBLE)
+
+    def around(self, x: Tensor) -> ad.Box:
+        return ad.Box(x - self.radius[: len(x)], x + self.radius[: len(x)])
+
+    def with_eps(self, eps: float | Tensor) -> ad.Perturbation:
+        return self
+
+
+@dataclass(frozen=True)
+class Shown(ad.Perturbation):
+    """Shows its first and last numbers only."""
+
+    radius: Tensor
+    eps: float = 0.0
+
+    def around(self, x: Tensor) -> ad.Box:
+        return ad.Box(x - self.radius.flatten()[:6], x + self.radius.flatten()[:6])
+
+    def with_eps(self, eps: float | Tensor) -> ad.Perturbation:
+        return self
+
+
+def radii(middle: float) -> Tensor:
+    values = torch.zeros(50, 50, dtype=DOUBLE)
+    values[25, 25] = middle
+    return values
+
+
+def eps_of(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=DOUBLE)
+
+
+SETS: dict[str, tuple[ad.Perturbation, ad.Perturbation]] = {
+    "eps of other examples": (ad.LinfBall(eps_of(0.1, 0.2, 0.1)[:, None]), ad.LinfBall(eps_of(0.1, 0.1, 0.2)[:, None])),
+    "eps of other features": (ad.LinfBall(eps_of(0, 1, 0, 0, 0, 0)[None]), ad.LinfBall(eps_of(0, 0, 1, 0, 0, 0)[None])),
+    "one eps, far behind the point": (ad.L2Ball(eps_of(0.01)), ad.L2Ball(eps_of(0.0100000001))),
+    "l1, per example": (ad.L1Ball(eps_of(0.1, 0.2, 0.3)), ad.L1Ball(eps_of(0.1, 0.25, 0.3))),
+    "clip as tensors": (
+        ad.LinfBall(0.1, clip=(torch.tensor(-9.0), torch.tensor(9.00001))),
+        ad.LinfBall(0.1, clip=(torch.tensor(-9.0), torch.tensor(9.00002))),
+    ),
+    "a class without a name for what it holds": (Heard(0.1), Heard(0.2)),
+    "a class that shows a part of what it holds": (Shown(radii(0.1)), Shown(radii(0.2))),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_other_sets_are_other_subjects(name: str) -> None:
+    model, x, labels = mlp(6, 8, 4), batch(3, 6), torch.tensor([0, 1, 2])
+    one, other = (ad.certify(model, x, labels, ball).subject for ball in SETS[name])
+    assert one.perturbation != other.perturbation
+    assert ad.certify(model, x, labels, copy.deepcopy(SETS[name][0])).subject == one

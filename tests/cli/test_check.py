@@ -243,3 +243,49 @@ def test_every_entry_of_a_line_is_compared() -> None:
         assert len(compare(line | {name: value}, line)) == 1
     for near in ({"margin": 0.5019}, {"margin": 0.4981}, {"slack": 1.5e-3}):
         assert compare(line | near, line) == []
+
+
+RECORDS = {
+    "the summary's count": ("found.summary.json", "robust_error", 0.0),
+    "the summary's count as run": ("found.summary.json", "robust_error_as_run", 0.0),
+    "the summary's engine": ("found.summary.json", "engine", "Crown()"),
+    "the summary's set": ("found.summary.json", "perturbation", "LinfBall(eps=0.5, clip=(0.0, 1.0))"),
+    "the evaluation's count": ("evaluation.json", "robust_error", 0.0),
+    "the evaluation's flags": ("evaluation.json", "certified", [True] * 10),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_that_says_something_else_than_the_lines_is_found(call: Call, run: Path, name: str) -> None:
+    """Numbers that people quote are those of the records beside the lines."""
+    place, entry, value = RECORDS[name]
+    lines = run / "certificates.jsonl"
+    if place != "evaluation.json":
+        lines = run / "found.jsonl"
+        assert call("certify", str(run), *CPU, "--out", str(lines))[0] == 0
+    assert check(call, lines, "--sample", "1")[0] == 0
+    record = json.loads((run / place).read_text())
+    (run / place).write_text(json.dumps(record | {entry: value}))
+    code, said, complaint = check(call, lines, "--sample", "1")
+    assert code == 1, complaint
+    assert f"{lines.name}: {place} has " in said
+    assert f" as {entry}, but the lines say " in said
+
+
+def test_a_cascade_that_is_summed_up_wrongly_is_found(call: Call, cascade_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    assert call("certify", str(cascade_run), *CPU, "--limit", "8", "--out", str(out))[0] == 0
+    summary = json.loads((tmp_path / "found.summary.json").read_text())
+    summary["cascade"]["robust_error"] = -1.0
+    (tmp_path / "found.summary.json").write_text(json.dumps(summary))
+    code, said, _ = check(call, tmp_path / "found.cascade.jsonl", "--sample", "1")
+    assert code == 1
+    assert "found.summary.json has " in said
+
+
+def test_a_file_that_ends_too_early_is_told(call: Call, run: Path) -> None:
+    file = run / "certificates.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:7]))
+    code, said, _ = check(call, file, "--sample", "2")
+    assert code == 0
+    assert "all as written; the file ends after 7 of 10 examples" in said

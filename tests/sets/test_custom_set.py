@@ -1,7 +1,10 @@
 """A set of the user's own, given by its support function alone, works everywhere but where its dual norm is estimated."""
 
+from __future__ import annotations
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import autodual as ad
 from small import DOUBLE, ENGINES, Unknown, batch, bounds_of, convnet, mlp, tilted
@@ -91,3 +94,66 @@ def test_engines_that_estimate_the_dual_norm_refuse_a_set_without_one(engine: ad
     model, x = mlp(4, 40, 30, 3), batch(2, 4)
     with pytest.raises(ad.ArgumentError, match=r"works on norm balls and boxes.* Ellipsoid has none"):
         ad.bounds(model, tilted(4, 0.1).around(x), engine)
+
+
+class Listed(ad.Perturbation):
+    """A radius for every example of one batch, by its place there; a part of the batch would get those of others."""
+
+    def __init__(self, radii: Tensor) -> None:
+        self.eps, self.radii = 0.0, radii
+
+    def around(self, x: Tensor) -> ad.Box:
+        radius = self.radii[: len(x)].to(x)
+        return ad.Box(x - radius, x + radius)
+
+    def with_eps(self, eps: float | Tensor) -> Listed:
+        return Listed(self.radii if isinstance(eps, float) else self.radii[: len(eps)] * eps)
+
+
+def listed() -> tuple[nn.Linear, Tensor, Listed]:
+    """Examples 1, 4 and 5 have large sets, where the margin reaches zero; label 0 is right at every x."""
+    model = nn.Linear(2, 2).eval()
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2))
+        model.bias.zero_()
+    radii = torch.full((9, 1), 0.1)
+    radii[[1, 4, 5]] = 0.5
+    return model, torch.tensor([[1.0, 0.0]]).repeat(9, 1), Listed(radii)
+
+
+RIGHT = torch.zeros(9, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP()], ids=repr)
+def test_what_is_looked_at_twice_keeps_its_own_set(engine: ad.BoundEngine) -> None:
+    """Margins near zero send some examples to float64."""
+    model, x, ball = listed()
+    certificate = ad.certify(model, x, RIGHT, ball, engine)
+    assert certificate.certified.tolist() == [True, False, True, True, False, False, True, True, True]
+    torch.testing.assert_close(certificate.margins[:, 1], (1 - 2 * ball.radii).squeeze(1))
+
+
+def test_a_radius_is_searched_for_in_the_own_set() -> None:
+    model, x, ball = listed()
+    ball.eps = 2.0
+    radii = ad.certified_radius(model, x, RIGHT, ball, tol=1e-3)
+    torch.testing.assert_close(radii, (0.5 / ball.radii).squeeze(1).clamp(max=2.0), rtol=0, atol=2e-3)
+    assert (radii * ball.radii.squeeze(1) < 0.5).all()
+
+
+def test_stages_that_see_parts_of_a_batch_refuse_such_sets() -> None:
+    model, x, ball = listed()
+    for cascade in (ad.SumEnsemble([model, model], ball), ad.RoutedCascade([model, model], [0.1], ball)):
+        for call in (lambda c: c.certify(x, RIGHT), lambda c: c.predict(x), lambda c: c.attack(x, RIGHT)):
+            with pytest.raises(ad.ArgumentError, match="another set at another place of the batch"):
+                call(cascade)
+
+
+def test_inference_mode_is_refused_with_a_reason() -> None:
+    model, x = mlp(6, 8, 3), batch(2, 6)
+    with torch.inference_mode(), pytest.raises(ad.ArgumentError, match=r"use torch.no_grad\(\) instead"):
+        ad.certify(model, x, torch.tensor([0, 1]), BALL)
+    with torch.inference_mode():
+        made = x + 0.0
+    with pytest.raises(ad.ArgumentError, match="not made in inference mode"):
+        ad.certify(model, made, torch.tensor([0, 1]), BALL)

@@ -95,7 +95,7 @@ class EstimatedBounds(Bounds):
 
 @dataclass(frozen=True)
 class ProbableBounds(Bounds):
-    """Bounds that hold, for every example, with a stated probability."""
+    """Bounds that hold, for every example, with a stated probability. Those of `autodual.bounds` have room for rounding."""
 
     confidence: Confidence
 
@@ -184,7 +184,7 @@ class BoundEngine(ABC):
         """Bounds from below together with their errors; an engine that only estimates raises UnsoundError."""
 
     def enclose(self, network: DualNetwork, region: InputSet) -> Bounds | None:
-        """Bounds that hold as computed, rounded outwards; None where the engine's bounds are not sound."""
+        """Bounds that hold as computed, rounded outwards; None where the engine only estimates."""
         return None
 
 

@@ -14,11 +14,11 @@ from autodual._errors import ArgumentError
 from autodual.bounds.base import (
     BoundEngine,
     Bounds,
+    EstimatedBounds,
     Minimum,
     Preactivations,
     ProbableProof,
     Proof,
-    SoundBounds,
     join_proofs,
     name_layers,
     require_bands,
@@ -104,7 +104,7 @@ class BackwardEngine(BoundEngine):
             return rounding.outside[network.output].around(output), replace(found, intervals=inside)
 
         found = _joined_bounds(network, self._in_parts(network, region, None, one, proof=True))
-        return found if isinstance(found, SoundBounds) else None
+        return None if isinstance(found, EstimatedBounds) else found
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         def one(part: Part) -> Tensor:

@@ -140,6 +140,9 @@ class HighProbability(BoundEngine):
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         return Dual(intermediate=self).bounds(network, region)
 
+    def enclose(self, network: DualNetwork, region: InputSet) -> Bounds | None:
+        return Dual(intermediate=self).enclose(network, region)
+
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         return Dual(intermediate=self).minimum(network, region, spec)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import CERTIFYING_DTYPES, full_precision, needs_gradient
-from autodual.bounds.base import BoundEngine, Bounds, SoundBounds
+from autodual.bounds.base import BoundEngine, Bounds, ProbableBounds, SoundBounds
 from autodual.bounds.dual import Dual
 from autodual.bounds.ibp import least_run_error, run_error_at
 from autodual.dual import REGISTRY, DualNetwork, build
@@ -38,9 +38,9 @@ def capture(model: nn.Module, example: Tensor) -> Network:
 def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine | None = None) -> Bounds:
     """Bounds on the output and on what enters every activation, for every input of the set.
 
-    The model's output may have any shape. Differentiable in the parameters, the inputs and eps. Sound bounds are rounded outwards, so
-    that they hold as they are; they are computed in float64 where float32 would have to move them by more than a hundredth of
-    their width. Gradients are those of the bounds without rounding.
+    The model's output may have any shape. Differentiable in the parameters, the inputs and eps. Sound and probable bounds are rounded
+    outwards, so that they hold as they are. Sound ones are computed in float64 where float32 would have to move them by more than a
+    hundredth of their width. Gradients are those of the bounds without rounding.
     """
     engine = Dual() if engine is None else engine
     check_engine(engine)
@@ -54,12 +54,26 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
     with full_precision():
         prepared = prepare(model, input_set.centre, input_set)
         found = engine.bounds(prepared.network, input_set)
-        if not isinstance(found, SoundBounds):
+        if not isinstance(found, SoundBounds | ProbableBounds):
             return found
         with torch.no_grad():
-            outer = _rounded_outwards(prepared, input_set, engine, found)
+            outer = _known(_rounded_outwards(prepared, input_set, engine, found))
     layers = {name: _with_gradient(outer.layers[name], interval) for name, interval in found.layers.items()}
-    return SoundBounds(_with_gradient(outer.output, found.output), layers)
+    return replace(outer, output=_with_gradient(outer.output, found.output), layers=layers)
+
+
+def _known(bounds: Bounds) -> Bounds:
+    """Bounds without NaN: what overflowed is known to be below +inf and above -inf, and no more."""
+
+    def known(ends: Interval) -> Interval:
+        unknown = -torch.inf, torch.inf
+        lower, upper = (
+            torch.where(e.isfinite(), e, end) for e, end in zip((ends.lower, ends.upper), unknown, strict=True)
+        )
+        return Interval(lower, upper)
+
+    layers = {name: known(ends) for name, ends in bounds.layers.items()}
+    return replace(bounds, output=known(bounds.output), layers=layers)
 
 
 ROOM = 0.01
@@ -80,7 +94,7 @@ def _rounded_outwards(prepared: Prepared, region: InputSet, engine: BoundEngine,
         return found if double is None else _single_bounds(double)
     if outer is None:  # an engine of the user's own, which answers for its rounding
         return found
-    if region.centre.dtype == torch.float64:
+    if region.centre.dtype == torch.float64 or engine.random:  # to try twice would double delta
         return outer
     pairs = [(outer.output, found.output), *((outer.layers[name], found.layers[name]) for name in found.layers)]
     if all(bool((wide.width <= (1 + ROOM) * narrow.width).all()) for wide, narrow in pairs):
@@ -91,8 +105,9 @@ def _rounded_outwards(prepared: Prepared, region: InputSet, engine: BoundEngine,
     return _single_bounds(double)
 
 
-def _single_bounds(double: Bounds) -> SoundBounds:
-    return SoundBounds(_to_single(double.output), {name: _to_single(i) for name, i in double.layers.items()})
+def _single_bounds(double: Bounds) -> Bounds:
+    layers = {name: _to_single(i) for name, i in double.layers.items()}
+    return replace(double, output=_to_single(double.output), layers=layers)
 
 
 def _to_single(interval: Interval) -> Interval:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 from torch import Tensor
 
 from autodual.bounds.memory import Budget
-from autodual.bounds.rounding import OWN, Rounding
+from autodual.bounds.rounding import OWN, Rounding, of_underflow
 from autodual.bounds.rows import DenseRows, Rows
 from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.interval import Interval
@@ -71,6 +72,8 @@ class Solver(ABC):
         rows = self.rows(index, spec)
         lower, error, run_error = self.lower_with_errors(index, rows, as_run=True)
         total = OWN * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
+        products = sum(math.prod(node.shape) for node in self.network.nodes)
+        total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
         slack = total - rows.inner(index, rows.seed, self._drift(index))
         run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.run_since(index)))
         return lower.T, slack.T, run_error.T

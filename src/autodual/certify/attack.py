@@ -67,7 +67,7 @@ def attack(
         raise ArgumentError(f"attack needs whole numbers, steps >= 0 and restarts >= 1, got {steps!r} and {restarts!r}")
     with torch.inference_mode(False):  # gradients are needed
         x, labels = x.detach().clone(), labels.clone()
-        region = ball.around(x)
+        region = ball.within(x)
         with torch.no_grad():
             scores = module(x.clone())  # a model may write into its input
             check_label_range(labels, check_classifier(tuple(scores.shape[1:])))

@@ -30,6 +30,19 @@ def check_one_size(ball: Perturbation) -> None:
         )
 
 
+def check_parts(ball: Perturbation, x: Tensor) -> None:
+    """Refuse a perturbation of the user's own whose sets depend on the place of an example in its batch: stages see parts of it."""
+    if type(ball) in NORMS or len(x) == 1:
+        return
+    rows = torch.randn(4, 1, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
+    forwards, backwards = ball.around(x).minimise(rows), ball.around(x.flip(0)).minimise(rows).flip(1)
+    if not torch.allclose(forwards, backwards, rtol=1e-4, atol=1e-4 * float(forwards.abs().max())):
+        raise ArgumentError(
+            f"ball: {type(ball).__name__} gives an example another set at another place of the batch, but the stages of a combination "
+            f"see parts of a batch; let `around` look at nothing but x and eps"
+        )
+
+
 def is_symmetric(ball: Perturbation) -> bool:
     """Whether x lies in the ball around x' whenever x' lies in the ball around x: balls of a norm, also clipped ones if x and x' are
     in range (inputs that are not are refused). A subclass may do anything, so it does not count."""

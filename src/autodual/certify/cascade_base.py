@@ -16,7 +16,7 @@ from autodual.bounds.base import BoundEngine
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import check_engine, check_input
 from autodual.certify import cascade_folder as folders
-from autodual.certify.cascade_ball import check_one_size, is_symmetric
+from autodual.certify.cascade_ball import check_one_size, check_parts, is_symmetric
 from autodual.certify.cascade_records import Answers, CascadeAttack, CascadeCertificate
 from autodual.certify.cascade_search import Effort, Goal, search
 from autodual.certify.cascade_stage import Stage, check_models, open_stages
@@ -77,12 +77,14 @@ class Combination(ABC):
         """The answer to every received input, and whether it comes with a certificate."""
         check_input(x, "x")
         check_ball(self.ball, x)
+        check_parts(self.ball, x)
         with full_precision(), torch.no_grad():
             return self._answer(open_stages(self.models, x), x)
 
     def certify(self, x: Tensor, labels: Tensor) -> CascadeCertificate:
         """What is answered to clean inputs, and what is proved about the balls around them."""
         labels = check_problem(x, labels, self.ball)
+        check_parts(self.ball, x)
         with full_precision(), torch.no_grad():
             stages = open_stages(self.models, x)
             check_label_range(labels, stages[0].classes)
@@ -110,6 +112,7 @@ class Combination(ABC):
         guide = self.engine if guide is None else guide
         check_engine(guide)
         labels = check_problem(x, labels, self.ball)
+        check_parts(self.ball, x)
         with full_precision(), torch.inference_mode(False), torch.no_grad():
             x, labels = x.detach().clone(), labels.clone()
             stages = open_stages(self.models, x)

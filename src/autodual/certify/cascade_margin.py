@@ -75,7 +75,11 @@ class Lower:
         bounds, slacks = torch.stack([p.bound for p in parts]), torch.stack([p.slack for p in parts])
         size = torch.where(bounds.isfinite(), bounds.abs() + slacks, 0.0).sum(0)
         slack = slacks.sum(0) + size * of_sum(2 * len(parts) + 4, bounds.dtype)
-        return cls(bounds.sum(0), slack, run_error)
+        bound, known = (
+            bounds.sum(0),
+            (bounds == torch.inf).all(0),
+        )  # at the label: other sums that are infinite have overflowed
+        return cls(torch.where(known | (bound < torch.inf), bound, -torch.inf), slack, run_error)
 
 
 def margin_of(scores: Tensor, labels: Tensor) -> Tensor:

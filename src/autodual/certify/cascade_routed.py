@@ -14,6 +14,7 @@ from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.bounds.base import BoundEngine
 from autodual.certify import cascade_folder as folders
+from autodual.certify.cascade_ball import check_parts
 from autodual.certify.cascade_base import Combination, Evaluated, together
 from autodual.certify.cascade_fit import choose_thresholds, does, validation
 from autodual.certify.cascade_margin import margin_of, others
@@ -75,6 +76,7 @@ class RoutedCascade(Combination):
             raise ArgumentError(f"candidates must be a whole number, at least 1, got {candidates!r}")
         free = cls(models, [math.inf] * (len(check_models(models)) - 1), ball, engine)
         labels = check_problem(x, labels, ball)
+        check_parts(ball, x)
         with full_precision(), torch.no_grad():
             stages = open_stages(free.models, x)
             check_label_range(labels, stages[0].classes)

@@ -51,7 +51,7 @@ def search(
     tell: hears after every step which part of all steps is done, and may end the search by an error of its own.
     """
     clean = x[some]
-    region = ball.around(clean)
+    region = ball.within(clean)
     best, least = clean, clean.new_full((len(clean),), torch.inf)
     for restart in range(effort.restarts):
         points = clean if restart == 0 else into_range(ball, region.sample(effort.generator))

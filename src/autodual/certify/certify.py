@@ -17,8 +17,11 @@ from autodual.certify.certificate import Certificate, HighProbabilityCertificate
 from autodual.certify.second_look import prove
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.graph import Network
-from autodual.graph.digest import digest_network, digest_tensors
-from autodual.sets import Perturbation
+from autodual.graph.digest import digest_network, digest_object, digest_tensors
+from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
+
+SHORT = 16
+"""Hexadecimal digits of a digest inside a description."""
 
 
 @overload
@@ -77,9 +80,17 @@ def _certificate(
 
 
 def describe(ball: Perturbation) -> str:
-    """The perturbation in one line, with a tensor of eps summarised by its range."""
+    """The perturbation in one line, which differs for different ones: what it does not spell out, a digest stands for.
+
+    A tensor of eps is summarised by its range. What a perturbation of the user's own holds may not show at all.
+    """
+    if type(ball) not in (LinfBall, L2Ball, L1Ball):
+        name = repr(ball) if type(ball).__repr__ is not object.__repr__ else type(ball).__name__
+        return f"{name} sha256:{digest_object(ball)[:SHORT]}"
     if not isinstance(ball.eps, Tensor):
         return repr(ball)
     eps = ball.eps.detach()
-    span = f"{eps.item():.6g}" if eps.numel() == 1 else f"{eps.min().item():.6g}..{eps.max().item():.6g}"
+    if eps.numel() == 1:
+        return repr(ball.with_eps(eps.item()))
+    span = f"{eps.min().item():.6g}..{eps.max().item():.6g} sha256:{digest_tensors([eps])[:SHORT]}"
     return repr(ball.with_eps(0.0)).replace("eps=0.0", f"eps={span}", 1)

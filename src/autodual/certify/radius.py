@@ -13,7 +13,7 @@ from autodual.bounds.base import BoundEngine, ProbableProof
 from autodual.bounds.decide import all_exceed
 from autodual.bounds.dual import Dual
 from autodual.bounds.prepare import Prepared, check_engine, prepare
-from autodual.certify.second_look import prove
+from autodual.certify.second_look import prove, treats_all_alike
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.graph import Network
 from autodual.sets import Perturbation
@@ -49,6 +49,8 @@ def _bisect(
     prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine, largest: Tensor, tol: float
 ) -> Tensor:
     def certified(radius: Tensor, some: Tensor) -> Tensor:
+        if not treats_all_alike(ball) and len(some) < len(x):
+            return certified(radius, torch.arange(len(x), device=x.device))[some]
         part = ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1)))
         proof = prove(prepared, x[some], labels[some], part, engine, torch.ones_like(some, dtype=torch.bool))
         if isinstance(proof, ProbableProof):

@@ -17,7 +17,7 @@ from autodual._errors import AutodualError
 from autodual.bounds.base import BoundEngine, ProbableProof, Proof, join_proofs
 from autodual.bounds.decide import worth_another_look
 from autodual.bounds.prepare import Prepared
-from autodual.sets import InputSet, Perturbation
+from autodual.sets import InputSet, L1Ball, L2Ball, LinfBall, Perturbation
 from autodual.spec import Spec, margins
 
 PROBED = 8
@@ -73,7 +73,7 @@ def float32_is_in_vain(prepared: Prepared, x: Tensor, labels: Tensor, ball: Pert
         return True
     if not engine.coarse_in_float32 or engine.random:
         return False
-    if len(x) < PROBED or (isinstance(ball.eps, Tensor) and ball.eps.numel() > 1):
+    if len(x) < PROBED or not treats_all_alike(ball) or (isinstance(ball.eps, Tensor) and ball.eps.numel() > 1):
         return True
     spec = margins(labels[:1], prepared.graph.output_shape[0], x.dtype)
     proof = prove_rows(prepared, x[:1], spec, ball, engine)
@@ -107,15 +107,29 @@ def _look(
 
 
 def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputSet]:
-    """The sets of some examples: at once where eps allows it, else one by one."""
-    eps = ball.eps
-    if not isinstance(eps, Tensor) or eps.numel() == 1:
+    """The sets of some examples: at once where they depend on nothing but x and eps, else cut out of the sets of all."""
+    eps, alike = ball.eps, treats_all_alike(ball)
+    if alike and not (isinstance(eps, Tensor) and eps.numel() > 1):
         yield ball.around(x[examples])
-    elif eps.dim() == x.dim() and len(eps) == len(x):
+    elif alike and isinstance(eps, Tensor) and eps.dim() == x.dim() and len(eps) == len(x):
         yield ball.with_eps(eps.to(x.device)[examples]).around(x[examples])
     else:
         region = ball.around(x)
-        yield from (region[slice(i, i + 1)] for i in examples.tolist())
+        yield from (region[part] for part in _neighbours(examples.tolist()))
+
+
+def _neighbours(examples: list[int]) -> Iterator[slice]:
+    """Ascending numbers as slices of those that follow one another."""
+    first = 0
+    for place in range(1, len(examples) + 1):
+        if place == len(examples) or examples[place] != examples[place - 1] + 1:
+            yield slice(examples[first], examples[place - 1] + 1)
+            first = place
+
+
+def treats_all_alike(ball: Perturbation) -> bool:
+    """Whether a set depends on nothing but its x and eps. A perturbation of the user's own may hold something for every example."""
+    return type(ball) in (LinfBall, L2Ball, L1Ball)
 
 
 def _to_single(proof: Proof | ProbableProof) -> Proof | ProbableProof:

@@ -23,7 +23,7 @@ from autodual.cli.target import open_target
 from autodual.train.cascade_lines import cascade_file, certify_to_file
 from autodual.train.config import option
 from autodual.train.group import joined, speaks
-from autodual.train.judge import Judged, basis, judge_to_file
+from autodual.train.judge import Judged, basis, judge_to_file, proved
 from autodual.train.lines import record_about
 from autodual.train.loop import StoppedError
 
@@ -153,7 +153,7 @@ def _certify(
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     record = {
         "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
-    } | _proved(found, chosen) | {"collapsed": collapsed} | rests_on  # fmt: skip
+    } | proved(found, chosen) | {"collapsed": collapsed} | rests_on  # fmt: skip
     write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
@@ -163,14 +163,6 @@ def _certify(
     )
     if collapsed is not None:
         print(f"warning: {first}the network has {collapsed}", file=sys.stderr)
-
-
-def _proved(found: Judged, engine: BoundEngine) -> dict[str, float]:
-    """What is not certified. Over many examples the probabilities of `HighProbability` add up: that fraction is no robust error."""
-    exact, as_run = found.robust_error, found.robust_error_as_run
-    if isinstance(engine, HighProbability):
-        return {"not_certified": exact, "not_certified_as_run": as_run, "confidence": 1 - engine.delta}
-    return {"robust_error": exact, "robust_error_as_run": as_run, "confidence": 1.0}
 
 
 def _told(found: Judged, rests_on: dict[str, Any]) -> str:

@@ -16,11 +16,13 @@ import torch
 from autodual._errors import ArgumentError
 from autodual._files import check_plain
 from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.certify import Combination
 from autodual.cli.progress import Display
 from autodual.cli.target import Target, open_target
-from autodual.train.cascade_lines import CASCADE_KINDS, cascade_fault, cascade_lines, cascade_question
+from autodual.sets import Perturbation
+from autodual.train.cascade_lines import CASCADE_KINDS, cascade_fault, cascade_lines, cascade_question, read_cascade
 from autodual.train.data import ImageData
-from autodual.train.judge import FORMAT, KINDS, fault, judge_lines, question, versions
+from autodual.train.judge import FORMAT, KINDS, Judged, fault, judge_lines, proved, question, versions
 from autodual.train.lines import Line, differs, parse_line, read_lines, read_note, record_about
 from autodual.train.paths import NAMED, from_folder
 from autodual.train.trained import CERTIFICATES
@@ -49,6 +51,21 @@ class Check:
     drawn: bool
     """Whether an example's random numbers depend on the others of its batch."""
     numbers: tuple[str, ...]
+    records: Callable[[list[Line]], list[tuple[Path, Line]]]
+    """Records beside the file, and what they must say if the lines are these."""
+
+    def contradictions(self) -> list[str]:
+        """Sentences about records that say something else than all lines together; none while lines are missing."""
+        lines = [line for line in self.lines if not isinstance(line, str)]
+        if len(lines) < len(self.data):
+            return []
+        return [
+            f"{path.name} has {_short(found[name])} as {name}, but the lines say {_short(value)}"
+            for path, expected in self.records(lines)
+            for found in [_record(path)]
+            for name, value in expected.items()
+            if name in found and not _same(found[name], value)
+        ]
 
     def differences(self, sample: list[int], tell: Callable[[int], None]) -> list[str]:
         """Sentences about lines that cannot be right, and about those of the sample that are not what is found now.
@@ -92,6 +109,7 @@ def check_file(place: Path, sample: int, seed: int | None, changes: dict[str, An
     with display.bars:
         watch = display.watch()
         told = check.differences(chosen, lambda done: watch.tell("checking", done, len(chosen)))
+    told = told or check.contradictions()
     for sentence in told[:SHOWN]:
         print(f"{file}: {sentence}")
     if len(told) > SHOWN:
@@ -100,7 +118,7 @@ def check_file(place: Path, sample: int, seed: int | None, changes: dict[str, An
     compared = ", ".join(("label", *(name for name in _compared(note) if name not in ("index", "label"))))
     print(
         f"{file}: {len(chosen)} of {len(check.lines)} examples computed again ({note['perturbation']}, {note['engine']}, seed {seed}; "
-        f"{compared}): {result}{_made_with(note, opened)}"
+        f"{compared}): {result}{_unfinished(check)}{_made_with(note, opened)}"
     )
     return 1 if told else 0
 
@@ -172,9 +190,11 @@ def _prepared(file: Path, note: Line, opened: Target) -> Check:
         cascade = opened.combination.with_engine(engine)
         problem, wrong = cascade_question(cascade, opened.data), cascade_fault
         find: Find = partial(cascade_lines, cascade)
+        records = partial(_cascade_records, file, cascade)
     else:
         problem, wrong = question([opened.model], opened.data, opened.ball, engine), fault
         find = partial(_find, opened, engine)
+        records = partial(_records, file, opened.ball, engine)
     difference = differs(note, {k: v for k, v in problem.items() if k not in ("device", *versions())})
     if difference is not None:
         raise ArgumentError(f"{file}: {difference[1]}{_made_with(note, opened)}; it cannot be checked against this")
@@ -183,7 +203,49 @@ def _prepared(file: Path, note: Line, opened: Target) -> Check:
     if type(batch) is not int or batch < 1:
         raise ArgumentError(f"{record_about(file, 'problem')}: is damaged; certify again")
     numbers = tuple(name for name in NUMBERS if name in _compared(note))
-    return Check(lines, opened.data, find, batch, isinstance(engine, HighProbability), numbers)
+    return Check(lines, opened.data, find, batch, isinstance(engine, HighProbability), numbers, records)
+
+
+def _records(file: Path, ball: Perturbation, engine: BoundEngine, lines: list[Line]) -> list[tuple[Path, Line]]:
+    """Of one network: the summary that `certify` writes, and the evaluation of a run."""
+    found = Judged.read(lines)
+    said = {"perturbation": repr(ball), "engine": repr(engine), "examples": len(lines), "error": found.error}
+    said |= proved(found, engine)
+    each = {name: getattr(found, name).tolist() for name in ("labels", "predicted", "certified", "certified_as_run")}
+    beside = [(record_about(file, "summary"), said)]
+    return [*beside, (file.with_name("evaluation.json"), said | each)] if file.name == CERTIFICATES else beside
+
+
+def _cascade_records(file: Path, cascade: Combination, lines: list[Line]) -> list[tuple[Path, Line]]:
+    """Of all stages together: they are summed up beside the first stage alone."""
+    summary = file.with_name(file.name.removesuffix("cascade.jsonl") + "summary.json")
+    return [(summary, {"examples": len(lines), "cascade": read_cascade(cascade, lines).summary()})]
+
+
+def _record(path: Path) -> Line:
+    """What a record beside the file says; nothing where there is none."""
+    return read_note(path) if path.exists() else {}
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Equal but for the last digits of fractions."""
+    if isinstance(found, int | float) and isinstance(expected, float) and not isinstance(found, bool):
+        return abs(found - expected) < 1e-9
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(_same(found[name], expected[name]) for name in found)
+    if isinstance(found, list) and isinstance(expected, list):
+        return len(found) == len(expected) and all(map(_same, found, expected))
+    return bool(found == expected)
+
+
+def _short(value: Any) -> str:
+    return str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}..."
+
+
+def _unfinished(check: Check) -> str:
+    """A word about a file that ends too early."""
+    there, wanted = len(check.lines), len(check.data)
+    return f"; the file ends after {there} of {wanted} examples" if there < wanted else ""
 
 
 def _find(opened: Target, engine: BoundEngine, data: ImageData, part: slice) -> list[Line]:

@@ -46,6 +46,11 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
     return writer.hexdigest()
 
 
+def digest_object(value: Any) -> str:
+    """SHA-256 over an object of any kind: its class, and what it holds."""
+    return _alone(value)
+
+
 def digest_network(network: Network) -> str:
     """SHA-256 over the calls of a captured network and everything that they compute with today."""
     writer = _Writer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
-from autodual.sets.base import Perturbation
-from autodual.sets.norm import Box, NormSet
+from autodual.sets.base import InputSet, Perturbation
+from autodual.sets.norm import Box, NormSet, difference_rounded_up, rounded_up
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class LinfBall(Perturbation):
         _check_eps(self.eps)
         if self.clip is not None and not _is_range(self.clip):
             raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
+        if self.clip is not None:
+            object.__setattr__(self, "clip", tuple(map(float, self.clip)))
 
     def around(self, x: Tensor) -> Box:
         if self.clip is not None and values_at_hand(x):
@@ -36,11 +39,35 @@ class LinfBall(Perturbation):
         if self.clip is None:
             return Box.around(x, eps)
         lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
-        return Box.between(lower, upper)
+        if x.dtype == torch.float64:
+            return Box.between(*_with_x(lower, x, upper))
+        return Box.between(lower, upper).known_as(partial(self._in_double, x))
+
+    def within(self, x: Tensor) -> InputSet:
+        if type(self).around is not LinfBall.around:
+            return super().within(x)
+        wide = x.double()
+        eps = _broadcast(self.eps, wide)
+        lower, upper = difference_rounded_up(wide, eps), -difference_rounded_up(-wide, eps)
+        if self.clip is not None:
+            lower, upper = lower.clamp(min=self.clip[0]), upper.clamp(max=self.clip[1])
+        return Box.between(*_with_x(rounded_up(lower, x.dtype), x, -rounded_up(-upper, x.dtype)))
+
+    def _in_double(self, x: Tensor) -> Box:
+        return self.around(x.double())
 
     def check_inside(self, x: Tensor) -> None:
-        """Refuse inputs that are outside `clip` already: an adversary could not choose them."""
-        if self.clip is not None and not bool(((x >= self.clip[0]) & (x <= self.clip[1])).all()):
+        """Refuse inputs that are outside `clip` already: an adversary could not choose them.
+
+        An end of `clip` as float32 rounds it is inside, also in float64: that is where data of float32 end.
+        """
+        if self.clip is None:
+            return
+        low, high = self.clip
+        if x.dtype == torch.float64:
+            single = torch.tensor(self.clip, dtype=torch.float32).tolist()
+            low, high = min(low, single[0]), max(high, single[1])
+        if not bool(((x >= low) & (x <= high)).all()):
             raise ArgumentError(
                 f"x lies outside clip = ({self.clip[0]}, {self.clip[1]}): it ranges from {x.min().item():.6g} to "
                 f"{x.max().item():.6g}. clip is the range of the data in the units of x; normalisation belongs into the model"
@@ -62,6 +89,11 @@ class L2Ball(Perturbation):
     def around(self, x: Tensor) -> NormSet:
         return NormSet(x, _per_example(self.eps, x, "L2Ball"), 2.0)
 
+    def within(self, x: Tensor) -> InputSet:
+        if type(self).around is not L2Ball.around:
+            return super().within(x)
+        return NormSet(x, _not_larger(_per_example(self.eps, x.double(), "L2Ball"), x), 2.0)
+
     def with_eps(self, eps: float | Tensor) -> L2Ball:
         return replace(self, eps=eps)
 
@@ -77,6 +109,11 @@ class L1Ball(Perturbation):
 
     def around(self, x: Tensor) -> NormSet:
         return NormSet(x, _per_example(self.eps, x, "L1Ball"), torch.inf)
+
+    def within(self, x: Tensor) -> InputSet:
+        if type(self).around is not L1Ball.around:
+            return super().within(x)
+        return NormSet(x, _not_larger(_per_example(self.eps, x.double(), "L1Ball"), x), torch.inf)
 
     def with_eps(self, eps: float | Tensor) -> L1Ball:
         return replace(self, eps=eps)
@@ -121,6 +158,16 @@ def _not_smaller(eps: Tensor, x: Tensor) -> Tensor:
         return cast
     up = torch.nextafter(cast, torch.full_like(cast, torch.inf))
     return cast + torch.where(cast.detach().to(eps) < eps.detach(), up - cast, 0.0).detach()
+
+
+def _not_larger(eps: Tensor, x: Tensor) -> Tensor:
+    """A tensor of float64 in the dtype of x, rounded down where it has to be rounded."""
+    return -rounded_up(-eps, x.dtype)
+
+
+def _with_x(lower: Tensor, x: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends of a clipped set with x inside, which may be an end of `clip` as float32 rounds it."""
+    return torch.where(lower > x, x, lower), torch.where(upper < x, x, upper)
 
 
 def _broadcast(eps: float | Tensor, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from autodual._errors import ArgumentError
 from autodual.interval import Interval
 
 
@@ -49,6 +50,11 @@ class InputSet(ABC):
 
     def vertex(self, direction: Tensor) -> Tensor:
         """A point of the set that is farthest in `direction` [N, *shape]: the gradient of the support function."""
+        if torch.is_inference_mode_enabled() or self.centre.is_inference():
+            raise ArgumentError(
+                f"{type(self).__name__}: its extreme points come from gradients of `minimise`, which torch.inference_mode() forbids; "
+                f"use torch.no_grad() instead, and inputs that were not made in inference mode, or give the set a method `vertex`"
+            )
         with torch.enable_grad():
             negative = (-direction).detach().unsqueeze(0).requires_grad_()
             lowest = self.minimise(negative).sum()
@@ -73,7 +79,17 @@ class Perturbation(ABC):
 
     @abstractmethod
     def around(self, x: Tensor) -> InputSet:
-        """The set of inputs that an adversary may choose from instead of each x."""
+        """The set of inputs that an adversary may choose from instead of each x, rounded outwards: a proof must hold for all of them.
+
+        Each example has a set of its own, whatever others are in the batch: parts of a batch come, too.
+        """
+
+    def within(self, x: Tensor) -> InputSet:
+        """A set rounded inwards: what its `step` and `sample` compute is an allowed input. Attacks search it.
+
+        A perturbation of your own answers for the rounding of its sets.
+        """
+        return self.around(x)
 
     @abstractmethod
     def with_eps(self, eps: float | Tensor) -> Perturbation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,13 +32,13 @@ class Box(InputSet):
             count = int((~(lower <= upper)).sum())
             raise ArgumentError(f"Box: lower must not exceed upper; {count} of {lower.numel()} entries do, or are NaN")
         box = Box.between(lower, upper)
-        self.centre, self.radius, self._ends = box.centre, box.radius, box._ends
+        self.centre, self.radius, self._ends, self._twin = box.centre, box.radius, box._ends, None
 
     @classmethod
     def around(cls, centre: Tensor, radius: Tensor) -> Box:
         """A box by centre and radius, which broadcast; unchecked."""
         box = cls.__new__(cls)
-        box.centre, box.radius, box._ends = centre, radius, None
+        box.centre, box.radius, box._ends, box._twin = centre, radius, None, None
         return box
 
     @classmethod
@@ -45,12 +47,19 @@ class Box(InputSet):
         centre, radius = lower + (upper - lower) / 2, (upper - lower) / 2
         box = cls.around(centre, radius)
         with torch.no_grad():
-            wide = torch.maximum(_at_least(upper, centre), _at_least(centre, lower))
+            wide = torch.maximum(difference_rounded_up(upper, centre), difference_rounded_up(centre, lower))
         box.radius, box._ends = radius + (wide - radius).detach(), Interval(lower, upper)
         return box
 
     _ends: Interval | None
     """The ends that the box was made from. Centre and radius contain them, but may be rounded to a larger box."""
+    _twin: Callable[[], Box] | None
+    """Makes this box in float64, where its own ends are rounded."""
+
+    def known_as(self, twin: Callable[[], Box]) -> Box:
+        """This box, which `twin` makes in float64 from what it was made from."""
+        self._twin = twin
+        return self
 
     @property
     def lower(self) -> Tensor:
@@ -64,10 +73,13 @@ class Box(InputSet):
         if self._ends is not None:
             box = Box.around(self.centre[examples], self.radius[examples])
             box._ends = Interval(self._ends.lower[examples], self._ends.upper[examples])
-            return box
-        return Box.around(self.centre[examples], _some(self.radius, examples))
+        else:
+            box = Box.around(self.centre[examples], _some(self.radius, examples))
+        return box if self._twin is None else box.known_as(lambda: self.double()[examples])
 
     def double(self) -> Box:
+        if self._twin is not None:
+            return self._twin()
         if self._ends is not None:
             return Box(self._ends.lower.double(), self._ends.upper.double())
         return Box.around(self.centre.double(), self.radius.double())
@@ -131,19 +143,45 @@ class NormSet(InputSet):
         return self.project(x + size * (self.vertex(direction) - self.centre))
 
     def project(self, x: Tensor) -> Tensor:
-        shift = (x - self.centre).flatten(1)
-        radius = self.radius.expand(len(x), *self.radius.shape[1:]).reshape(-1, 1)
+        """The nearest point of the set, but for rounding, which goes inwards: a point that is returned lies in the set."""
+        centre, radius = self.centre.double(), self.radius.double()
+        shift = (x.double() - centre).flatten(1)
+        radius = radius.expand(len(x), *radius.shape[1:]).reshape(-1, 1)
         inside = _into_l2(shift, radius) if self.dual_norm == 2 else _into_l1(shift, radius)
-        return self.centre + inside.reshape(x.shape)
+        length = inside.norm(2 if self.dual_norm == 2 else 1, dim=1, keepdim=True)
+        most = radius * (1 - (shift.shape[1] + 8) * torch.finfo(torch.float64).eps)
+        inside = torch.where(length > most, inside * (most / length.clamp(min=torch.finfo(torch.float64).tiny)), inside)
+        return _not_beyond(centre, inside.reshape(x.shape), x.dtype)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self.project(super().sample(generator))
 
 
-def _at_least(high: Tensor, low: Tensor) -> Tensor:
+def difference_rounded_up(high: Tensor, low: Tensor) -> Tensor:
     """high - low, rounded up if it has to be rounded: never less than the exact difference."""
-    difference = high - low
-    # The rounding error of a difference is itself a floating-point number, and found without any error. [Knuth's two-sum]
-    part = difference - high
-    error = (high - (difference - part)) - (low + part)
+    difference, error = _two_difference(high, low)
     return torch.where(error > 0, torch.nextafter(difference, torch.full_like(difference, torch.inf)), difference)
+
+
+def rounded_up(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of float64 in another dtype, rounded up if they have to be rounded."""
+    cast = values.to(dtype)
+    return torch.where(cast.double() < values, torch.nextafter(cast, torch.full_like(cast, torch.inf)), cast)
+
+
+def _not_beyond(centre: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+    """centre + shift of float64 in a dtype that holds the centre, no farther from it than the exact sum."""
+    total, error = _two_difference(centre, -shift)
+    total = torch.where(error * shift.sign() < 0, torch.nextafter(total, centre), total)
+    cast = total.to(dtype)
+    return torch.where((cast.double() - total) * shift.sign() > 0, torch.nextafter(cast, centre.to(dtype)), cast)
+
+
+def _two_difference(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a - b as rounded, and its rounding error, which is itself a floating-point number, and found without any error. [Knuth]"""
+    difference = a - b
+    part = difference - a
+    return difference, (a - (difference - part)) - (b + part)
 
 
 def _into_l2(shift: Tensor, radius: Tensor) -> Tensor:

@@ -52,6 +52,11 @@ def certify_to_file(
     file = LineFile(path, lambda line: cascade_fault(line, labels), say)
     problem, one = cascade_question(combination, data, asked), partial(cascade_lines, combination, data)
     lines = lines_to_file(file, problem, one, data, "certifying the cascade", tell, group, anew, renewed, step)
+    return read_cascade(combination, lines)
+
+
+def read_cascade(combination: Combination, lines: list[Line]) -> CascadeCertificate:
+    """What the lines of a cascade say together."""
     answers = Answers(_column(lines, "answer"), _column(lines, "certified").bool(), _column(lines, "stage"))
     return CascadeCertificate(
         combination.kind, combination.answering(), _column(lines, "label"), answers, _column(lines, "sound").bool(),

@@ -60,8 +60,28 @@ class Judged:
         return on_cpu(cls(found.labels, found.predicted, found.certified, found.certified_as_run, smallest, slack))
 
     @classmethod
+    def read(cls, lines: Sequence[Line]) -> Judged:
+        """From lines of JSON."""
+        return cls(
+            torch.tensor([line["label"] for line in lines]),
+            torch.tensor([line["predicted"] for line in lines]),
+            torch.tensor([line["certified"] for line in lines], dtype=torch.bool),
+            torch.tensor([line["certified_as_run"] for line in lines], dtype=torch.bool),
+            torch.tensor([torch.nan if line["margin"] is None else line["margin"] for line in lines]),
+            torch.tensor([torch.inf if line["slack"] is None else line["slack"] for line in lines]),
+        )
+
+    @classmethod
     def join(cls, parts: list[Judged]) -> Judged:
         return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
+
+def proved(found: Judged, engine: BoundEngine) -> dict[str, float]:
+    """What is not certified. Over many examples the probabilities of `HighProbability` add up: that fraction is no robust error."""
+    exact, as_run = found.robust_error, found.robust_error_as_run
+    if isinstance(engine, HighProbability):
+        return {"not_certified": exact, "not_certified_as_run": as_run, "confidence": 1 - engine.delta}
+    return {"robust_error": exact, "robust_error_as_run": as_run, "confidence": 1.0}
 
 
 def judge(
@@ -126,14 +146,7 @@ def judge_to_file(
         question([model], data, ball, Dual() if engine is None else engine, asked),
         partial(judge_lines, model, data, ball, engine), data, "certifying", tell, group, anew, renewed, step,
     )  # fmt: skip
-    return Judged(
-        torch.tensor([line["label"] for line in lines]),
-        torch.tensor([line["predicted"] for line in lines]),
-        torch.tensor([line["certified"] for line in lines], dtype=torch.bool),
-        torch.tensor([line["certified_as_run"] for line in lines], dtype=torch.bool),
-        torch.tensor([torch.nan if line["margin"] is None else line["margin"] for line in lines]),
-        torch.tensor([torch.inf if line["slack"] is None else line["slack"] for line in lines]),
-    )
+    return Judged.read(lines)
 
 
 def lines_to_file(
