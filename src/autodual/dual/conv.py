@@ -135,7 +135,7 @@ class DualConv(AffineDual):
         return self.weight[0].numel() + 1, self.weight[:, 0].numel()
 
     def nonzero_terms(self, *operands: Tensor) -> Tensor | None:
-        alive = (operands[0] > 0).flatten(2).any(2).sum(1).reshape(-1, *[1] * (self.dims + 1))
+        alive = (operands[0].flatten(2).sum(2) != 0).sum(1).reshape(-1, *[1] * (self.dims + 1))
         return alive * math.prod(self.weight.shape[2:]) + 1
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
