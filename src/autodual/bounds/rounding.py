@@ -193,11 +193,10 @@ class Rounding:
         self._sizes.append(size)
         self._moves.append(size if self.pulls_centres else moves)
         local = self._of_sums(index, torch.maximum(size, steepest * wide.largest))
-        if layer.exact:
-            # Zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either.
-            local = local * (size + steepest + offset).sign()
-        else:
+        if not layer.exact:
             local = local + layer.error(wide, size, of_sum(FEW, self._dtype))
+        else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
+            local = local * (size + steepest + offset).sign()
         self._local.append(local)
         self._since.append(self._zero_like(size))
         self._lost = self._lost + self._coefficients_lost(index)

@@ -87,7 +87,7 @@ class DenseRows(Rows):
 
 
 def _inner_products(a: Tensor, b: Tensor) -> Tensor:
-    """Sums over F of a [R, N, F] times b [N, K, F], as [N, K, R]. A CPU takes a few long rows on the left much faster than on the right."""
+    """Sums over F of a [R, N, F] times b [N, K, F], as [N, K, R]. A CPU is several times faster with the fewer rows on the left."""
     if a.device.type == "cpu":
         return torch.bmm(b, a.permute(1, 2, 0))
     return torch.bmm(a.transpose(0, 1), b.transpose(1, 2)).transpose(1, 2)

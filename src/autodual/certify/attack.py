@@ -68,13 +68,13 @@ def attack(
     with torch.inference_mode(False):  # gradients are needed
         x, labels = x.detach().clone(), labels.clone()
         region = ball.around(x)
-        with torch.no_grad():
-            scores = module(x.clone())  # a model may write into its input
-            check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
-        best = Attack(x, _margin(scores, labels), torch.zeros_like(labels, dtype=torch.bool))
+        start, scores = _run(module, x)
+        check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
+        best = Attack(x, _margin(scores.detach(), labels), torch.zeros_like(labels, dtype=torch.bool))
         for restart in range(restarts):
-            start = x if restart == 0 else region.sample(generator)
-            best = _ascend(module, start, labels, region, steps, best)
+            if restart > 0:
+                start, scores = _run(module, region.sample(generator))
+            best = _ascend(module, start, scores, labels, region, steps, best)
         return replace(best, confirmed=_confirm(model, best, labels))
 
 
@@ -101,22 +101,36 @@ def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tenso
     return confirmed.index_copy(0, some, beaten)
 
 
-def _ascend(module: nn.Module, x: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack) -> Attack:
-    for step in range(steps + 1):
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            margin = _margin(module(x.clone()), labels)
-            (gradient,) = torch.autograd.grad(margin.sum(), x)
-        best = _better(best, x.detach(), margin.detach())
-        size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / max(1, steps)
-        x = region.step(x.detach(), -gradient, size)
-    return best
+def _run(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The inputs, ready to be differentiated in, and their scores."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        return x, module(x.clone())  # a model may write into its input
+
+
+def _ascend(
+    module: nn.Module, x: Tensor, scores: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack
+) -> Attack:
+    for step in range(steps):
+        best = _better(best, x.detach(), _margin(scores.detach(), labels))
+        (gradient,) = torch.autograd.grad(scores, x, _slope_of_margin(scores.detach(), labels))
+        size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / steps
+        x, scores = _run(module, region.step(x.detach(), -gradient, size))
+    return _better(best, x.detach(), _margin(scores.detach(), labels))
 
 
 def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
     improved = margins < best.margins
     spread = improved.reshape(-1, *[1] * (x.dim() - 1))
     return Attack(torch.where(spread, x, best.examples), torch.where(improved, margins, best.margins), best.confirmed)
+
+
+def _slope_of_margin(scores: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of `_margin` in the scores: 1 for the label's, -1 for the largest other one, shared where several are equal."""
+    own = labels.unsqueeze(1)
+    others = scores.scatter(1, own, -torch.inf)
+    largest = (others == others.amax(1, keepdim=True)).to(scores)
+    return (-largest / largest.sum(1, keepdim=True)).scatter(1, own, 1.0)
 
 
 def _margin(scores: Tensor, labels: Tensor) -> Tensor:
