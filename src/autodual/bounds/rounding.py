@@ -228,6 +228,26 @@ class Rounding:
         self._run_since.append(zero)
         self.run_errors[index] = own * off_line
 
+    def enter_at(self, index: int, operand: Tensor) -> None:
+        """Activation `index` is evaluated at the points of the set: `operand` was computed for them, so z is within its error.
+
+        From here on only `run` is known.
+        """
+        source = self.network.nodes[index].inputs[0]
+        reach = torch.add(self.run(source) + self._since[source], operand.abs(), alpha=of_sum(FEW, self._dtype))
+        near = Interval.around(operand, reach)
+        size = self._activation(index).size(near)
+        zero = self._zero_like(size)
+        for values, value in (
+            (self._sizes, size),
+            (self._moves, zero),
+            (self._local, zero),
+            (self._since, zero),
+            (self._drift, zero),
+        ):
+            values.append(value)
+        self._enter_run(index, near, size, (zero,), zero)
+
     def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
         """Of an activation that has been entered."""
         before = self.since(self.network.nodes[index].inputs[0])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import full_precision
-from autodual.bounds.ibp import run_error_at
+from autodual.bounds.ibp import evaluate_with_error
 from autodual.bounds.prepare import check_evaluation_mode, check_placement, prepare
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.graph import Network
@@ -87,8 +87,7 @@ def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tenso
     points, own = found.examples[some], labels[some].unsqueeze(1)
     try:
         with full_precision(), torch.no_grad():
-            network = prepare(model, points).in_double
-            scores, error = network.forward(points.double()), run_error_at(network, points.double())
+            scores, error = evaluate_with_error(prepare(model, points).in_double, points.double())
     except CaptureError as reason:
         warnings.warn(
             f"{len(some)} counterexamples could not be confirmed in real numbers, so `success` does not count them; `success_as_run` "
