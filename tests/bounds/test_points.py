@@ -24,7 +24,8 @@ class _Sum(nn.Module):
         self.first, self.second, self.activation = nn.Linear(48, 48), nn.Linear(48, 48), activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.activation(x + self.second(self.activation(self.first(x))))
+        first, second = self.first(x), self.second(x)  # both before either is read
+        return self.activation(x + self.second(self.activation(first)) + self.activation(second))
 
 
 def _model(activation: nn.Module, size: float) -> nn.Module:

@@ -187,7 +187,7 @@ class Rounding:
         source = self.network.nodes[index].inputs[0]
         outside = self.outside[source]
         wide, steepest = outside.around(interval), _steepest(slopes)
-        size = layer.size(wide)
+        size = layer.largest_value(wide)
         moves = torch.addcmul(offset, steepest, interval.radius + outside.farther)
         self.intervals[index] = interval
         self._sizes.append(size)
@@ -233,10 +233,11 @@ class Rounding:
 
         From here on only `run` is known.
         """
+        self._go_on(index - 1)
         source = self.network.nodes[index].inputs[0]
-        reach = torch.add(self.run(source) + self._since[source], operand.abs(), alpha=of_sum(FEW, self._dtype))
+        reach = torch.add(self._run[source] + self._since[source], operand.abs(), alpha=of_sum(FEW, self._dtype))
         near = Interval.around(operand, reach)
-        size = self._activation(index).size(near)
+        size = self._activation(index).largest_value(near)
         zero = self._zero_like(size)
         for values, value in (
             (self._sizes, size),

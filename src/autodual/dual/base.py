@@ -196,7 +196,7 @@ class ElementwiseDual(ABC):
     def image(self, z: Interval) -> Interval:
         """The smallest interval that holds f(z)."""
 
-    def size(self, z: Interval) -> Tensor:
+    def largest_value(self, z: Interval) -> Tensor:
         """The largest |f(z)|."""
         return self.image(z).largest
 

@@ -30,7 +30,7 @@ class DualReLU(ElementwiseDual):
     def image(self, z: Interval) -> Interval:
         return Interval(z.lower.relu(), z.upper.relu())
 
-    def size(self, z: Interval) -> Tensor:
+    def largest_value(self, z: Interval) -> Tensor:
         return z.upper.relu()
 
     def band(self, z: Interval) -> Band:
