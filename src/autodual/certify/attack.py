@@ -111,8 +111,9 @@ def _ascend(
     module: nn.Module, x: Tensor, scores: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack
 ) -> Attack:
     for step in range(steps):
-        best = _better(best, x.detach(), _margin(scores.detach(), labels))
-        (gradient,) = torch.autograd.grad(scores, x, _slope_of_margin(scores.detach(), labels))
+        margins, slope = _margin_with_slope(scores.detach(), labels)
+        best = _better(best, x.detach(), margins)
+        (gradient,) = torch.autograd.grad(scores, x, slope)
         size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / steps
         x, scores = _run(module, region.step(x.detach(), -gradient, size))
     return _better(best, x.detach(), _margin(scores.detach(), labels))
@@ -124,15 +125,21 @@ def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
     return Attack(torch.where(spread, x, best.examples), torch.where(improved, margins, best.margins), best.confirmed)
 
 
-def _slope_of_margin(scores: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of `_margin` in the scores: 1 for the label's, -1 for the largest other one, shared where several are equal."""
-    own = labels.unsqueeze(1)
-    others = scores.scatter(1, own, -torch.inf)
-    largest = (others == others.amax(1, keepdim=True)).to(scores)
-    return (-largest / largest.sum(1, keepdim=True)).scatter(1, own, 1.0)
-
-
 def _margin(scores: Tensor, labels: Tensor) -> Tensor:
-    own = scores.gather(1, labels.unsqueeze(1)).squeeze(1)
-    others = scores.scatter(1, labels.unsqueeze(1), -torch.inf)
-    return own - others.amax(1)
+    """z_label minus the largest other score."""
+    own, others = _own_and_others(scores, labels)
+    return scores.gather(1, own).squeeze(1) - others.amax(1)
+
+
+def _margin_with_slope(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The margin, and its gradient in the scores: 1 for the label's, -1 for the largest other one, shared where several are equal."""
+    own, others = _own_and_others(scores, labels)
+    largest = others.amax(1, keepdim=True)
+    shares = (others == largest).to(scores)
+    slope = (shares / -shares.sum(1, keepdim=True)).scatter_(1, own, 1.0)
+    return (scores.gather(1, own) - largest).squeeze(1), slope
+
+
+def _own_and_others(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    own = labels.unsqueeze(1)
+    return own, scores.scatter(1, own, -torch.inf)
