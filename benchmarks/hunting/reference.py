@@ -17,6 +17,12 @@ from hunting.case import NAMES, Beside, Case, flat
 
 DIGITS = 130
 CONTEXT = decimal.Context(prec=DIGITS, Emin=-999999999, Emax=999999999, traps=[decimal.InvalidOperation])
+SMALL = Decimal("0.01")
+"""Below this, 1 + v holds fewer digits of v than a series gives."""
+MORE = 60
+"""Digits that 1/2 - Phi(-v) may lose, for v up to 15."""
+NOTHING = Decimal(10) ** (-DIGITS - MORE - 10)
+"""A term that is no larger part of a sum is left out, with all that follow."""
 NOISE, COPIES = 2.0**-48, 8
 """Relative noise on what every layer reads, and how many noisy evaluations: their spread is the doubt of float64."""
 GROSS = 1e-10
@@ -118,26 +124,51 @@ def _sigmoid(v: Decimal) -> Decimal:
 
 
 def _tanh(v: Decimal) -> Decimal:
-    e = (-2 * abs(v)).exp()
-    return ((1 - e) / (1 + e)).copy_sign(v)
+    e = _expm1(-2 * abs(v))
+    return (-e / (2 + e)).copy_sign(v)
 
 
-PI = Decimal(
-    "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798214808651328230664709"
-)
+def _expm1(v: Decimal) -> Decimal:
+    """exp(v) - 1, to all digits where that is small, too."""
+    return _series(v, lambda term, n: term * v / (n + 1)) if abs(v) < SMALL else v.exp() - 1
+
+
+def _log1p(v: Decimal) -> Decimal:
+    """ln(1 + v) for v >= 0, to all digits where that is small, too."""
+    return _series(v, lambda term, n: -term * v * n / (n + 1)) if v < SMALL else (1 + v).ln()
+
+
+def _series(first: Decimal, following: Callable[[Decimal, int], Decimal]) -> Decimal:
+    """The sum of terms that shrink fast: the n-th one gives the next."""
+    term = total = first
+    n = 1
+    while abs(term) > abs(total) * NOTHING:
+        term = following(term, n)
+        total += term
+        n += 1
+    return total
+
+
+def _pi(digits: int) -> Decimal:
+    """By Machin's formula, 16 arctan(1/5) - 4 arctan(1/239)."""
+    with decimal.localcontext(CONTEXT, prec=digits + 10):
+        parts = []
+        for factor, inverse in ((16, 5), (-4, 239)):
+            first, square = Decimal(factor) / inverse, Decimal(inverse) ** 2
+            parts.append(_series(first, lambda term, n, square=square: -term * (2 * n - 1) / (2 * n + 1) / square))
+        return sum(parts, Decimal(0))
 
 
 def _normal(v: Decimal) -> Decimal:
     """The distribution function of the normal distribution, from its series of positive terms."""
     if abs(v) > 15:
         raise UnknownError("gelu that far out")
-    term = total = v
-    n = 1
-    while abs(term) > abs(total) * Decimal(10) ** (-DIGITS - 5):
-        n += 2
-        term = term * v * v / n
-        total += term
-    return Decimal("0.5") + total * (-v * v / 2).exp() / (2 * PI).sqrt()
+    with decimal.localcontext(prec=decimal.getcontext().prec + MORE):  # which 1/2 loses where v is far below zero
+        total = _series(v, lambda term, n: term * v * v / (2 * n + 1))
+        return Decimal("0.5") + total * (-v * v / 2).exp() / (2 * PI).sqrt()
+
+
+PI = _pi(DIGITS + MORE)
 
 
 def _gelu(m: Any, v: Decimal) -> Decimal:
@@ -153,13 +184,13 @@ def _softplus(m: Any, v: Decimal) -> Decimal:
     scaled = v * Decimal(m.beta)
     if scaled > Decimal(m.threshold):
         return v
-    return (1 + scaled.exp()).ln() / Decimal(m.beta)
+    return _log1p(scaled.exp()) / Decimal(m.beta)
 
 
 def _elu(v: Decimal, alpha: float, scale: float = 1.0, width: float = 1.0) -> Decimal:
     if v > 0:
         return v * Decimal(scale)
-    return Decimal(scale) * Decimal(alpha) * ((v / Decimal(width)).exp() - 1)
+    return Decimal(scale) * Decimal(alpha) * _expm1(v / Decimal(width))
 
 
 def _clip(v: Decimal, low: float, high: float) -> Decimal:

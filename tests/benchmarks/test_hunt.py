@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import decimal
+import math
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -142,3 +144,48 @@ def test_points_lie_in_their_set(hunt: ModuleType, kind: str) -> None:
     assert sum(ball.contains(x.tolist(), p) for p in points.tolist()) >= 25
     outside = (x.double() + torch.tensor([0.0, 0.0, 0.3000001])).tolist()
     assert not ball.contains(x.tolist(), outside)
+
+
+TINY_AND_LARGE = (5e-324, 1e-261, 1e-44, 1e-9, 0.0099, 0.3, 3.0, 14.9, 88.7, 300.0, 600.0, 1e4)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(
+            nn.Softplus(),
+            nn.Softplus(100.0, 1.0),
+            nn.Softplus(0.5, 20.0),
+            nn.ELU(0.7),
+            nn.CELU(0.7),
+            nn.SELU(),
+            nn.Tanh(),
+        ),
+        *(nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.GELU("tanh"), nn.Hardsigmoid(), nn.Hardswish(), nn.LeakyReLU(1e-30)),
+    ],
+    ids=repr,
+)
+def test_the_reference_has_the_digits_that_it_needs(hunt: ModuleType, module: nn.Module) -> None:
+    """Ten times as many digits change none of the first 100 of a value: not of a tiny one, either."""
+    from hunting.reference import CONTEXT, ELEMENTWISE, UnknownError
+
+    def value(v: float, digits: int) -> Decimal:
+        with decimal.localcontext(CONTEXT, prec=digits):
+            return ELEMENTWISE[type(module)](module, Decimal(v))
+
+    for size in TINY_AND_LARGE:
+        for v in (size, -size):
+            try:
+                few, many = value(v, CONTEXT.prec), value(v, 10 * CONTEXT.prec)
+            except UnknownError:
+                continue
+            with decimal.localcontext(CONTEXT):
+                assert abs(few - many) <= abs(many) * Decimal("1e-100"), v
+                assert (few == 0) == (many == 0), v
+
+
+def test_pi_has_the_digits_that_are_asked_for(hunt: ModuleType) -> None:
+    from hunting.reference import DIGITS, PI, _pi
+
+    assert abs(PI - _pi(2 * DIGITS)) < Decimal(10) ** -DIGITS
+    assert float(PI) == math.pi

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import autodual as ad
+from autodual.certify.attack import _margin, _margin_with_slope
 from small import DOUBLE, Net, batch, mlp, tilted
 
 X = batch(12, 6)
@@ -150,3 +151,14 @@ def test_models_that_cannot_be_bounded_can_be_attacked() -> None:
         found = ad.attack(model, X, labels, ad.LinfBall(2.0))
     assert found.success_as_run.any()
     assert not found.success.any()
+
+
+def test_the_slope_of_the_margin_is_that_of_autodiff() -> None:
+    """Also where several scores are the largest."""
+    scores = torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 1.0], [0.0, 5.0, 5.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    labels = torch.tensor([2, 0, 0, 1])
+    given = scores.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(_margin(given, labels).sum(), given)
+    margins, slope = _margin_with_slope(scores, labels)
+    assert torch.equal(margins, _margin(scores, labels))
+    assert torch.equal(slope, expected)

@@ -83,10 +83,17 @@ class Counted(ad.BoundEngine):
 
     inner: ad.BoundEngine
     asked: list[torch.dtype]
+    sketched: list[torch.dtype] | None = None
+    """Of the engine's cheaper relative; None: it is not asked."""
 
     @property
     def coarse_in_float32(self) -> bool:
         return self.inner.coarse_in_float32
+
+    @property
+    def sketch(self) -> ad.BoundEngine | None:
+        cheaper = self.inner.sketch
+        return None if cheaper is None or self.sketched is None else Counted(cheaper, self.sketched)
 
     def preactivations(self, network: DualNetwork, region: ad.InputSet) -> Preactivations:
         return self.inner.preactivations(network, region)
@@ -136,6 +143,29 @@ def test_an_engine_that_is_coarse_in_float32_goes_to_float64_at_once() -> None:
         model[2].bias[0] = model[2].bias[1] + 1e-6
     ad.certify(model, x, labels, tiny, Counted(ad.Crown(), asked))
     assert asked == [torch.float32, torch.float64], "of many, one is tried in float32, then all are bounded in float64"
+
+
+def test_a_cheaper_engine_tells_that_float32_will_do() -> None:
+    model, x, labels = _near_zero(0.0)
+    with torch.no_grad():
+        model[2].bias[0] += 50.0
+    asked, sketched = list[torch.dtype](), list[torch.dtype]()
+    ad.certify(model, x, labels, ad.LinfBall(2.0**-8), Counted(ad.Crown(), asked, sketched))
+    assert sketched == [torch.float32]
+    assert asked == [torch.float32], "all examples at once, and none of them before"
+
+
+def test_a_cheaper_engine_does_not_tell_that_float32_is_in_vain() -> None:
+    model, x, labels = _near_zero(0.0)
+    with torch.no_grad():
+        model[2].weight[0] = model[2].weight[1]
+        model[2].bias[0] = model[2].bias[1] + 1e-6
+    asked, sketched = list[torch.dtype](), list[torch.dtype]()
+    ad.certify(model, x, labels, ad.LinfBall(2.0**-40), Counted(ad.Crown(), asked, sketched))
+    assert sketched == [torch.float32]
+    assert asked == [torch.float32, torch.float64], (
+        "one example is tried by the engine itself, then all are bounded in float64"
+    )
 
 
 def test_float32_is_enough_where_it_decides() -> None:

@@ -163,6 +163,11 @@ class BoundEngine(ABC):
         """Whether rounding in float32 counts in proportion to the network's values, and so is often more than a margin."""
         return False
 
+    @property
+    def sketch(self) -> BoundEngine | None:
+        """An engine that is far cheaper and has a slack of about this size; None if nobody has named one."""
+        return None
+
     @abstractmethod
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         """Bounds on what enters every activation."""

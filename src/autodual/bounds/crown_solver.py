@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from autodual._tensor import added
+from autodual._tensor import added, channels_inside, laid_out_like
 from autodual.bounds.backward import over_chunks, pull_back
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import Rounding
@@ -28,7 +29,8 @@ class CrownSolver(Solver):
         self.chosen: dict[int, Lines] = {}
 
     def relax(self, index: int, interval: Interval) -> None:
-        lines = self.chosen[index] = self.activation(index).lines(interval)
+        lines = self.activation(index).lines(interval)
+        self.chosen[index] = Lines(*(channels_inside(getattr(lines, f.name)) for f in fields(lines)))
         if self.rounding is not None:
             offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
             self.rounding.enter(index, interval, (lines.lower_slope, lines.upper_slope), offset)
@@ -49,12 +51,15 @@ class CrownSolver(Solver):
 
         def through(activation: int, coefficients: Tensor) -> Tensor:
             lines = self.chosen[activation]
-            for known, found in errors:
-                found.append(rows.norm(activation, coefficients, known[activation]))
+            coefficients = laid_out_like(coefficients, lines.lower_slope)
+            if errors:
+                sizes = rows.norms(activation, coefficients, *(known[activation] for known, _ in errors))
+                for (_, found), size in zip(errors, sizes, strict=True):
+                    found.append(size)
             positive, negative = coefficients.clamp(min=0), coefficients.clamp(max=0)
             total.append(rows.inner(activation, positive, lines.lower_offset))
             total.append(rows.inner(activation, negative, lines.upper_offset))
-            return positive * lines.lower_slope + negative * lines.upper_slope
+            return torch.addcmul(positive * lines.lower_slope, negative, lines.upper_slope)
 
         def add_bias(node: int, coefficients: Tensor) -> None:
             bias = _bias(self.network, node, coefficients)

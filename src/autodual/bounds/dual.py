@@ -26,6 +26,7 @@ from autodual.bounds.base import (
 from autodual.bounds.crown_solver import CrownSolver
 from autodual.bounds.decide import exceeds
 from autodual.bounds.dual_solver import DualSolver, constant_bands
+from autodual.bounds.ibp import IBP
 from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget, check_max_bytes
 from autodual.bounds.rounding import Outside, Rounding
@@ -214,6 +215,10 @@ class Crown(BackwardEngine):
     @property
     def coarse_in_float32(self) -> bool:
         return True
+
+    @property
+    def sketch(self) -> BoundEngine | None:
+        return replace(self, intermediate=IBP(), intersect=False) if self.intermediate is None else None
 
     def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
         return Rounding(network, region, pulls_centres=True)

@@ -33,6 +33,8 @@ class DualSolver(Solver):
         self.centres = Centres(network, region, self.bands)
         self._alive: dict[int, Tensor] = {}
         self._slim, self._kept = network, dict[int, Tensor]()
+        self._ready, self._ready_errors = dict[int, Band](), dict[int, Tensor]()
+        """Bands and errors of activations as rows meet them: of the channels that are kept, in the order of convolutions."""
         self._reaches = dict[int, Tensor]()
         if region.dual_norm is not None:
             reach = region.radius.expand_as(region.centre)
@@ -43,6 +45,7 @@ class DualSolver(Solver):
 
     def set_band(self, index: int, interval: Interval, band: Band) -> None:
         self.bands[index] = band
+        self._ready.pop(index, None)
         parts = [band.slope, band.radius]
         if self.rounding is not None:
             self.rounding.enter(index, interval, (band.slope,), band.radius)
@@ -102,8 +105,9 @@ class DualSolver(Solver):
         none = torch.zeros_like(self.centre(index))
         self.rounding.note(index, None if error is None else _put(none, units, error))
         found = self.rounding.outside[index]
-        sides = (_put(none, units, flat(side, 1)[:, units]) for side in (found.below, found.above))
-        self.rounding.outside[index] = Outside(*sides)
+        below = _put(none, units, flat(found.below, 1)[:, units])
+        above = below if found.above is found.below else _put(none, units, flat(found.above, 1)[:, units])
+        self.rounding.outside[index] = Outside(below, above)
 
     def _remember(self, index: int, interval: Interval) -> Interval:
         self._reaches[index] = interval.radius
@@ -134,11 +138,6 @@ class DualSolver(Solver):
         radius, error, run_error = self._radius().of_rows_with_errors(index, rows, run_errors)
         return rows.inner(index, rows.seed, self.centre(index)) - radius, error, run_error
 
-    def _errors(self) -> dict[int, Tensor]:
-        if self.rounding is None:
-            return {}
-        return self._narrowed(self.rounding.errors | {i: self.rounding.error_of_image(i) for i in self.constant})
-
     def _run_errors(self) -> dict[int, Tensor]:
         if self.rounding is None:
             return {}
@@ -148,10 +147,13 @@ class DualSolver(Solver):
         return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index)
 
     def _radius(self) -> RadiusPass:
-        bands = {
-            i: Band(self._laid_out(i, b.slope), b.centre, self._laid_out(i, b.radius)) for i, b in self.bands.items()
-        }
-        errors = {i: channels_inside(error) for i, error in self._errors().items()}
+        for i, band in self.bands.items():
+            if i not in self._ready:
+                self._ready[i] = Band(self._laid_out(i, band.slope), band.centre, self._laid_out(i, band.radius))
+                if self.rounding is not None:
+                    error = self.rounding.error_of_image(i) if i in self.constant else self.rounding.errors[i]
+                    self._ready_errors[i] = self._laid_out(i, error)
+        bands, errors = dict(self._ready), dict(self._ready_errors)
         return RadiusPass(self._slim, self.region, bands, self.budget, frozenset(self.constant), errors=errors)
 
 

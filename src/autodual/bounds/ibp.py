@@ -13,6 +13,7 @@ from autodual.bounds.interval_pass import IntervalPass
 from autodual.bounds.memory import Budget
 from autodual.bounds.rounding import FEW, Outside, Rounding, of_sum
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
+from autodual.dual.network import evaluate
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
@@ -77,10 +78,18 @@ class IBP(BoundEngine):
 
 def run_error_at(network: DualNetwork, x: Tensor) -> Tensor:
     """Bounds |fl z - z| of the output, [N, *shape], for the network evaluated at the points x in their dtype."""
-    points = Box.around(x, torch.zeros_like(x))
-    rounding = Rounding(replace(network, run_dtype=x.dtype), points)
-    IBP._noted(IntervalPass(network, points, rounding), rounding)
-    return rounding.run(network.output)
+    return evaluate_with_error(network, x)[1]
+
+
+def evaluate_with_error(network: DualNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The output at the points x, computed in their dtype, and how far that, in any order of summation, may be from the exact one."""
+    rounding = Rounding(replace(network, run_dtype=x.dtype), Box.around(x, torch.zeros_like(x)))
+    values: list[Tensor] = []
+    for index, node in enumerate(network.nodes):
+        if isinstance(node.layer, ElementwiseDual):
+            rounding.enter_at(index, values[node.inputs[0]])
+        values.append(x if node.layer is None else evaluate(node.layer, *(values[i] for i in node.inputs)))
+    return values[network.output], rounding.run(network.output)
 
 
 def least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Patches:
 
     def assemble(self, radius: Tensor) -> Tensor:
         """[C, N * positions] -> [N, C, *space]."""
-        return radius.reshape(radius.shape[0], -1, *self.space).transpose(0, 1)
+        return radius.reshape(radius.shape[0], -1, *self.space).transpose(0, 1).contiguous()
 
 
 def crop(network: DualNetwork, target: int, windows: dict[int, Window]) -> Patches | None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import torch
 from torch import Tensor
 
-from autodual._tensor import flat
+from autodual._tensor import added, flat
 from autodual.dual import AffineDual, DualLayer, DualNetwork
 from autodual.dual.shape import DualReshape
 
@@ -31,10 +30,9 @@ class _Draft:
 
 def alive_channels(*parts: Tensor) -> Tensor | None:
     """Indices of the channels where some part is not zero; None if leaving out the others is not worthwhile."""
-    lit = reduce(torch.logical_or, (part != 0 for part in parts))
-    if lit.dim() == 1:  # one number per example: nothing to leave out
+    if parts[0].dim() == 1:  # one number per example: nothing to leave out
         return None
-    alive = flat(lit, 2).any(2).any(0)
+    alive = added([flat(part.abs(), 2).sum((0, 2)) for part in parts]) != 0
     count = int(alive.sum())
     return alive.nonzero().squeeze(1) if 0 < count <= WORTHWHILE * len(alive) else None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from autodual._tensor import added, flat_pair, has_channels_inside
+from autodual._tensor import added, flat_pair, has_channels_inside, laid_out_like
 from autodual.bounds.backward import over_chunks, pull_back
 from autodual.bounds.memory import Budget, even_split
 from autodual.bounds.patches import Patches, crop
@@ -78,6 +78,7 @@ class RadiusPass:
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
             slope, radius = self.bands[activation].slope, self.bands[activation].radius
+            coefficients = laid_out_like(coefficients, slope)
             sums = [(errors, self.errors[activation])] if self.errors else []
             if more and others is not None:
                 sums.append((others, more[activation]))

@@ -48,7 +48,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from autodual._tensor import flat
+from autodual._tensor import flat, values_at_hand
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
 from autodual.interval import Interval
 from autodual.sets import InputSet
@@ -91,7 +91,7 @@ class Outside:
 
     @property
     def farther(self) -> Tensor:
-        return torch.maximum(self.below, self.above)
+        return self.below if self.below is self.above else torch.maximum(self.below, self.above)
 
     def around(self, interval: Interval) -> Interval:
         """Where the values lie for certain."""
@@ -187,17 +187,16 @@ class Rounding:
         source = self.network.nodes[index].inputs[0]
         outside = self.outside[source]
         wide, steepest = outside.around(interval), _steepest(slopes)
-        size = layer.image(wide).largest
-        moves = steepest * (interval.radius + outside.farther) + offset
+        size = layer.largest_value(wide)
+        moves = torch.addcmul(offset, steepest, interval.radius + outside.farther)
         self.intervals[index] = interval
         self._sizes.append(size)
         self._moves.append(size if self.pulls_centres else moves)
-        local = layer.error(wide, size, of_sum(FEW, self._dtype))
-        local = local + self._of_sums(index, torch.maximum(size, steepest * wide.largest))
-        if (
-            layer.exact
-        ):  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
-            local = local.masked_fill(size + steepest + offset == 0, 0.0)
+        local = self._of_sums(index, torch.maximum(size, steepest * wide.largest))
+        if not layer.exact:
+            local = local + layer.error(wide, size, of_sum(FEW, self._dtype))
+        else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
+            local = local * (size + steepest + offset).sign()
         self._local.append(local)
         self._since.append(self._zero_like(size))
         self._lost = self._lost + self._coefficients_lost(index)
@@ -205,7 +204,7 @@ class Rounding:
         up, down = _strayed(layer, interval, outside, slopes)
         self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
         strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
-        self._drift.append(slopes[0] * self.drift(source) + self._leaning[index])
+        self._drift.append(torch.addcmul(self._leaning[index], slopes[0], self.drift(source)))
         self.errors[index] = self._error(index, steepest, offset, strayed)
 
     def _enter_run(
@@ -229,10 +228,32 @@ class Rounding:
         self._run_since.append(zero)
         self.run_errors[index] = own * off_line
 
+    def enter_at(self, index: int, operand: Tensor) -> None:
+        """Activation `index` is evaluated at the points of the set: `operand` was computed for them, so z is within its error.
+
+        From here on only `run` is known.
+        """
+        self._go_on(index - 1)
+        source = self.network.nodes[index].inputs[0]
+        reach = torch.add(self._run[source] + self._since[source], operand.abs(), alpha=of_sum(FEW, self._dtype))
+        near = Interval.around(operand, reach)
+        size = self._activation(index).largest_value(near)
+        zero = self._zero_like(size)
+        for values, value in (
+            (self._sizes, size),
+            (self._moves, zero),
+            (self._local, zero),
+            (self._since, zero),
+            (self._drift, zero),
+        ):
+            values.append(value)
+        self._enter_run(index, near, size, (zero,), zero)
+
     def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
         """Of an activation that has been entered."""
-        before = steepest * self.since(self.network.nodes[index].inputs[0])
-        return OWN * (self.local(index) + before + strayed + self._over_features(index, offset))
+        before = self.since(self.network.nodes[index].inputs[0])
+        total = torch.addcmul(self.local(index) + strayed, steepest, before)
+        return OWN * torch.add(total, offset, alpha=self._grain_of_features(index))
 
     def error_of_image(self, index: int) -> Tensor:
         """Of an activation whose values are bounded by an interval of their own."""
@@ -244,7 +265,7 @@ class Rounding:
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
         wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
-        return (1 + 2 * self._grains(index)[0]) * wider + 2 * self.local(index)
+        return torch.add((1 + 2 * self._grains(index)[0]) * wider, self.local(index), alpha=2)
 
     def _go_on(self, index: int) -> None:
         """Through affine nodes; activations are entered by whoever relaxes them."""
@@ -259,7 +280,7 @@ class Rounding:
             self._sizes.append(size)
             self._moves.append(size if self.pulls_centres else moves)
             self._local.append(self._of_affine(i, node.layer))
-            since = since + self._local[i]
+            since = self._sum(since, self._local[i])
             if bias is not None and self.pulls_centres:
                 since = since + self._over_features(i, bias.abs().to(size))
             self._since.append(since)
@@ -267,17 +288,17 @@ class Rounding:
             self._drift.append(self._zero_like(size) if self._are_zero(drift) else node.layer.linear(*drift))
             self._lost = self._lost + self._coefficients_lost(i)
             running, own = self._of_running(i, node.layer, run), 1 + 2 * self._grains(i)[0]
-            self._run.append(running if self._are_zero([run, running]) else own * (run + running))
-            if run is run_since:
-                self._run_since.append(self._run[i])
-            else:
-                alone = self._are_zero([run_since, running])
-                self._run_since.append(running if alone else own * (run_since + running))
+            self._run.append(self._scaled(own, self._sum(run, running)))
+            same = run is run_since
+            self._run_since.append(self._run[i] if same else self._scaled(own, self._sum(run_since, running)))
 
     def _pushed(self, layer: AffineDual, known: list[list[Tensor]]) -> list[Tensor]:
         """|W| of several vectors, each once, and of no zeros."""
         different = {tuple(map(id, operands)): operands for operands in known if not self._are_zero(operands)}
-        found = dict(zip(different, _together(layer.absolute, list(different.values())), strict=True))
+        if layer.exact:  # entries change places only, which is no more work in several calls
+            found = {key: layer.absolute(*operands) for key, operands in different.items()}
+        else:
+            found = dict(zip(different, _together(layer.absolute, list(different.values())), strict=True))
         zero = self._zero_like(next(iter(found.values())))
         return [found.get(tuple(map(id, operands)), zero) for operands in known]
 
@@ -289,11 +310,22 @@ class Rounding:
     def _are_zero(self, values: list[Tensor]) -> bool:
         return all(id(v) in self._zeros for v in values)
 
+    def _sum(self, a: Tensor, b: Tensor) -> Tensor:
+        """a + b, without work where one of them is known to be zero."""
+        if self._are_zero([a]):
+            return b
+        return a if self._are_zero([b]) else a + b
+
+    def _scaled(self, factor: float, values: Tensor) -> Tensor:
+        return values if self._are_zero([values]) else factor * values
+
     def _of_affine(self, index: int, layer: AffineDual) -> Tensor:
         """local_i: of both sums, and of constants that the layer computed."""
+        sums = self._of_sums(index)
+        if type(layer).constant_error is AffineDual.constant_error and self.network.nodes[index].apart is None:
+            return sums
         operands = [self._sizes[j] + self._moves[j] for j in self.network.nodes[index].inputs]
         constants, computed = layer.constant_error(*operands), self._constants_apart(index, operands)
-        sums = self._of_sums(index)
         sums = sums if constants is None else sums + constants
         return sums if computed is None else sums + COMPUTED * computed
 
@@ -314,21 +346,27 @@ class Rounding:
         clean = self._are_zero([self._run[j] for j in sources])
         operands = [self._sizes[j] if clean else self._sizes[j] + self._run[j] for j in sources]
         terms, counted = self._terms(index)[0] + FEW, layer.nonzero_terms(*operands)
-        error = of_sum(terms, dtype) * (self._sizes[index] + before)
-        if counted is not None:
-            error = error * ((counted.to(before) + FEW) / terms).clamp(max=1)
-        error = error + of_underflow(terms, dtype)
+        total, grain = self._sizes[index] + before, of_sum(terms, dtype)
+        if counted is None:
+            error = grain * total + of_underflow(terms, dtype)
+        else:
+            error = total * ((counted.to(before) + FEW) * (grain / terms)).clamp(max=grain) + of_underflow(terms, dtype)
         more, computed = layer.run_error(of_sum(FEW, dtype), *operands), self._constants_apart(index, operands)
         error = error if more is None else error + more
         if computed is not None:
             error = error + (OWN if dtype == torch.float32 else COMPUTED) * computed
         # An average is divided after it was summed.
         summed = 1 if counted is not None or layer.one_to_one(self.network.operand_shapes(index)) else terms
-        return self._unless_overflowing(error, summed * (self._sizes[index] + before))
+        return self._unless_overflowing(error, total, summed)
 
-    def _unless_overflowing(self, error: Tensor, size: Tensor) -> Tensor:
-        """Infinite where values of this size, or what they are summed from, may be too large for the network's own dtype."""
-        return torch.where(OWN * size <= torch.finfo(self._run_dtype).max, error, torch.inf)
+    def _unless_overflowing(self, error: Tensor, size: Tensor, times: int = 1) -> Tensor:
+        """Infinite where values of this size, or sums `times` as large, may be too large for the network's own dtype."""
+        largest = torch.finfo(self._run_dtype).max
+        if (
+            values_at_hand(size) and OWN * times * size.amax().item() <= largest
+        ):  # as good as always, and a glance tells
+            return error
+        return torch.where(OWN * times * size <= largest, error, torch.inf)
 
     def _of_sums(self, index: int, size: Tensor | None = None) -> Tensor:
         """gamma_forward size_i + gamma_back moves_i."""
@@ -362,8 +400,11 @@ class Rounding:
 
     def _over_features(self, index: int, values: Tensor) -> Tensor:
         """gamma_features values: of a sum of coefficients times values over all features of a node, which others are added to."""
+        return self._grain_of_features(index) * values
+
+    def _grain_of_features(self, index: int) -> float:
         terms = math.prod(self.network.nodes[index].shape) + len(self.network.nodes) + self.more_terms
-        return of_sum(terms, self._dtype) * values
+        return of_sum(terms, self._dtype)
 
 
 class IntervalErrors:
@@ -413,10 +454,9 @@ def _strayed(
     above, below = layer.band(right), layer.band(left)
     rises = [(above.slope - slope) * outside.above for slope in slopes]
     rises += [(slope - below.slope) * outside.below for slope in slopes]
-    bent = 2 * torch.maximum(above.radius, below.radius)
-    up = reduce(torch.maximum, (rise.clamp(min=0) for rise in rises)) + bent
-    down = reduce(torch.maximum, (rise.neg().clamp(min=0) for rise in rises)) + bent
-    return up, down
+    bent = torch.maximum(above.radius, below.radius)
+    up, down = reduce(torch.maximum, rises).clamp(min=0), reduce(torch.minimum, rises).clamp(max=0).neg()
+    return torch.add(up, bent, alpha=2), torch.add(down, bent, alpha=2)
 
 
 def _together(function: Callable[..., Tensor], calls: list[list[Tensor]]) -> tuple[Tensor, ...]:

@@ -65,7 +65,7 @@ class DenseRows(Rows):
             return a.squeeze(1) @ b.T
         if b.shape[0] == 1:
             return a @ b.squeeze(0)
-        return torch.bmm(a.transpose(0, 1), b.unsqueeze(2)).squeeze(2).T
+        return _inner_products(a, b.unsqueeze(1))[:, 0].T
 
     def norm(self, node: int, a: Tensor, b: Tensor) -> Tensor:
         return sizes(a, b) if weighable(a, b) else super().norm(node, a, b)
@@ -74,8 +74,8 @@ class DenseRows(Rows):
         if a.shape[1] == 1 or weighable(a, values[0]):
             return super().norms(node, a, *values)
         flat = [flat_pair(a, b.expand(a.shape[1:])) for b in values]
-        sums = torch.bmm(flat[0][0].abs().transpose(0, 1), torch.stack([b for _, b in flat], dim=2))
-        return [part.squeeze(2).T for part in sums.split(1, dim=2)]
+        sums = _inner_products(flat[0][0].abs(), torch.stack([b for _, b in flat], dim=1))
+        return [part.T for part in sums.unbind(1)]
 
     def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
         if region.dual_norm == 1:
@@ -84,6 +84,13 @@ class DenseRows(Rows):
         if region.dual_norm == 2:
             return safe_sqrt(scaled.square().flatten(2).sum(-1))
         return scaled.abs().flatten(2).amax(-1)
+
+
+def _inner_products(a: Tensor, b: Tensor) -> Tensor:
+    """Sums over F of a [R, N, F] times b [N, K, F], as [N, K, R]. A CPU is several times faster with the fewer rows on the left."""
+    if a.device.type == "cpu":
+        return torch.bmm(b, a.permute(1, 2, 0))
+    return torch.bmm(a.transpose(0, 1), b.transpose(1, 2)).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class CellRows(Rows):
         return replace(self, seed=-self.seed)
 
     def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
-        if a.shape[1] == 1 and b.numel() > 1:
+        if a.shape[1] == 1 and b.shape[0] > 1:
             return self._inner_shared(node, a.squeeze(1), b)
         return self._cells(node, (a * b).sum(2)).sum(self._inside)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import full_precision
-from autodual.bounds.ibp import run_error_at
+from autodual.bounds.ibp import evaluate_with_error
 from autodual.bounds.prepare import check_evaluation_mode, check_placement, prepare
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.graph import Network
@@ -68,13 +68,13 @@ def attack(
     with torch.inference_mode(False):  # gradients are needed
         x, labels = x.detach().clone(), labels.clone()
         region = ball.within(x)
-        with torch.no_grad():
-            scores = module(x.clone())  # a model may write into its input
-            check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
-        best = Attack(x, _margin(scores, labels), torch.zeros_like(labels, dtype=torch.bool))
+        start, scores = _run(module, x)
+        check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
+        best = Attack(x, _margin(scores.detach(), labels), torch.zeros_like(labels, dtype=torch.bool))
         for restart in range(restarts):
-            start = x if restart == 0 else region.sample(generator)
-            best = _ascend(module, start, labels, region, steps, best)
+            if restart > 0:
+                start, scores = _run(module, region.sample(generator))
+            best = _ascend(module, start, scores, labels, region, steps, best)
         return replace(best, confirmed=_confirm(model, best, labels))
 
 
@@ -87,8 +87,7 @@ def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tenso
     points, own = found.examples[some], labels[some].unsqueeze(1)
     try:
         with full_precision(), torch.no_grad():
-            network = prepare(model, points).in_double
-            scores, error = network.forward(points.double()), run_error_at(network, points.double())
+            scores, error = evaluate_with_error(prepare(model, points).in_double, points.double())
     except CaptureError as reason:
         warnings.warn(
             f"{len(some)} counterexamples could not be confirmed in real numbers, so `success` does not count them; `success_as_run` "
@@ -101,16 +100,23 @@ def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tenso
     return confirmed.index_copy(0, some, beaten)
 
 
-def _ascend(module: nn.Module, x: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack) -> Attack:
-    for step in range(steps + 1):
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            margin = _margin(module(x.clone()), labels)
-            (gradient,) = torch.autograd.grad(margin.sum(), x)
-        best = _better(best, x.detach(), margin.detach())
-        size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / max(1, steps)
-        x = region.step(x.detach(), -gradient, size)
-    return best
+def _run(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The inputs, ready to be differentiated in, and their scores."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        return x, module(x.clone())  # a model may write into its input
+
+
+def _ascend(
+    module: nn.Module, x: Tensor, scores: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack
+) -> Attack:
+    for step in range(steps):
+        margins, slope = _margin_with_slope(scores.detach(), labels)
+        best = _better(best, x.detach(), margins)
+        (gradient,) = torch.autograd.grad(scores, x, slope)
+        size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / steps
+        x, scores = _run(module, region.step(x.detach(), -gradient, size))
+    return _better(best, x.detach(), _margin(scores.detach(), labels))
 
 
 def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
@@ -120,6 +126,20 @@ def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
 
 
 def _margin(scores: Tensor, labels: Tensor) -> Tensor:
-    own = scores.gather(1, labels.unsqueeze(1)).squeeze(1)
-    others = scores.scatter(1, labels.unsqueeze(1), -torch.inf)
-    return own - others.amax(1)
+    """z_label minus the largest other score."""
+    own, others = _own_and_others(scores, labels)
+    return scores.gather(1, own).squeeze(1) - others.amax(1)
+
+
+def _margin_with_slope(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The margin, and its gradient in the scores: 1 for the label's, -1 for the largest other one, shared where several are equal."""
+    own, others = _own_and_others(scores, labels)
+    largest = others.amax(1, keepdim=True)
+    shares = (others == largest).to(scores)
+    slope = (shares / -shares.sum(1, keepdim=True)).scatter_(1, own, 1.0)
+    return (scores.gather(1, own) - largest).squeeze(1), slope
+
+
+def _own_and_others(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    own = labels.unsqueeze(1)
+    return own, scores.scatter(1, own, -torch.inf)

@@ -196,6 +196,10 @@ class ElementwiseDual(ABC):
     def image(self, z: Interval) -> Interval:
         """The smallest interval that holds f(z)."""
 
+    def largest_value(self, z: Interval) -> Tensor:
+        """The largest |f(z)|."""
+        return self.image(z).largest
+
     @property
     def has_band(self) -> bool:
         """Whether the layer has two parallel lines. One without works with `Crown` and `IBP` only; other engines refuse it at once."""

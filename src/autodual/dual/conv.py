@@ -22,6 +22,8 @@ from autodual.graph import Call
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TINY = 16
 """Up to so many positions, a convolution is fastest as one matrix."""
+MANY = 256
+"""From so many rows on, a CPU is faster with a smaller matrix for each line of positions."""
 THIN = 4
 """Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution (not backwards)."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -103,7 +105,22 @@ class DualConv(AffineDual):
         )
 
     def _as_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
-        """The same for a patch of a few positions: the whole layer is one matrix."""
+        """The same for a patch of a few positions: the whole layer is one matrix.
+
+        Most of it is zero where a patch is much larger than the kernel; so is less of the matrix of one line of positions.
+        """
+        lines, depth = coefficients.shape[2], self.reach[0] + 1
+        apart = lines > 1 and self.padding[0] == 0 and shape[1] >= 2 * depth and len(coefficients) >= MANY
+        if not apart or torch.is_grad_enabled() or coefficients.device.type != "cpu":
+            return self._times_matrix(coefficients, shape)
+        whole = coefficients.new_zeros(len(coefficients), *shape)
+        for line in range(lines):
+            start = line * self.stride[0]
+            part = self._times_matrix(coefficients[:, :, line : line + 1], (shape[0], depth, *shape[2:]))
+            whole[:, :, start : start + depth] += part
+        return whole
+
+    def _times_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
         key = (*coefficients.shape[1:], *shape)
         matrix = self.matrices.get(key)
         if matrix is None:
@@ -135,7 +152,7 @@ class DualConv(AffineDual):
         return self.weight[0].numel() + 1, self.weight[:, 0].numel()
 
     def nonzero_terms(self, *operands: Tensor) -> Tensor | None:
-        alive = (operands[0] > 0).flatten(2).any(2).sum(1).reshape(-1, *[1] * (self.dims + 1))
+        alive = (operands[0].flatten(2).sum(2) != 0).sum(1).reshape(-1, *[1] * (self.dims + 1))
         return alive * math.prod(self.weight.shape[2:]) + 1
 
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:

@@ -30,6 +30,9 @@ class DualReLU(ElementwiseDual):
     def image(self, z: Interval) -> Interval:
         return Interval(z.lower.relu(), z.upper.relu())
 
+    def largest_value(self, z: Interval) -> Tensor:
+        return z.upper.relu()
+
     def band(self, z: Interval) -> Band:
         if kernels.usable("chord", z.lower, z.upper):
             slope, half = _ChordOnGpu.apply(z.lower, z.upper)
@@ -105,11 +108,8 @@ class DualKink(ElementwiseDual):
 
 def _two_slopes(z: Interval, by: Tensor, slope: Tensor, left: Tensor | float, right: float) -> Tensor:
     """by * the largest |f' - slope|, for f' = left below zero and f' = right above."""
-    below, above = (
-        torch.where(z.lower < 0, (slope - left).abs(), 0.0),
-        torch.where(z.upper > 0, (slope - right).abs(), 0.0),
-    )
-    return by * torch.maximum(below, above)
+    reaches_left, reaches_right = z.lower.clamp(max=0).sign(), z.upper.relu().sign()  # -1 and 1, or 0
+    return by * torch.maximum(((slope - left) * reaches_left).abs(), ((slope - right) * reaches_right).abs())
 
 
 @register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
@@ -133,10 +133,8 @@ def _chord(z: Interval) -> tuple[Tensor, Tensor]:
     """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN or if u - l overflows; and min(l, 0)."""
     positive, negative = z.upper.clamp(min=0), z.lower.clamp(max=0)
     width = positive - negative
-    width = width.masked_fill(width == 0, 1.0).masked_fill(
-        width == torch.inf, torch.nan
-    )  # u / inf would pass for a dead unit
-    return positive / width, negative
+    slope = positive / (width + (1 - width.sign()))  # a width of zero counts as one; comparisons would cost more
+    return torch.add(slope, width, alpha=0.0), negative  # 0 * inf is NaN, since u / inf would pass for a dead unit
 
 
 def _slope_and_half(z: Interval) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,7 @@ class Box(InputSet):
         return self.project(self.centre + self.radius * direction.sign())
 
     def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
-        return self.project(x + size * self.radius * direction.sign())
+        return self.project(torch.addcmul(x, self.radius, direction.sign(), value=size))
 
     def project(self, x: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(x, self.lower), self.upper)
