@@ -377,7 +377,7 @@ def out_of_range(draw: Draw) -> Iterator[list[Case]]:
     vector = draw.choice(
         (
             f"nn.LeakyReLU({a})", f"nn.ELU({a})", f"nn.CELU({a})", f"nn.Softplus({a}, {b})", f"nn.Softplus({a})",
-            f"nn.Hardtanh({min(a, b)}, {max(a, b) if a != b else a + 1.0})",
+            f"nn.Hardtanh({min(a, b)}, {max(a, b) if a != b else a + max(1.0, abs(a))})",
             f"Apply(lambda x: F.elu(x, {a}))", f"Apply(lambda x: F.celu(x, {a}))", f"Apply(lambda x: F.leaky_relu(x, {a}))",
             f"Apply(lambda x: F.softplus(x, {a}, {b}))", f"Apply(lambda x: x.clamp({a}, {b}))", f"Apply(lambda x: x.clamp(max={a}))",
             f"type('ReLU1', (nn.ReLU6,), {{'__init__': lambda m: (nn.ReLU6.__init__(m), setattr(m, 'max_val', {abs(a)}))[0]}})()",
