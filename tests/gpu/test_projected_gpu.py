@@ -101,6 +101,7 @@ def test_a_step_is_captured_as_a_cuda_graph(merged: bool) -> None:
             assert (a - b).norm() <= 0.02 * b.norm() + 1e-6  # rounding may choose another middle sample here and there
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_step_compiles_as_one_graph(backend: str) -> None:
     model = _model().cuda()

@@ -31,7 +31,7 @@ def fresh_stream(radius: Tensor, draws: Angles, dtype: torch.dtype | None = None
     return result
 
 
-def pass_on(stream: Tensor, slope: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def pass_on(stream: Tensor, slope: Tensor, dtype: torch.dtype) -> Tensor:
     """slope * V: a stream [k, N or 1, *shape] through an activation that adds nothing to it."""
     return stream.to(dtype) * slope.to(dtype)
 
