@@ -124,7 +124,7 @@ def table() -> Iterator[Odd]:
     softplus = (nn.Softplus, F.softplus)
     yield from (Odd(f"beta {b}, threshold {t}", softplus, given(b, t)) for b, t in (
         (-1.0, 1.0), (-1.0, 20.0), (-3.0, -1.0), (1.0, 0.0), (1.0, -1.0), (2.0, -1000.0), (-2.0, -1000.0), (1.0, 80.0),
-        (0.01, 20.0), (-0.01, 0.1), (100.0, 20.0), (-100.0, 0.5), (1.0, -INF),
+        (0.01, 20.0), (-0.01, 0.1), (100.0, 20.0), (-100.0, 0.5), (1.0, -INF), (-1e-30, -1e30), (1e-30, -1e30),
     ))  # fmt: skip
     yield Odd("just below overflow", softplus, given(1.0, 80.0), reach=90.0)
     yield Odd("beta from a buffer", (F.softplus,), held(torch.tensor(-0.7)))

@@ -111,7 +111,10 @@ class DualSoftplus(CurvedDual):
         """
         below, above = self._sides(z, grain)
         height = max(-self.threshold, 0.0) + math.log1p(math.exp(-abs(self.threshold)))
-        return torch.where(below & above, height / abs(self.beta), torch.zeros_like(z.lower))
+        jump = height / abs(self.beta)
+        if jump > torch.finfo(z.lower.dtype).max:
+            jump = math.inf
+        return torch.where(below & above, jump, torch.zeros_like(z.lower))
 
     def _sides(self, z: Interval, grain: float = 0.0) -> tuple[Tensor, Tensor]:
         """Whether the interval may hold points up to the threshold, and beyond it."""
