@@ -129,12 +129,12 @@ def _measure(bench: Bench, chosen: list[str], weights: dict[str, Path] | None) -
         if weights is None:
             return
         known = _kept() | weights
-        for name in chosen or [name for name in PROBLEMS if name in known]:
+        for name in [*chosen, *(name for name in weights if name not in chosen)] if chosen else known:
             if name in known:
-                bench.measure_certificates(name, known[name])
+                bench.measure_certificates(PROBLEMS[name], known[name])
             else:
                 bench.note(f"{name}: no weights to certify; name them with --weights {name}=FILE")
-        if not known:
+        if not chosen and not known:
             bench.note("no weights to certify: results/ is not here; name some with --weights NETWORK=FILE")
 
 

@@ -301,16 +301,17 @@ class Bench:
 
     # Exact certificates
 
-    def measure_certificates(self, name: str, weights: Path) -> None:
-        problem = PROBLEMS[name]
-        config, row = problem.config, {"title": problem.title}
+    def measure_certificates(self, problem: Problem, weights: Path) -> None:
+        """Of test images one after the other, as long as there is time."""
+        row: Row = {"title": problem.title}
+        self.check()
         model = problem.model("0.mean" in load_tensors(weights))
         load_model(weights, model)
         model = model.to(self.device).eval()
         self.record["certificates"][problem.title] = row
         cuda = self.device.type == "cuda"
         x, labels = self._images(problem, 10_000 if cuda else 1000, model)
-        ball = make_ball(config)
+        ball = make_ball(problem.config)
         verdicts: list[bool] = []
         with self.room(f"{problem.title}, certificates"):
             peak = Peak(self.device)
