@@ -18,6 +18,7 @@ from autodual.cli.trials import OurSteps, Problem, achieved
 from autodual.train.config import TrainConfig
 from autodual.train.loop import StoppedError
 from autodual.train.objective import RobustObjective
+from autodual.train.step import GraphStep, Step
 
 CPU = torch.device("cpu")
 A, B, WEIGHT = torch.rand(5, 3), torch.rand(5, 3), torch.rand(4, 3)
@@ -95,6 +96,16 @@ def test_operations_of_a_whole_step_are_those_of_pytorchs_own_counter() -> None:
     assert "_network" not in vars(objective.loss)
 
 
+def test_the_steps_of_a_graph_are_taken_plainly_where_they_are_counted() -> None:
+    plain = _steps()
+    assert plain.plain() is plain
+    step = plain.step
+    graph = GraphStep(step.objective, step.optimiser, step.generator, step.clip_gradients)
+    found = OurSteps(graph, plain.x, plain.labels).plain()
+    assert type(found.step) is Step
+    assert found.counted().operations == plain.counted().operations
+
+
 def test_kernels_are_counted_by_what_goes_in_and_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """With stand-ins: Triton's do not run without a GPU. tests/gpu has the real ones."""
     narrow = ModuleType("autodual.kernels.narrow")
@@ -153,6 +164,30 @@ def test_calls_are_timed_until_somebody_stops_them() -> None:
     assert timed(lambda: calls.append(1), CPU, 0.0, lambda: len(calls) >= LEAST + 3).calls == 3
     with pytest.raises(StoppedError):
         timed(lambda: None, CPU, 0.0, lambda: True)
+
+
+class Mark:
+    """In place of an event of a GPU."""
+
+    passed = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at, Mark.passed = Mark.passed, Mark.passed + 3
+
+    def elapsed_time(self, other: Mark) -> float:
+        """Milliseconds."""
+        return float(other.at - self.at)
+
+
+def test_events_divide_the_time_of_a_gpu_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Mark)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    calls: list[int] = []
+    spread = timed(lambda: calls.append(1), torch.device("cuda"), 0.0)
+    assert (spread.calls, spread.median, len(calls)) == (LEAST, 0.003, LEAST)
 
 
 def test_what_takes_most_time_comes_first_with_its_shapes() -> None:
