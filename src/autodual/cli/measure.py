@@ -350,7 +350,7 @@ def hottest(work: Callable[[], object], device: torch.device, of: str, rows: int
     activities = [ProfilerActivity.CUDA] if cuda else []
     if of == "operations":
         activities.append(ProfilerActivity.CPU)
-    with profile(activities=activities, record_shapes=of == "operations") as found:
+    with profile(activities=activities, record_shapes=of == "operations", acc_events=True) as found:
         for _ in range(calls):
             work()
         synchronise(device)

@@ -34,8 +34,8 @@ from autodual.train.step import WARM_UP, GraphStep, Step, inner, make_step
 
 AUTHORS = "convex_adversarial"
 INSTALL = f"{AUTHORS} cannot be imported; `pip install --no-deps {AUTHORS}==0.4.4` fills the authors' columns"
-AGREEMENT = 0.1
-"""Relative difference of the two mean losses that is told, since the times may not be about the same thing then."""
+AGREEMENT = 0.25
+"""Relative difference of the two mean losses that is told. With 50 projections, single ones of large untrained networks differ by 0.2."""
 FIRST = WARM_UP + 1
 """Steps after which a CUDA graph has been captured and replayed."""
 
@@ -295,8 +295,8 @@ class Bench:
         ours = row.get("loss")
         if ours is None or loss is None or abs(ours - loss) > AGREEMENT * abs(loss):
             self.note(
-                f"{problem.title}: the mean losses of {FIRST} steps are {_loss(ours)} (ours) and {_loss(loss)} (authors); more "
-                "projections bring them together"
+                f"{problem.title}: the mean losses of {FIRST} steps are {_loss(ours)} (ours) and {_loss(loss)} (authors): "
+                "either there are few projections, or the times are not about the same thing"
             )
 
     # Exact certificates
