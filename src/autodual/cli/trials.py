@@ -35,7 +35,7 @@ from autodual.train.step import WARM_UP, GraphStep, Step, inner, make_step
 AUTHORS = "convex_adversarial"
 INSTALL = f"{AUTHORS} cannot be imported; `pip install --no-deps {AUTHORS}==0.4.4` fills the authors' columns"
 AGREEMENT = 0.25
-"""Relative difference of the two mean losses that is told. With 50 projections, single ones of large untrained networks differ by 0.2."""
+"""Relative difference of the two mean losses that is told. At k = 50, single ones of large untrained networks differ by 0.2."""
 FIRST = WARM_UP + 1
 """Steps after which a CUDA graph has been captured and replayed."""
 
