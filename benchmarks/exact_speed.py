@@ -31,6 +31,7 @@ from measuring import MEBIBYTE, QUIET, in_fresh_process, measured, quiet_turns, 
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.cli.trials import authors_margins
 from autodual.train.run import without_place
 
 BATCH = 10
@@ -89,11 +90,8 @@ def ours(problem: Problem, model: nn.Sequential, x: Tensor, labels: Tensor) -> T
 
 
 def theirs(problem: Problem, model: nn.Sequential, x: Tensor, labels: Tensor) -> Tensor:
-    """The same from convex_adversarial; it calls the l-infinity ball by its dual norm."""
-    from convex_adversarial import RobustBounds  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-    upper: Tensor = RobustBounds(model, problem.eps, norm_type="l1", bounded_input=problem.clipped)(x, labels)
-    return -upper
+    """The same from convex_adversarial."""
+    return authors_margins(model, problem.eps, problem.clipped)(x, labels)
 
 
 CERTIFIERS: dict[str, Certifier] = {"ours": ours, "theirs": theirs}

@@ -38,6 +38,7 @@ from measuring import MEBIBYTE, QUIET, Turn, in_fresh_process, measured, quiet_t
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.cli.trials import authors_loss
 from autodual.train.run import without_place
 
 BATCH = 50
@@ -93,16 +94,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def theirs(problem: Problem, model: nn.Sequential) -> Loss:
-    """Their loss; it calls the l-infinity ball by its dual norm."""
-    from convex_adversarial import robust_loss  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-    options = {"proj": K, "norm_type": "l1_median", "bounded_input": problem.clipped}
-
-    def loss(x: Tensor, labels: Tensor) -> Tensor:
-        value: Tensor = robust_loss(model, problem.eps, x, labels, **options)[0]
-        return value
-
-    return loss
+    return authors_loss(model, problem.eps, K, problem.clipped)
 
 
 def merged(problem: Problem, model: nn.Sequential) -> Loss:

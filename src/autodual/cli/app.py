@@ -24,14 +24,14 @@ def _run_command() -> None:
     except ImportError:
         print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
-    from autodual.cli import attack, certify, data, report, reproduce, train
+    from autodual.cli import attack, bench, certify, data, report, reproduce, train
     from autodual.cli.notes import warnings_as_notes
     from autodual.cli.options import UsageError, usage_message
     from autodual.cli.signals import InterruptedRunError
     from autodual.train.group import speaks
 
     app = typer.Typer(
-        help="Neural networks whose robustness is proved: train, certify, attack, and look.",
+        help="Neural networks whose robustness is proved: train, certify, attack, look, and measure.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -41,6 +41,7 @@ def _run_command() -> None:
     app.command("certify")(certify.certify)
     app.command("attack")(attack.attack)
     app.command("report")(report.report)
+    app.command("bench")(bench.bench)
     app.add_typer(data.app, name="data")
     app.add_typer(reproduce.app, name="reproduce")
     try:
