@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -136,3 +137,54 @@ def test_the_error_as_run_costs_little(engine: ad.BoundEngine) -> None:
         lost = found.certified.double().mean() - found.certified_as_run.double().mean()
         assert found.certified.any()
         assert 0 <= lost <= 0.003
+
+
+class Skipping(nn.Module):
+    """Convolutions with a skip, so that patches, dense rows and branches all carry errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(c, 6, 3, padding=1) for c in (2, 6, 6))
+        self.fourth, self.fifth, self.last = nn.Linear(6 * 64, 80), nn.Linear(80, 60), nn.Linear(60, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        x = (x + self.third(self.second(x).relu())).relu()
+        hidden: Tensor = self.fifth(self.fourth(x.flatten(1)).relu()).relu()
+        return self.last(hidden)
+
+
+def _deep_and_flat(activation: nn.Module) -> nn.Sequential:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(40, 40), activation)]
+    return nn.Sequential(*layers, nn.Linear(40, 4))
+
+
+DEEP_NETWORKS = {
+    "skipping": (Skipping, (2, 8, 8)),
+    "relu": (lambda: _deep_and_flat(nn.ReLU()), (40,)),
+    "tanh": (lambda: _deep_and_flat(nn.Tanh()), (40,)),
+}
+
+
+@pytest.mark.parametrize("name", DEEP_NETWORKS)
+def test_deep_networks_pull_their_run_errors_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds at sampled points, and is far below what absolute weights add up to from layer to layer."""
+    make, shape = DEEP_NETWORKS[name]
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.rand(5, *shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 2
+    labels, ball = model(x).argmax(1), ad.LinfBall(0.01)
+    pulled = ad.certify(model, x, labels, ball).run_error
+    monkeypatch.setattr(sys.modules["autodual.bounds.dual_solver"], "DEEP", 99)
+    added_up = ad.certify(model, x, labels, ball).run_error
+    assert (pulled <= 1.001 * added_up).all()
+    assert pulled.sum() < 0.7 * added_up.sum()
+    exact = copy.deepcopy(model).double()
+    region = ball.within(x)
+    for seed in range(20):
+        points = region.sample(torch.Generator().manual_seed(seed))
+        apart = model(points).double() - exact(points.double())
+        moved = apart.gather(1, labels.unsqueeze(1)) - apart
+        assert (moved.abs() <= pulled).all()

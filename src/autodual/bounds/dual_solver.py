@@ -17,6 +17,8 @@ from autodual.dual import AffineDual, Band, DualNetwork
 from autodual.interval import Interval
 from autodual.sets import InputSet
 
+DEEP = 3
+"""From so many activations on, what the network as it runs is wrong by is pulled back with the bounds on what comes after them."""
 WORTHWHILE = 0.7
 """Units are singled out for exact bounds if at most this part of them needs any."""
 
@@ -34,6 +36,7 @@ class DualSolver(Solver):
         self._alive: dict[int, Tensor] = {}
         self._slim, self._kept = network, dict[int, Tensor]()
         self._ready, self._ready_errors = dict[int, Band](), dict[int, Tensor]()
+        self._ready_run_errors = dict[int, Tensor]()
         """Bands and errors of activations as rows meet them: of the channels that are kept, in the order of convolutions."""
         self._reaches = dict[int, Tensor]()
         if region.dual_norm is not None:
@@ -73,6 +76,8 @@ class DualSolver(Solver):
         reach = radius.of_units(index)
         if self.rounding is not None:
             self.rounding.note(index, reach.error)
+            if reach.run_error is not None:
+                self.rounding.note_run(index, reach.run_error)
         return Interval(centre - reach.below, centre + reach.above)
 
     def settle(self, index: int) -> Interval:
@@ -91,11 +96,14 @@ class DualSolver(Solver):
         units = flat(curved, 1).any(0).nonzero().squeeze(1)
         if len(units) > WORTHWHILE * curved[0].numel():
             return self._remember(source, self._bound(source, radius))
-        error = None
+        error = run_error = None
         if len(units) > 0:
             exact = radius.of_some_units(source, units)
-            reach, error = _put(reach, units, exact.below), exact.error
+            reach, error, run_error = _put(reach, units, exact.below), exact.error, exact.run_error
         self._note_some(source, units, error)
+        if self.rounding is not None and run_error is not None:
+            unknown = torch.full_like(self.centre(source), torch.inf)
+            self.rounding.note_run(source, _put(unknown, units, run_error))
         return self._remember(source, Interval.around(centre, reach))
 
     def _note_some(self, index: int, units: Tensor, error: Tensor | None) -> None:
@@ -134,27 +142,27 @@ class DualSolver(Solver):
         return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows)
 
     def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        run_errors = {i: channels_inside(error) for i, error in self._run_errors().items()} if as_run else {}
-        radius, error, run_error = self._radius().of_rows_with_errors(index, rows, run_errors)
+        radius, error, run_error = self._radius(as_run).of_rows_with_errors(index, rows)
         return rows.inner(index, rows.seed, self.centre(index)) - radius, error, run_error
-
-    def _run_errors(self) -> dict[int, Tensor]:
-        if self.rounding is None:
-            return {}
-        return self._narrowed(self.rounding.run_errors | {i: self.rounding.run(i) for i in self.constant})
 
     def _drift(self, index: int) -> Tensor:
         return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index)
 
-    def _radius(self) -> RadiusPass:
+    def _radius(self, as_run: bool | None = None) -> RadiusPass:
+        """as_run: with the errors of the network as it runs; if nothing is said, where it is deep."""
         for i, band in self.bands.items():
             if i not in self._ready:
                 self._ready[i] = Band(self._laid_out(i, band.slope), band.centre, self._laid_out(i, band.radius))
                 if self.rounding is not None:
                     error = self.rounding.error_of_image(i) if i in self.constant else self.rounding.errors[i]
                     self._ready_errors[i] = self._laid_out(i, error)
+                    run_error = self.rounding.run(i) if i in self.constant else self.rounding.run_errors[i]
+                    self._ready_run_errors[i] = self._laid_out(i, run_error)
         bands, errors = dict(self._ready), dict(self._ready_errors)
-        return RadiusPass(self._slim, self.region, bands, self.budget, frozenset(self.constant), errors=errors)
+        with_run = len(bands) >= DEEP if as_run is None else as_run
+        run_errors = dict(self._ready_run_errors) if with_run else {}
+        constant = frozenset(self.constant)
+        return RadiusPass(self._slim, self.region, bands, self.budget, constant, errors=errors, run_errors=run_errors)
 
 
 def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:

@@ -25,11 +25,13 @@ FEW = 0.3
 
 
 class Reach(NamedTuple):
-    """How far below and above its centre every unit of a node can be; and what errors before it add up to, if there are any."""
+    """How far below and above its centre every unit of a node can be; and what errors before it add up to, if there are any: those of
+    bounds, and those of the network as it runs."""
 
     below: Tensor
     above: Tensor
-    error: Tensor | None
+    error: Tensor | None = None
+    run_error: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,36 +54,29 @@ class RadiusPass:
     """Whether shapes must not depend on values, nor the host wait for them."""
     errors: dict[int, Tensor] = field(default_factory=dict)
     """By activation, for a proof: see `Rounding`."""
+    run_errors: dict[int, Tensor] = field(default_factory=dict)
+    """Of the network as it runs, if they are asked for."""
 
     def of_rows(self, index: int, rows: Rows) -> Tensor:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
-        return self._pulled_back(index, rows, [])
+        return self._pulled_back(index, rows, [], [])
 
-    def of_rows_with_errors(
-        self, index: int, rows: Rows, more: dict[int, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The radius, and what the errors of activations add up to, multiplied by their coefficients; and so for `more` errors."""
-        errors, others = list[Tensor](), list[Tensor]()
-        radius = self._pulled_back(index, rows, errors, more or {}, others)
+    def of_rows_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The radius, and what the errors of activations add up to, multiplied by their coefficients: of bounds, and as it runs."""
+        errors, run_errors = list[Tensor](), list[Tensor]()
+        radius = self._pulled_back(index, rows, errors, run_errors)
         none = [torch.zeros_like(radius)]
-        return radius, added(errors or none), added(others or none)
+        return radius, added(errors or none), added(run_errors or none)
 
-    def _pulled_back(
-        self,
-        index: int,
-        rows: Rows,
-        errors: list[Tensor],
-        more: dict[int, Tensor] | None = None,
-        others: list[Tensor] | None = None,
-    ) -> Tensor:
+    def _pulled_back(self, index: int, rows: Rows, errors: list[Tensor], run_errors: list[Tensor]) -> Tensor:
         total: list[Tensor] = []
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
             slope, radius = self.bands[activation].slope, self.bands[activation].radius
             coefficients = laid_out_like(coefficients, slope)
             sums = [(errors, self.errors[activation])] if self.errors else []
-            if more and others is not None:
-                sums.append((others, more[activation]))
+            if self.run_errors:
+                sums.append((run_errors, self.run_errors[activation]))
             if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
@@ -143,38 +138,45 @@ class RadiusPass:
 
     def of_some_units(self, index: int, units: Tensor) -> Reach:
         """[N, len(units)]: of some units of a node, given by their place in the flattened shape."""
-        radius, error = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))
-        return Reach(radius, radius, error)
+        radius, *errors = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))
+        return Reach(radius, radius, *errors)
 
     def of_units(self, index: int) -> Reach:
         """Of every unit of a node, by the cheapest way: patches, cells or rows."""
         plan = self.plan(index)
         if isinstance(plan, Patches):
-            radius, error = self._of_patches(plan)
-            return Reach(radius, radius, error)
-        below, error = self._of_plan(index, plan)
+            radius, *errors = self._of_patches(plan)
+            return Reach(radius, radius, *errors)
+        below, *errors = self._of_plan(index, plan)
         above = below if self.region.dual_norm is not None else self._over(index, plan, _flipped(self.of_rows))
-        return Reach(below, above, error)
+        return Reach(below, above, *errors)
 
-    def _of_plan(self, index: int, plan: Plan) -> tuple[Tensor, Tensor | None]:
-        """Radius and error of the units that are planned for."""
+    def _of_plan(self, index: int, plan: Plan) -> tuple[Tensor, ...]:
+        """Radius and errors of the units that are planned for."""
         if not self.errors:
-            return self._over(index, plan, self.of_rows), None
-        radius, error = self._over(index, plan, self._with_errors).chunk(2)
-        return radius, error
+            return (self._over(index, plan, self.of_rows),)
+        return self._over(index, plan, self._with_errors).chunk(self._results)
+
+    @property
+    def _results(self) -> int:
+        """How many numbers a proof finds for every row."""
+        return 1 + bool(self.errors) + bool(self.run_errors)
 
     def _over(self, index: int, plan: Plan, work: Callable[[int, Rows], Tensor]) -> Tensor:
         return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
-        """[R, 2 N, ...]: results and, after them, errors."""
-        return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[:2]), dim=1)
+        """[R, 2 N or 3 N, ...]: results and, after them, errors."""
+        return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[: self._results]), dim=1)
 
-    def _of_patches(self, patches: Patches) -> tuple[Tensor, Tensor | None]:
+    def _of_patches(self, patches: Patches) -> tuple[Tensor, ...]:
         """Every unit as the output of a small network over many virtual examples, some at a time."""
         network = patches.network
         region, bands = patches.region(self.region), patches.bands(self.bands)
-        errors = {patches.places[i]: patches.cut(i, e) for i, e in self.errors.items() if i in patches.places}
+        errors, run_errors = (
+            {patches.places[i]: patches.cut(i, e) for i, e in kind.items() if i in patches.places}
+            for kind in (self.errors, self.run_errors)
+        )
         plan = DensePlan(network.nodes[network.output].shape)
         size = even_split(len(region), self.budget.patches(network, plan.count, region.centre))
 
@@ -187,6 +189,7 @@ class RadiusPass:
                 self.budget,
                 static=self.static,
                 errors={i: e[part] for i, e in errors.items()},
+                run_errors={i: e[part] for i, e in run_errors.items()},
             )
             (rows,) = plan.chunks(plan.count, region.centre)
             return small._with_errors(network.output, rows) if errors else small.of_rows(network.output, rows)
@@ -194,11 +197,9 @@ class RadiusPass:
         parts = [slice(start, start + size) for start in range(0, len(region), size)]
         again = torch.is_grad_enabled() and len(parts) > 1
         results = [checkpoint(some, part, use_reentrant=False) if again else some(part) for part in parts]
-        if not errors:
-            return patches.assemble(torch.cat(results, 1)), None
-        pairs = [result.chunk(2, dim=1) for result in results]
-        radius, error = (patches.assemble(torch.cat(kind, 1)) for kind in zip(*pairs, strict=True))
-        return radius, error
+        count = 1 + bool(errors) + bool(run_errors)  # a patch may hold no activation at all
+        kinds = zip(*(result.chunk(count, dim=1) for result in results), strict=True)
+        return tuple(patches.assemble(torch.cat(kind, 1)) for kind in kinds)
 
 
 def _flipped(work: Callable[[int, Rows], Tensor]) -> Callable[[int, Rows], Tensor]:

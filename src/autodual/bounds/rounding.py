@@ -132,6 +132,7 @@ class Rounding:
         self._run = [self._drift[0]]
         self._run_since = [self._drift[0]]
         self._lost = self._coefficients_lost(0)
+        self._run_lost = torch.zeros_like(self._lost)
         if region.dual_norm == 2:  # squares underflow, too
             self._lost = self._lost + math.sqrt(of_underflow(box.lower[0].numel(), self._dtype))
 
@@ -175,6 +176,15 @@ class Rounding:
             self.outside[index] = Outside.both(total)
             return
         self.outside[index] = Outside((total - drift).clamp(min=0), (total + drift).clamp(min=0))
+
+    def note_run(self, index: int, error: Tensor) -> None:
+        """The run errors of activations before a node, pulled back as its bounds were, add up to `error`.
+
+        That is mostly less than what absolute weights add up to from layer to layer, which holds as well.
+        """
+        found = error + self.run_since(index)
+        found = OWN * (found + self._run_lost.reshape(-1, *[1] * (found.dim() - 1)))
+        self._run[index] = torch.fmin(self._run[index], found)
 
     def ending(self, index: int) -> Tensor:
         """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
@@ -227,6 +237,8 @@ class Rounding:
         self._run.append(own * moved)
         self._run_since.append(zero)
         self.run_errors[index] = own * off_line
+        lost = of_underflow(self._terms(index)[1], self._dtype)
+        self._run_lost = self._run_lost + lost * flat(self.run_errors[index], 1).sum(1)
 
     def enter_at(self, index: int, operand: Tensor) -> None:
         """Activation `index` is evaluated at the points of the set: `operand` was computed for them, so z is within its error.
