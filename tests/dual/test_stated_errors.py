@@ -71,7 +71,6 @@ FLAT: dict[str, Any] = {
 IMAGES: dict[str, Any] = {
     "bilinear": lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"),
     "bilinear, corners aligned": lambda x: F.interpolate(x, size=(13, 17), mode="bilinear", align_corners=True),
-    "bilinear, antialias": lambda x: F.interpolate(x, size=(4, 3), mode="bilinear", antialias=True),
     "area": lambda x: F.interpolate(x, size=(3, 5), mode="area"),
     "average pool": nn.AvgPool2d(3, 2, 1),
     "average pool by 7": nn.AvgPool2d(3, divisor_override=7),

@@ -267,6 +267,11 @@ def _upsample(call: Call) -> DualMonotone:
     else:  # as they were given: the size alone does not say which positions a factor of 1.3 reads
         options = {name: call.argument(i, name, None) for i, name in enumerate(named, start=1)}
         options |= {"mode": mode, "antialias": call.argument(6, "antialias", False)}
+    if options.get("antialias"):
+        raise ArgumentError(
+            f"{call.path}: interpolation with antialias=True has no dual layer: PyTorch's result depends on the layout in memory, and its "
+            f"gradient is not that of what it computes where a size stays the same or grows. Use antialias=False, or a convolution"
+        )
     if mode.startswith("nearest"):
         _check_nearest(call, options)
         return DualMonotone(lambda x: F.interpolate(x, **options), exact=True)

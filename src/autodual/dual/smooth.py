@@ -120,8 +120,9 @@ class DualSoftplus(CurvedDual):
         """Whether the interval may hold points up to the threshold, and beyond it."""
         left, right = self.beta * z.lower, self.beta * z.upper
         low, high = torch.minimum(left, right), torch.maximum(left, right)
-        room = max(grain, 8 * torch.finfo(low.dtype).eps)
-        return low - room * low.abs() <= self.threshold, high + room * high.abs() > self.threshold
+        limits = torch.finfo(low.dtype)
+        room, lost = max(grain, 8 * limits.eps), limits.tiny  # beta z may underflow
+        return low - room * low.abs() - lost <= self.threshold, high + room * high.abs() + lost > self.threshold
 
 
 @register(nn.Softplus, F.softplus)
