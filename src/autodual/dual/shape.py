@@ -269,8 +269,8 @@ def _upsample(call: Call) -> DualMonotone:
         options |= {"mode": mode, "antialias": call.argument(6, "antialias", False)}
     if options.get("antialias"):
         raise ArgumentError(
-            f"{call.path}: interpolation with antialias=True has no dual layer: PyTorch's result depends on the layout in memory, and its "
-            f"gradient is not that of what it computes where a size stays the same or grows. Use antialias=False, or a convolution"
+            f"{call.path}: interpolation with antialias=True has no dual layer: PyTorch's result depends on the layout in memory, and "
+            "its gradient is not that of what it computes where a size stays the same or grows. Use antialias=False, or a convolution"
         )
     if mode.startswith("nearest"):
         _check_nearest(call, options)
