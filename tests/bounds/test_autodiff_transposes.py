@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds.prepare import dual_network
+from autodual.bounds.prepare import _check_transposes, dual_network
 from autodual.dual import AffineDual
 from autodual.dual.arithmetic import DualScale, DualSum
+from autodual.dual.network import DualNode
 from small import DOUBLE, Net, batch
 
 IMAGE = (2, 6, 6)
@@ -83,3 +85,31 @@ def test_tensors_may_be_offloaded_meanwhile() -> None:
         with torch.inference_mode():
             ad.certify(model.eval(), x, labels, ad.LinfBall(0.1))
     torch.testing.assert_close(plain, offloaded)
+
+
+@dataclass(frozen=True)
+class _Doubled(AffineDual):
+    """Computes 2 x, but autodiff is told that it is 3 x; or somebody's own transpose says so."""
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        (x,) = operands
+        return 3 * x - x.detach()
+
+
+class _Own(_Doubled):
+    def transpose(self, coefficients: Tensor, shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
+        return (1.9 * coefficients,)
+
+
+@pytest.mark.parametrize("layer", [_Doubled(), _Own()], ids=["autodiff", "own"])
+def test_a_transpose_of_something_else_is_refused(layer: AffineDual) -> None:
+    network = dual_network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(DOUBLE), batch(2, 3))
+    wrong = replace(network, nodes=(*network.nodes, DualNode("doubled", layer, (network.output,), (2,))))
+    with pytest.raises(ad.CaptureError, match="doubled: the transpose of its dual layer"):
+        _check_transposes(wrong, batch(2, 3))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_right_transposes_are_not_refused(layer: str) -> None:
+    x = batch(2, *IMAGE)
+    _check_transposes(dual_network(network(layer), x), x)

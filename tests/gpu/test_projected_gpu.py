@@ -102,6 +102,7 @@ def test_a_step_is_captured_as_a_cuda_graph(merged: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # the compiler's own
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_step_compiles_as_one_graph(backend: str) -> None:
     model = _model().cuda()

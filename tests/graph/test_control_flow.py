@@ -111,8 +111,43 @@ def test_tensors_behind_attributes_of_parameters_are_followed(compute: Callable[
 def test_a_branch_on_being_a_tensor_is_noticed() -> None:
     """A proxy is no tensor (PyTorch would read it as one, and crash), so such a branch goes the wrong way."""
     model = Net(lambda m, x: x if isinstance(x, Tensor) else -x)
-    with pytest.raises(ad.CaptureError, match="does not reproduce"):
+    with pytest.raises(ad.CaptureError, match="with tensors than with the proxies"):
         ad.bounds(model, ad.LinfBall(0.1).around(batch(2, 4)))
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        pytest.param(lambda m, x: x * 2 if type(x) is Tensor else x, id="another call"),
+        pytest.param(lambda m, x: x * (2 if isinstance(x, Tensor) else 3), id="another number"),
+        pytest.param(lambda m, x: x * torch.full((4,), 2.0 if isinstance(x, Tensor) else 3.0), id="another constant"),
+        pytest.param(lambda m, x: nn.functional.linear(x, m.w if type(x) is Tensor else -m.w), id="another weight"),
+    ],
+)
+def test_a_branch_on_being_a_tensor_is_noticed_behind_saturation(branch: Callable[[Any, Tensor], Tensor]) -> None:
+    """Where every activation is saturated, outputs do not tell; what the calls before have made does."""
+    saturated = nn.Linear(4, 3)
+    with torch.no_grad():
+        saturated.bias.fill_(1e4)
+    model = (
+        nn.Sequential(Net(branch, w=nn.Parameter(torch.ones(4, 4))), saturated, nn.Tanh(), nn.Linear(3, 2))
+        .eval()
+        .to(DOUBLE)
+    )
+    with pytest.raises(ad.CaptureError, match="with tensors than with the proxies"):
+        ad.certify(model, batch(2, 4), torch.tensor([0, 1]), ad.LinfBall(0.0))
+
+
+def test_calls_may_be_many_where_proxies_make_one() -> None:
+    """What the two runs have made is compared by value where they are not call for call the same."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        low, high = x.chunk(2, dim=1)
+        a, b = torch.stack([low, high], dim=1).unbind(1)
+        return m.fc(torch.cat([a, b.relu()], dim=1) + sum([a.mean(1, keepdim=True), x.amax(1, keepdim=True)]))
+
+    model, x = Net(compute, fc=nn.Linear(4, 3)), batch(2, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
 
 
 def test_checkpointed_parts_are_followed() -> None:

@@ -15,6 +15,7 @@ from autodual.bounds.base import BoundEngine, Bounds, ProbableBounds, SoundBound
 from autodual.bounds.dual import Dual
 from autodual.bounds.ibp import least_run_error, run_error_at
 from autodual.dual import REGISTRY, DualNetwork, build
+from autodual.dual.base import AffineDual
 from autodual.dual.network import (
     differ_by_more_than_rounding,
     evaluate,
@@ -165,11 +166,15 @@ class Prepared:
 
 def dual_network(model: nn.Module | Network, x: Tensor) -> DualNetwork:
     """Dual layers of a model in evaluation mode, checked to compute what the model computes on x."""
-    return prepare(model, x).network
+    with full_precision():
+        return prepare(model, x).network
 
 
 def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = None) -> Prepared:
-    """Capture a model in evaluation mode; its graph must compute what the model computes on x, and at points of the region."""
+    """Capture a model in evaluation mode; its graph must compute what the model computes on x, and at points of the region.
+
+    Inside `full_precision`, since TF32 differs by more than the rounding that is allowed for.
+    """
     module = model.model if isinstance(model, Network) else model
     check_placement(module, x, "x")
     check_evaluation_mode(module)
@@ -193,6 +198,7 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
             f"model: {broken} computes with a constant that is NaN or infinite in {x.dtype} (as after a division by zero, or batch "
             f"normalisation whose variance + eps is not positive), so nothing can be proved about it"
         )
+    _check_transposes(dual, x)
     batches = [x.detach()]  # the whole batch, since a model may branch on its size
     if region is not None:
         signs = torch.where(torch.arange(x[0].numel(), device=x.device) % 2 == 0, 1.0, -1.0).to(x).reshape(x.shape[1:])
@@ -214,6 +220,28 @@ def _check_choices(network: Network) -> None:
             raise CaptureError(
                 f"{network.nodes[index].name}: computes whole numbers that depend on the precision, so that float32 and float64 "
                 f"choose differently; compute them once, beforehand, and keep them as a buffer"
+            )
+
+
+@torch.no_grad()
+def _check_transposes(network: DualNetwork, x: Tensor) -> None:
+    """Refuse a layer with <v, W x> != <W' v, x>. Autodiff's W' is not always that of what PyTorch computes, nor is everybody's own."""
+    generator = torch.Generator().manual_seed(0)
+    for node in network.nodes:
+        if not isinstance(node.layer, AffineDual):
+            continue
+        kind = type(node.layer)
+        if kind.__module__.startswith("autodual.") and kind.transpose is not AffineDual.transpose:
+            continue  # written and tested here
+        shapes = tuple(network.nodes[i].shape for i in node.inputs)
+        v, *operands = (torch.randn(1, *shape, generator=generator).to(x) for shape in (node.shape, *shapes))
+        terms = v * node.layer.linear(*operands)
+        back = node.layer.transpose(v, shapes)
+        difference = terms.sum() - sum((a * b).sum() for a, b in zip(back, operands, strict=True))
+        if bool(difference.abs() > 2**-8 * terms.abs().sum()):
+            raise CaptureError(
+                f"{node.name}: the transpose of its dual layer is not that of what it computes (<v, W x> and <W' v, x> differ by "
+                f"{difference.abs().item():.3g}), so bounds through it would be wrong"
             )
 
 

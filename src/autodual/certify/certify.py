@@ -12,12 +12,12 @@ from autodual.bounds.base import BoundEngine, ProbableProof, Proof
 from autodual.bounds.decide import own
 from autodual.bounds.dual import Dual
 from autodual.bounds.high_probability import HighProbability
-from autodual.bounds.prepare import Prepared, check_engine, prepare
+from autodual.bounds.prepare import check_engine, prepare
 from autodual.certify.certificate import Certificate, HighProbabilityCertificate, Subject
 from autodual.certify.second_look import prove
 from autodual.certify.validate import check_classifier, check_label_range, check_problem
 from autodual.graph import Network
-from autodual.graph.digest import digest_network, digest_object, digest_tensors
+from autodual.graph.digest import digest_network, digest_object, digest_tensors, digesting
 from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
 
 SHORT = 16
@@ -51,29 +51,23 @@ def certify(
     engine = Dual() if engine is None else engine
     check_engine(engine)
     labels = check_problem(x, labels, ball)
-    with full_precision(), torch.no_grad():
+    with full_precision(), torch.no_grad(), digesting((x, labels)) as inputs:
         prepared = prepare(model, x, ball.around(x))
         classes = check_classifier(prepared.graph.output_shape)
         check_label_range(labels, classes)
         predicted = prepared.output.argmax(1)
         proof = prove(prepared, x, labels, ball, engine, predicted == labels)
-        return _certificate(prepared, proof, x, labels, predicted, ball, engine)
+        network = digest_network(prepared.graph)
+        subject = Subject.of(network, inputs(), describe(ball), repr(engine), x)
+        return _certificate(proof, labels, predicted, subject)
 
 
 def _certificate(
-    prepared: Prepared,
-    proof: Proof | ProbableProof,
-    x: Tensor,
-    labels: Tensor,
-    predicted: Tensor,
-    ball: Perturbation,
-    engine: BoundEngine,
+    proof: Proof | ProbableProof, labels: Tensor, predicted: Tensor, subject: Subject
 ) -> Certificate | HighProbabilityCertificate:
     mine = own(labels, proof.lower.shape[1])
     margin, slack = proof.lower.masked_fill(mine, torch.inf), proof.slack.masked_fill(mine, 0.0)
     claim = margin, slack, proof.run_error.masked_fill(mine, 0.0), predicted, labels
-    network, inputs = digest_network(prepared.graph), digest_tensors((x, labels))
-    subject = Subject.of(network, inputs, describe(ball), repr(engine), x)
     if isinstance(proof, ProbableProof):
         return HighProbabilityCertificate(*claim, subject, proof.confidence)
     return Certificate(*claim, subject)

@@ -17,6 +17,7 @@ from autodual.graph.advice import advice_about, same_name
 from autodual.graph.agreement import Run, check_agreement, dependents, random_state
 from autodual.graph.changes import check_unchanged
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
+from autodual.graph.plain import check_same
 from autodual.graph.registry import Registry
 from autodual.graph.surroundings import check_surroundings
 from autodual.graph.tracer import ConcreteTracer, strip
@@ -88,6 +89,11 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
 
             for batch in _other_batches(len(example), tracer, model):
                 compare(batch)
+            if (
+                not may_draw and not model.training
+            ):  # or else examples that are all the same are normalised: rounding, nothing else
+                with torch.no_grad(), _explained(tracer, example):
+                    check_same(tracer.made, tracer.run_plainly(sample(len(tracer.sample))))
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
                 compare(OTHER_BATCH, refuse_random=True)
         finally:

@@ -11,7 +11,9 @@ import enum
 import hashlib
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +46,30 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         writer.write_tensor(tensor)
     return writer.hexdigest()
+
+
+LARGE = 2**20
+"""Bytes that take about a millisecond to hash: so many are hashed while something else goes on."""
+
+
+@contextmanager
+def digesting(tensors: Sequence[Tensor]) -> Iterator[Callable[[], str]]:
+    """`digest_tensors`, in a thread of its own while the caller is inside; what it gives waits for the digest."""
+    if sum(tensor.nbytes for tensor in tensors) < LARGE:
+        digest = digest_tensors(tensors)
+        yield lambda: digest
+        return
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    stream = None if device is None else torch.cuda.Stream(device)
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(device))
+
+    def digest_aside() -> str:
+        with torch.cuda.stream(stream):  # does nothing where there is none
+            return digest_tensors(tensors)
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(digest_aside).result
 
 
 def digest_object(value: Any) -> str:

@@ -25,6 +25,7 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
+from autodual.graph.plain import Made, Plain, tensors
 from autodual.graph.registry import Registry
 from autodual.graph.twins import Twins
 
@@ -121,6 +122,10 @@ class ConcreteTracer(fx.Tracer):
         self.running = False
         """True while the sample passes through an operation: nothing is recorded then."""
         self._stack: list[str] = []
+        self._expanding = 0
+        """How many calls deep a rewrite is being recorded."""
+        self._plain: Plain | None = None
+        """Where a run on tensors, without proxies, is kept."""
         self._failure: tuple[Exception | None, str] = (None, "")
         self._buffers: dict[int, Tensor] = {}
         """What the sample meets in place of the buffers, by their identity, during one operation."""
@@ -138,6 +143,8 @@ class ConcreteTracer(fx.Tracer):
         self._twin_at = {path: self._twins.of[i] for i, path in self._path_of.items()}
         self._ways: dict[int, tuple[Any, bool]] = {}
         """By the identity of a module: how it is rewritten, and whether it is one call."""
+        self._rewritten: dict[int, bool] = {}
+        """By the identity of a module: whether its last call was."""
 
     def _start(self, sample: Tensor, graph: fx.Graph | None) -> None:
         self.sample = sample
@@ -152,6 +159,7 @@ class ConcreteTracer(fx.Tracer):
         self._proxies: list[ConcreteProxy] = []
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
+        self.made = Made(sample)
 
     def record(self, sample: Tensor) -> fx.Graph:
         """The graph of the model for a batch like `sample`."""
@@ -172,9 +180,22 @@ class ConcreteTracer(fx.Tracer):
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
 
+    def run_plainly(self, sample: Tensor) -> Made:
+        """What the calls of `forward` make of the sample itself, of which no proxy is told; after a run that has been recorded."""
+        self._buffers.clear()
+        self._plain = Plain(sample)
+        try:
+            with self._plain as plain:
+                plain.made.output = self._twins.of[id(self.root)].forward(sample)
+            return plain.made
+        finally:
+            self._plain = None
+
     def _forward(self) -> Any:
         x = self.create_proxy("placeholder", "x", (), {})
-        result = self.create_arg(self._twins.of[id(self.root)].forward(x))
+        result = self._twins.of[id(self.root)].forward(x)
+        self.made.output = map_aggregate(result, _value)
+        result = self.create_arg(result)
         for name, tensor in self.constants.items():
             if not unchanged(tensor, self._copies[name]):
                 raise CaptureError(
@@ -272,6 +293,8 @@ class ConcreteTracer(fx.Tracer):
         if self.running:
             return twin._call_impl(*args, **kwargs)
         original = self._original_of[id(twin)]
+        if self._plain is not None:
+            return self._call_plainly(self._plain, original, twin, args, kwargs)
         path = self._path_of[id(original)]
         self._stack.append(path)
         try:
@@ -279,7 +302,8 @@ class ConcreteTracer(fx.Tracer):
                 is_one_call = self.registry.builder_of(original) is not None
                 self._ways[id(original)] = self.registry.rewrite_of(original), is_one_call
             rewrite, is_one_call = self._ways[id(original)]
-            rewritten = NotImplemented if rewrite is None else rewrite(twin, *args, **kwargs)
+            rewritten = NotImplemented if rewrite is None else self._expanded(rewrite, twin, *args, **kwargs)
+            self._rewritten[id(original)] = rewritten is not NotImplemented
             if rewritten is not NotImplemented:
                 return rewritten
             if is_one_call:
@@ -292,11 +316,39 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self._stack.pop()
 
+    def _call_plainly(self, plain: Plain, original: nn.Module, twin: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module's call with tensors; what the graph has as one call is one call here, too."""
+        if id(original) not in self._ways or not (self._rewritten[id(original)] or self._ways[id(original)][1]):
+            return _forward_with_hooks(twin, args, kwargs)
+        self.running = True
+        try:
+            return plain.call(twin._call_impl, args, kwargs)
+        finally:
+            self.running = False
+
+    def _expanded(self, rewrite: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a rewrite makes of a call."""
+        self._expanding += 1
+        try:
+            made = rewrite(*args, **kwargs)
+        finally:
+            self._expanding -= 1
+        if made is not NotImplemented:
+            self._keep(made, args, kwargs)
+        return made
+
+    def _keep(self, made: Any, args: Any, kwargs: Any) -> None:
+        """The result of a call that the user wrote; not of those that a rewrite makes of it."""
+        if self._expanding == 0:
+            self.made.keep(*(map_aggregate(a, _value) for a in (made, args, kwargs)))
+
     def _read_parameter(self, value: Any) -> Any:
+        if self._plain is not None and isinstance(value, Tensor) and not self.running:
+            return self._plain.own(value)
         return self._attribute(value) if isinstance(value, Tensor) and not self.running else value
 
     def _read_buffer(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not self.running:
+        if not isinstance(value, Tensor) or not (self.running or self._plain is not None):
             return self._read_parameter(value)
         return self._buffers.setdefault(id(value), value.clone())
 
@@ -342,14 +394,14 @@ class ConcreteTracer(fx.Tracer):
         if kind in ("call_function", "call_method"):
             function = target if kind == "call_function" else getattr(torch.Tensor, target, None)
             rewrite = None if function is None else self.registry.rewrite_of(function)
-            rewritten = NotImplemented if rewrite is None else rewrite(*args, **kwargs)
+            rewritten = NotImplemented if rewrite is None else self._expanded(rewrite, *args, **kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
         self._check_followed()
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         assert isinstance(proxy, ConcreteProxy)
         args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
-        given = [(t, t._version) for t in _tensors(args) + _tensors(kwargs)]
+        given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
             with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
@@ -361,6 +413,9 @@ class ConcreteTracer(fx.Tracer):
         if written:
             self._follow_writes(proxy, written)
         self._proxies.append(proxy)
+        picks = target is operator.getitem and not isinstance(args[0], Tensor)  # in Python, not by a call of torch
+        if kind.startswith("call") and not picks:
+            self._keep(proxy, args, kwargs)
         return proxy
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -444,16 +499,12 @@ def strip(path: str) -> str:
     return "" if path == "model" else path.removeprefix("model.")
 
 
+def _value(a: Any) -> Any:
+    return a.value if isinstance(a, ConcreteProxy) else a
+
+
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _tensors(a: Any) -> list[Tensor]:
-    if isinstance(a, Tensor):
-        return [a]
-    if isinstance(a, dict):
-        a = tuple(a.values())
-    return [t for part in a for t in _tensors(part)] if isinstance(a, tuple | list) else []
 
 
 def _name(target: Any) -> str:

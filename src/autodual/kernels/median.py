@@ -49,7 +49,7 @@ def _by_comparing(  # type: ignore[no-untyped-def]
         rows = _exchange(rows, comparisons[step][0], comparisons[step][1])
     middle = rows[(k - 1) // 2]  # type: ignore[var-annotated]
     scale = tl.where(middle < TINY, 1.0, middle)
-    for _ in tl.static_range(steps):
+    for _ in range(steps):  # not unrolled: six steps of 50 samples would take a minute to compile
         inverse = 1 / scale
         total = tl.zeros([block], dtype=tl.float32)
         squares = tl.zeros([block], dtype=tl.float32)
@@ -86,7 +86,7 @@ def _bit_by_bit(  # type: ignore[no-untyped-def]
     broken = tl.max(bits, 0) > 0x7F800000  # beyond infinity: not a number
     middle = tl.where(broken, float("nan"), middle_bits.to(tl.float32, bitcast=True))
     scale = tl.where(middle < TINY, 1.0, middle)
-    for _ in tl.static_range(steps):
+    for _ in range(steps):  # not unrolled: six steps of 50 samples would take a minute to compile
         ratio = sizes * (1 / scale)[None, :]
         part = tl.where(valid, 1 / (1 + ratio * ratio), 0.0)
         scale = _newton_step(scale, tl.sum(part, 0), tl.sum(part * part, 0), k)

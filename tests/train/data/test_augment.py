@@ -122,11 +122,12 @@ def test_traced_without_a_look_at_values() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_the_gpu_nothing_waits() -> None:
     images = pictures(64, height=32, width=32).cuda()
     stream = torch.Generator("cuda").manual_seed(0)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         augment(images, stream, 4, True)
         out = augment(images, crop=4, flip=True, noise=torch.zeros(64, 3, device="cuda"))
     finally:

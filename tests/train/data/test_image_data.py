@@ -118,11 +118,12 @@ def test_bad_records_are_refused(spoilt: dict, message: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_the_gpu_nothing_waits() -> None:
     data = record().to("cuda")
     index = torch.tensor([3, 0, 3], device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         scaled = data.scaled(index)
     finally:
         torch.cuda.set_sync_debug_mode("default")
