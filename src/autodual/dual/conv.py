@@ -89,6 +89,8 @@ class DualConv(AffineDual):
     def _transposed(self, coefficients: Tensor, size: Shape) -> Tensor:
         if narrow_back(coefficients, self.weight, self.groups):
             return spread(coefficients, self.weight, size, self.geometry)
+        if coefficients.is_cuda and coefficients.dtype == torch.float64 and self.dims == 2 and self.groups == 1:
+            return self._folded(coefficients, size)
         left_over = tuple(
             n - ((m - 1) * s - 2 * p + r + 1)
             for n, m, s, p, r in zip(size, coefficients.shape[2:], self.stride, self.padding, self.reach, strict=True)
@@ -103,6 +105,11 @@ class DualConv(AffineDual):
             self.groups,
             self.dilation,
         )
+
+    def _folded(self, coefficients: Tensor, size: Shape) -> Tensor:
+        """One product for all taps, each then added at its place: a GPU multiplies float64 matrices fast, but convolves slowly."""
+        taps = self.weight.flatten(1).T @ coefficients.flatten(2)
+        return F.fold(taps, size, self.weight.shape[2:], self.dilation, self.padding, self.stride)
 
     def _as_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
         """The same for a patch of a few positions: the whole layer is one matrix.
