@@ -94,13 +94,14 @@ def judged(folder: Path, config: TrainConfig) -> dict[str, float]:
     """Error and exact robust error on the first test images. (A run's own evaluation also searches radii, which takes minutes.)"""
     run = load_run(folder)
     data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
-    device = next(run.model.parameters()).device
+    device = make_device(config.device)
+    model = run.model.to(device)
     count = len(data) if config.limit_test is None else config.limit_test
     begin = time.perf_counter()
     certified = wrong = 0
     for start in range(0, count, BATCH):
         part = slice(start, min(start + BATCH, count))
-        found = ad.certify(run.model, data.scaled(part).to(device), data.labels[part].to(device), run.ball)
+        found = ad.certify(model, data.scaled(part).to(device), data.labels[part].to(device), run.ball)
         certified += int(found.certified.sum())
         wrong += round(found.error * len(found.labels))
     return {

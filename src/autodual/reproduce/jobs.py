@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from autodual._errors import AutodualError
 from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.sharing import shared_gpu
 from autodual.reproduce.work import Extent, show, work_on
 from autodual.train.loop import StoppedError
 from autodual.train.stage import Watch
@@ -92,6 +93,19 @@ def run_side_by_side(
 
     Asked to stop, all of them are asked, too, and waited for: each leaves a checkpoint.
     """
+    with shared_gpu(campaign.device, say) as variables:
+        return _run_side_by_side(campaign, tasks, clock, jobs, say, extent, variables)
+
+
+def _run_side_by_side(
+    campaign: Campaign,
+    tasks: Sequence[Task],
+    clock: Clock,
+    jobs: int,
+    say: Say,
+    extent: Extent | None,
+    variables: dict[str, str],
+) -> Outcome:
     outcome, waiting, extent = Outcome({}, []), list(tasks), extent or Extent()
     running: dict[Task, subprocess.Popen[bytes]] = {}
     told = False
@@ -102,7 +116,7 @@ def run_side_by_side(
                 if extent.reached(campaign.record(task)):
                     say(f"{task}: done already")
                     continue
-                running[task] = _start(campaign, task, clock, jobs, extent)
+                running[task] = _start(campaign, task, clock, jobs, extent, variables)
                 say(f"{task}: begun; see {campaign.log(task)}")
             if not running:
                 break
@@ -120,7 +134,9 @@ def run_side_by_side(
     return outcome
 
 
-def _start(campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Extent) -> subprocess.Popen[bytes]:
+def _start(
+    campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Extent, variables: dict[str, str]
+) -> subprocess.Popen[bytes]:
     options = [
         "--recipe",
         task.recipe,
@@ -137,7 +153,7 @@ def _start(campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Exte
     options += [option for name in extent.engines for option in ("--engine", name)]
     options += [] if extent.evaluate else ["--no-evaluation"]
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **variables}
     log = campaign.log(task)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
