@@ -17,9 +17,9 @@ from typing import Any
 
 from machine import RESULTS, describe, in_words
 
-from autodual.train.config import TrainConfig
-from autodual.train.fit import train
-from autodual.train.stage import Watch
+from autodual.runs.config import TrainConfig
+from autodual.training.fitting import train
+from autodual.training.stage import Watch
 
 KINDS = {"paper": "the paper's cascade", "routed": "routed cascade", "sum": "sum of scores"}
 SETTINGS = {

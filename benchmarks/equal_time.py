@@ -21,13 +21,13 @@ import torch
 from machine import RESULTS, describe, in_words
 
 import autodual as ad
-from autodual.train import TrainConfig, load_run
-from autodual.train.data import load
-from autodual.train.fit import train
-from autodual.train.objective import RobustObjective
-from autodual.train.run import read_yaml
-from autodual.train.setup import make_ball, make_device, make_engine, make_model, make_optimiser
-from autodual.train.step import make_step
+from autodual.data import load
+from autodual.runs import TrainConfig
+from autodual.runs.folder import read_yaml
+from autodual.training import load_run
+from autodual.training.fitting import train
+from autodual.training.setup import make_ball, make_device, make_engine, make_model, make_optimiser
+from autodual.training.step import RobustObjective, make_step
 
 BATCH = 50
 """Examples that are certified together."""

@@ -37,11 +37,10 @@ from machine import RESULTS, ROOT, describe, in_words
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds import Draws
-from autodual.bounds.draws import Angles
-from autodual.train.data import load
-from autodual.train.objective import RobustObjective
-from autodual.train.step import make_step
+from autodual.data import load
+from autodual.engines import Draws
+from autodual.engines.projected.draws import Angles
+from autodual.training.step import RobustObjective, make_step
 
 IMAGES = 10
 BATCH = 50

@@ -21,7 +21,7 @@ from frozen import SEED, Frozen, cut, small_mnist
 from machine import RESULTS, describe
 
 import autodual as ad
-from autodual.bounds.streams import read
+from autodual.engines.projected.streams import read
 
 mpl.use("Agg")
 

@@ -31,8 +31,8 @@ from measuring import MEBIBYTE, QUIET, in_fresh_process, measured, quiet_turns, 
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.cli.trials import authors_margins
-from autodual.train.run import without_place
+from autodual.runs.folder import without_place
+from autodual.speed.trials import authors_margins
 
 BATCH = 10
 THREADS = 2

@@ -17,11 +17,11 @@ from machine import ROOT
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds.draws import draw
-from autodual.bounds.prepare import dual_network
-from autodual.bounds.projected import band_of
-from autodual.bounds.streams import StreamPass, Streams, read
 from autodual.dual import DualNetwork
+from autodual.engines.prepare import dual_network
+from autodual.engines.projected.draws import draw
+from autodual.engines.projected.engine import band_of
+from autodual.engines.projected.streams import StreamPass, Streams, read
 
 DATA = ROOT / "tests" / "golden" / "data"
 SEED = 0

@@ -26,8 +26,8 @@ from machine import RESULTS, describe, in_words
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds.prepare import dual_network
-from autodual.bounds.tails import geometric_enlargement, log_tail_per_estimate
+from autodual.engines.high_probability import geometric_enlargement, log_tail_per_estimate
+from autodual.engines.prepare import dual_network
 
 DELTA = 0.01
 ROUNDS = 3

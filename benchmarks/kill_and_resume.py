@@ -36,7 +36,9 @@ OPTIONS = shlex.split(
     "--dataset digits --model digits --eps 0.05 --clip 0 1 --k 6 --epochs 24 --eps-epochs 4 --limit-train 700 --limit-test 40 "
     "--evaluate-every 3 --evaluate-examples 60 --batch 25 --cascade 2 --device cpu"
 )
-START = "import autodual.train.loop as loop; loop.CHECKPOINT_SECONDS = 1.0; from autodual.cli.app import main; main()"
+START = (
+    "import autodual.training.loop as loop; loop.CHECKPOINT_SECONDS = 1.0; from autodual.cli.app import main; main()"
+)
 
 
 def start(folder: Path, resume: bool) -> subprocess.Popen[bytes]:

@@ -59,8 +59,8 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import build
+from autodual.runs.folder import without_place
 from autodual.spec import margins
-from autodual.train.run import without_place
 
 FIRST = 4
 """Filters of the first of two convolutions."""

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from autodual._files import write_json
-from autodual.cli.progress import Display
+from autodual.cli.terminal import Display
 from autodual.report import write_report
-from autodual.train.config import TrainConfig
-from autodual.train.fit import train
-from autodual.train.run import read_yaml
+from autodual.runs.config import TrainConfig
+from autodual.training.fitting import train
+from autodual.runs.folder import read_yaml
 
 CONFIG = Path(__file__).parents[1] / "configs" / "digits.yaml"
 

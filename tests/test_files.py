@@ -26,7 +26,7 @@ from autodual._files import (
     replacing,
     write_bytes,
     write_json,
-)  # fmt: skip
+)
 
 
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:

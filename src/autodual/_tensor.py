@@ -7,12 +7,16 @@ import os
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from autodual._errors import UnsoundError
+
+Shape: TypeAlias = tuple[int, ...]
+"""Shape of one example: the batch dimension is never part of it."""
+
 
 CERTIFYING_DTYPES = (torch.float32, torch.float64)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from autodual.dual.relu import DualReLU
+from autodual.dual.piecewise import DualReLU
 from autodual.interval import Interval
 from autodual.sets import Box
 

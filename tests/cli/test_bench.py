@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.cli import bench, trials
-from autodual.cli.trials import PROBLEMS, Problem, authors_network
+from autodual.cli import bench
 from autodual.models import ResidualBlock
-from autodual.train.config import TrainConfig
+from autodual.runs.config import TrainConfig
+from autodual.speed import trials
+from autodual.speed.trials import PROBLEMS, Problem, authors_network
 
 Call = Callable[..., tuple[int, str, str]]
 

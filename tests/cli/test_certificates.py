@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import autodual
-from autodual.bounds import Crown
-from autodual.certify.cascade import load_combination
-from autodual.cli.notes import warnings_as_notes
-from autodual.cli.signals import Signals
+from autodual.cascades.load import load_combination
+from autodual.cli.terminal import Signals, warnings_as_notes
 from autodual.digits import digits_network, load_digits
+from autodual.engines import Crown
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -12,7 +12,7 @@ import pytest
 
 import autodual as ad
 from autodual.cli.check import compare
-from autodual.train.judge import KINDS
+from autodual.evaluation.judge import KINDS
 
 Call = Callable[..., tuple[int, str, str]]
 CPU = ["--device", "cpu"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autodual.cli.cascade import tell_cascade
-from autodual.train.data import ImageData
-from autodual.train.data.known import KNOWN
+from autodual.cli.certificates import tell_cascade
+from autodual.data import ImageData
+from autodual.data.known import KNOWN
 
 Call = Callable[..., tuple[int, str, str]]
 

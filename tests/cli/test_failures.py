@@ -12,8 +12,8 @@ import pytest
 from autodual._errors import AutodualError
 from autodual.cli import app, train
 from autodual.cli.options import merged
-from autodual.train.config import EPS_START
-from autodual.train.loop import StoppedError
+from autodual.runs.config import EPS_START
+from autodual.training.loop import StoppedError
 
 Call = Callable[..., tuple[int, str, str]]
 

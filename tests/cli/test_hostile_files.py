@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autodual.train.run import CONFIG_LIMIT, read_yaml
+from autodual.runs.folder import CONFIG_LIMIT, read_yaml
 
 Call = Callable[..., tuple[int, str, str]]
 CPU = ["--device", "cpu"]
@@ -198,7 +198,7 @@ def test_data_that_claim_to_be_gigabytes_are_wrong_at_once(
     _sparse(tmp_path / "train-images-idx3-ubyte")
     with gzip.open(tmp_path / "t10k-images-idx3-ubyte.gz", "wb", 1) as stream:
         stream.write(bytes(2**24))
-    monkeypatch.setattr(importlib.import_module("autodual.train.data.verify"), "LIMIT", 2**23)
+    monkeypatch.setattr(importlib.import_module("autodual.data.downloads"), "LIMIT", 2**23)
     os.mkfifo(tmp_path / "train-labels-idx1-ubyte")
     code, said, complaint = call("data", "verify", "mnist", "--folder", str(tmp_path))
     assert code == 2

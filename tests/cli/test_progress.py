@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autodual.cli import progress
-from autodual.cli.progress import Display
-from autodual.train.loop import Progress, StoppedError
+from autodual.cli import terminal as progress
+from autodual.cli.terminal import Display
+from autodual.training.loop import Progress, StoppedError
 
 
 def steps(display: Display, epochs: int, batches: int) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from autodual.cli.options import checked
-from autodual.train.run import read_yaml
-from autodual.train.schedule import check_ramp, in_epochs
+from autodual.runs.config import check_ramp, in_epochs
+from autodual.runs.folder import read_yaml
 
 Call = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autodual as ad
-from autodual.dual.relu import DualReLU
+from autodual.dual.piecewise import DualReLU
 
 DTYPES = (torch.float32, torch.float64)
 

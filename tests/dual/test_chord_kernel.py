@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import autodual.kernels
-from autodual.dual.relu import DualReLU, _relaxed, _slope_and_half
+from autodual.dual.piecewise import DualReLU, _relaxed, _slope_and_half
 from autodual.interval import Interval
 
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds.draws import draw
-from autodual.bounds.prepare import dual_network
+from autodual.engines.prepare import dual_network
+from autodual.engines.projected.draws import draw
 from autodual.testing import check_dual_layer
 from small import Net, batch
 

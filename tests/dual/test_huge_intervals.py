@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds.prepare import dual_network
 from autodual.dual import ElementwiseDual
+from autodual.engines.prepare import dual_network
 from autodual.interval import Interval
 from soundness.graphs import ACTIVATIONS
 

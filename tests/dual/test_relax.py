@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from autodual.bounds.prepare import dual_network
 from autodual.dual import ElementwiseDual
+from autodual.engines.prepare import dual_network
 
 ACTIVATIONS = [
     nn.ReLU(),

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual.bounds import capture
 from autodual.dual import build
+from autodual.engines import capture
 from autodual.testing._errors import check_errors
 from small import Net
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autodual.cli import trials
 from autodual.cli.app import main
-from autodual.cli.measure import BFLOAT16, COPY, FLOAT32, TF32, Counting, Peak, Work, ceilings, timed
-from autodual.cli.trials import PROBLEMS, OurSteps, Problem
 from autodual.dual import narrow
-from autodual.train.config import TrainConfig
-from autodual.train.step import GraphStep
+from autodual.runs.config import TrainConfig
+from autodual.speed import trials
+from autodual.speed.measure import BFLOAT16, COPY, FLOAT32, TF32, Counting, Peak, Work, ceilings, timed
+from autodual.speed.trials import PROBLEMS, OurSteps, Problem
+from autodual.training.step import GraphStep
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual import kernels
-from autodual.bounds.draws import Angles
-from autodual.bounds.stream_ops import fresh_stream, pass_and_add
+from autodual.engines.projected.draws import Angles
+from autodual.engines.projected.stream_ops import fresh_stream, pass_and_add
 
 pytestmark = pytest.mark.gpu
 
@@ -140,7 +140,7 @@ def test_streams_stay_float32_where_they_must(watch_dtypes: list[torch.dtype]) -
 @pytest.fixture
 def watch_dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """Of the streams that pass a layer in half precision."""
-    from autodual.bounds import streams
+    from autodual.engines.projected import streams
 
     seen: list[torch.dtype] = []
     plain = streams._in_half

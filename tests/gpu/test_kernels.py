@@ -10,10 +10,10 @@ from torch import Tensor
 
 import autodual as ad
 from autodual import kernels
-from autodual.bounds.draws import Angles
-from autodual.bounds.median import median_of_sizes
-from autodual.bounds.stream_ops import fresh_stream, pass_and_add
-from autodual.dual.relu import DualReLU
+from autodual.dual.piecewise import DualReLU
+from autodual.engines.projected.draws import Angles
+from autodual.engines.projected.median import median_of_sizes
+from autodual.engines.projected.stream_ops import fresh_stream, pass_and_add
 from autodual.interval import Interval
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.bounds.draws import Angles, Draws
+from autodual.engines.projected.draws import Angles, Draws
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ import torch
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.pack import unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
-from autodual.train.loop import StoppedError
-from autodual.train.run import dump_yaml
-from autodual.train.stage import Watch
+from autodual.runs.folder import dump_yaml
+from autodual.training.loop import StoppedError
+from autodual.training.stage import Watch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

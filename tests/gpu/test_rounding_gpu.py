@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual._tensor import full_precision
-from autodual.bounds.prepare import dual_network
+from autodual.engines.prepare import dual_network
 from autodual.spec import margins
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from autodual import kernels
-from autodual.bounds import weigh
 from autodual.dual.base import ElementwiseDual
-from autodual.dual.relu import DualReLU
+from autodual.dual.piecewise import DualReLU
+from autodual.engines.backward import weigh
 from autodual.interval import Interval
 from autodual.spec import margins
 

@@ -9,14 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from autodual.bounds import Projected
 from autodual.digits import digits_network, load_digits
+from autodual.engines import Projected
+from autodual.runs.config import TrainConfig
 from autodual.sets import LinfBall
-from autodual.train.config import TrainConfig
-from autodual.train.objective import RobustObjective
-from autodual.train.randomness import kept_random_state, seed_globally
-from autodual.train.setup import make_optimiser, set_lr
-from autodual.train.step import WARM_UP, GraphStep, Step, make_step
+from autodual.training.setup import make_optimiser, set_lr
+from autodual.training.step import (
+    WARM_UP,
+    GraphStep,
+    RobustObjective,
+    Step,
+    kept_random_state,
+    make_step,
+    seed_globally,
+)
 
 pytestmark = pytest.mark.gpu
 

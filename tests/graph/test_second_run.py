@@ -229,7 +229,7 @@ def test_random_numbers_that_were_drawn_once_are_fine() -> None:
 
 def test_random_numbers_of_others_are_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread draws all the time; here, every question for the state does."""
-    capture = sys.modules["autodual.graph.capture"]
+    capture = sys.modules["autodual.graph.record"]
 
     def state(device: torch.device, held: list[Any]) -> Any:
         random.random()

@@ -11,13 +11,11 @@ import zlib
 import numpy as np
 import pytest
 
-from autodual.report.frame import Axis
-from autodual.report.histogram import make_bins
-from autodual.report.history import History
-from autodual.report.lines import Series, line_chart, spread
+from autodual.report.charts.plots import Axis, Series, line_chart, make_bins, spread
+from autodual.report.charts.svg import Scale, element, nice_step
 from autodual.report.page import TEMPLATES
-from autodual.report.png import data_uri, png
-from autodual.report.svg import Scale, element, nice_step
+from autodual.report.sections.examples import data_uri, png
+from autodual.report.sections.training import History
 
 
 @pytest.mark.parametrize("span", [1e-9, 0.03, 0.7, 1.0, 9.99, 123.0, 5e7])

@@ -8,8 +8,8 @@ import pytest
 
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.work import work_on
-from autodual.train.run import dump_yaml
-from autodual.train.stage import Watch
+from autodual.runs.folder import dump_yaml
+from autodual.training.stage import Watch
 
 TINY = {
     "dataset": "digits", "model": "digits", "eps": 0.03, "clip": [0.0, 1.0], "k": 4, "epochs": 2, "batch": 25, "lr": 0.003,

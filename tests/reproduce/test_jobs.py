@@ -12,8 +12,8 @@ import pytest
 from autodual.reproduce import jobs
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
-from autodual.train.run import dump_yaml, read_yaml
-from autodual.train.stage import Watch
+from autodual.runs.folder import dump_yaml, read_yaml
+from autodual.training.stage import Watch
 
 from .conftest import OTHER, ROW
 

@@ -14,8 +14,8 @@ from autodual.reproduce import pack
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.pack import that_fit, unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
-from autodual.train.loop import StoppedError
-from autodual.train.stage import Watch
+from autodual.training.loop import StoppedError
+from autodual.training.stage import Watch
 
 from .conftest import CASCADE, ROW
 

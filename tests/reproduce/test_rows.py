@@ -10,9 +10,8 @@ import pytest
 
 from autodual.reproduce.campaign import Campaign, Task, chosen_tasks
 from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SIZES, Row
-from autodual.train.config import TrainConfig
-from autodual.train.run import read_yaml
-from autodual.train.schedule import in_epochs
+from autodual.runs.config import TrainConfig, in_epochs
+from autodual.runs.folder import read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

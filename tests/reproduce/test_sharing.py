@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autodual.reproduce import sharing
-from autodual.reproduce.sharing import CONTROL, PIPES, shared_gpu
+from autodual.reproduce import jobs as sharing
+from autodual.reproduce.jobs import CONTROL, PIPES, shared_gpu
 
 SCRIPT = """#!/bin/sh
 echo "$* $(cat)" >> {log}

@@ -19,13 +19,14 @@ import torch
 import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import load_digits
+from autodual.evaluation import judge
 from autodual.reproduce import evaluation
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.work import Extent, work_on
-from autodual.train import judge, stage
-from autodual.train.loop import StoppedError
-from autodual.train.run import dump_yaml, read_yaml
-from autodual.train.stage import Watch
+from autodual.runs.folder import dump_yaml, read_yaml
+from autodual.training import stage
+from autodual.training.loop import StoppedError
+from autodual.training.stage import Watch
 
 from .conftest import CASCADE, ROW
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import CurvedDual, DualNetwork
-from autodual.dual.clip import DualClip
+from autodual.dual.piecewise import DualClip
 
 CLASSES = 3
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import autodual as ad
-from autodual.bounds.prepare import dual_network
 from autodual.dual import DualNetwork
+from autodual.engines.prepare import dual_network
 from autodual.spec import Spec
 from autodual.testing import corners
 from autodual.testing.engines import attack_points, node_values, require_inside

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.bounds.prepare import dual_network
+from autodual.engines.prepare import dual_network
 from soundness.graphs import build, drawn_recipe
 
 BALLS = (ad.LinfBall(2**-4), ad.LinfBall(2**-2, clip=(-1, 1)), ad.L2Ball(2**-2), ad.L1Ball(2**-1), ad.LinfBall(2**-10))

@@ -15,7 +15,7 @@ from autodual.dual import DualLayer, Window
 from autodual.dual.arithmetic import DualScale
 from autodual.dual.conv import DualConv
 from autodual.dual.linear import DualLinear
-from autodual.dual.relu import DualReLU
+from autodual.dual.piecewise import DualReLU
 from autodual.dual.smooth import DualGELU, DualTanh
 from autodual.testing import check_dual_layer
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.bounds import Minimum, Preactivations, ProbableProof, Proof
 from autodual.dual import DualNetwork
+from autodual.engines import Minimum, Preactivations, ProbableProof, Proof
 from autodual.spec import Spec
 from autodual.testing import check_engine
 

@@ -25,10 +25,9 @@ def _run_command() -> None:
         print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
     from autodual.cli import attack, bench, certify, data, report, reproduce, train
-    from autodual.cli.notes import warnings_as_notes
     from autodual.cli.options import UsageError, usage_message
-    from autodual.cli.signals import InterruptedRunError
-    from autodual.train.group import speaks
+    from autodual.cli.terminal import InterruptedRunError, warnings_as_notes
+    from autodual.evaluation.processes import speaks
 
     app = typer.Typer(
         help="Neural networks whose robustness is proved: train, certify, attack, look, and measure.",

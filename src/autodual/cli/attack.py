@@ -7,19 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from autodual.certify import Combination
-from autodual.cli.cascade import tell_cascade
-from autodual.cli.known import check_by_certificates
+from autodual.cascades import Combination
+from autodual.cli.certificates import tell_cascade
 from autodual.cli.options import TARGET, with_config_options
-from autodual.cli.progress import Display
-from autodual.cli.signals import InterruptedRunError, Signals
-from autodual.cli.target import open_target
-from autodual.train.cascade import attack_all, certify_all, check_together
-from autodual.train.claims import attacked
-from autodual.train.data import ImageData
-from autodual.train.group import joined
-from autodual.train.loop import StoppedError
-from autodual.train.stage import Watch
+from autodual.cli.target import check_by_certificates, open_target
+from autodual.cli.terminal import Display, InterruptedRunError, Signals
+from autodual.data import ImageData
+from autodual.evaluation.claims import attacked
+from autodual.evaluation.processes import joined
+from autodual.training.cascade import attack_all, certify_all, check_together
+from autodual.training.loop import StoppedError
+from autodual.training.stage import Watch
 
 STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
 

@@ -15,13 +15,13 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual._files import write_json, write_text
-from autodual.cli.measure import COPY, Row, cpu_seconds_of_others, describe
-from autodual.cli.signals import InterruptedRunError, Signals
-from autodual.cli.trials import AUTHORS, FIRST, INSTALL, PROBLEMS, Bench, authors_version, figure, in_ms
-from autodual.train.group import speaks
-from autodual.train.loop import StoppedError
-from autodual.train.run import recorded_command
-from autodual.train.setup import make_device
+from autodual.cli.terminal import InterruptedRunError, Signals
+from autodual.evaluation.processes import speaks
+from autodual.runs.folder import recorded_command
+from autodual.speed.measure import COPY, Row, cpu_seconds_of_others, describe
+from autodual.speed.trials import AUTHORS, FIRST, INSTALL, PROBLEMS, Bench, authors_version, figure, in_ms
+from autodual.training.loop import StoppedError
+from autodual.training.setup import make_device
 
 ON_CPU = ("mnist-small", "cifar-small")
 BUSY = 0.1

@@ -11,21 +11,18 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual._files import write_json
-from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
-from autodual.cli.cascade import tell_cascade
-from autodual.cli.certificates import asked_about, check_cascade_engine, check_way, default_file
+from autodual.cli.certificates import asked_about, check_cascade_engine, check_way, default_file, tell_cascade
 from autodual.cli.check import check_file
-from autodual.cli.known import check_by_evaluation
 from autodual.cli.options import TARGET, with_config_options
-from autodual.cli.progress import Display
-from autodual.cli.signals import InterruptedRunError, Signals
-from autodual.cli.target import open_target
-from autodual.train.cascade_lines import cascade_file, certify_to_file
-from autodual.train.config import option
-from autodual.train.group import joined, speaks
-from autodual.train.judge import Judged, basis, judge_to_file, proved
-from autodual.train.lines import record_about
-from autodual.train.loop import StoppedError
+from autodual.cli.target import check_by_evaluation, open_target
+from autodual.cli.terminal import Display, InterruptedRunError, Signals
+from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.evaluation.cascade_lines import cascade_file, certify_to_file
+from autodual.evaluation.judge import Judged, basis, judge_to_file, proved
+from autodual.evaluation.processes import joined, speaks
+from autodual.runs.config import option
+from autodual.runs.lines import record_about
+from autodual.training.loop import StoppedError
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
 ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}

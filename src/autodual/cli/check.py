@@ -15,17 +15,23 @@ import torch
 
 from autodual._errors import ArgumentError
 from autodual._files import check_plain
-from autodual.bounds import IBP, BoundEngine, Crown, Dual, HighProbability
-from autodual.certify import Combination
-from autodual.cli.progress import Display
+from autodual.cascades import Combination
 from autodual.cli.target import Target, open_target
+from autodual.cli.terminal import Display
+from autodual.data import ImageData
+from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.evaluation.cascade_lines import (
+    CASCADE_KINDS,
+    cascade_fault,
+    cascade_lines,
+    cascade_question,
+    read_cascade,
+)
+from autodual.evaluation.judge import FORMAT, KINDS, Judged, fault, judge_lines, proved, question, versions
+from autodual.runs.folder import NAMED, from_folder
+from autodual.runs.lines import Line, differs, parse_line, read_lines, read_note, record_about
 from autodual.sets import Perturbation
-from autodual.train.cascade_lines import CASCADE_KINDS, cascade_fault, cascade_lines, cascade_question, read_cascade
-from autodual.train.data import ImageData
-from autodual.train.judge import FORMAT, KINDS, Judged, fault, judge_lines, proved, question, versions
-from autodual.train.lines import Line, differs, parse_line, read_lines, read_note, record_about
-from autodual.train.paths import NAMED, from_folder
-from autodual.train.trained import CERTIFICATES
+from autodual.training.trained import CERTIFICATES
 
 SHOWN = 20
 """Differences that are told one by one."""

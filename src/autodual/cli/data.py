@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.train.group import speaks
+from autodual.evaluation.processes import speaks
 
 if TYPE_CHECKING:
-    from autodual.train.data import CatalogueEntry
+    from autodual.data import CatalogueEntry
 
 app = typer.Typer(help="Data sets: what there is, fetch one, check one.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[
@@ -31,7 +31,7 @@ def _once() -> None:
 @app.command("list")
 def list_(folder: Folder = None) -> None:
     """All data sets that are known by name."""
-    from autodual.train.data import catalogue
+    from autodual.data import catalogue
 
     rows = [("name", "training + test", "shape", "classes", "where"), *map(_row, catalogue(folder))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -42,7 +42,7 @@ def list_(folder: Folder = None) -> None:
 @app.command()
 def fetch(name: Name, folder: Folder = None) -> None:
     """Download a data set, check it, and put it in its place."""
-    from autodual.train.data import fetch as fetch_data
+    from autodual.data import fetch as fetch_data
 
     found = fetch_data(name, folder)
     print(f"{name}: {SHIPPED}, nothing is to be fetched" if _is_shipped(name) else found)
@@ -51,7 +51,7 @@ def fetch(name: Name, folder: Folder = None) -> None:
 @app.command()
 def verify(name: Name, folder: Folder = None) -> None:
     """Check the files of a data set against their digests."""
-    from autodual.train.data import verify as verify_data
+    from autodual.data import verify as verify_data
 
     found = verify_data(name, folder)
     for check in found:
@@ -80,6 +80,6 @@ def _where(entry: CatalogueEntry) -> str:
 
 
 def _is_shipped(name: str) -> bool:
-    from autodual.train.data import catalogue
+    from autodual.data import catalogue
 
     return any(entry.data.name == name and entry.folder is None for entry in catalogue())

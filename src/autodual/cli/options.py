@@ -11,8 +11,8 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.train.config import EPS_START, PARTS, TrainConfig, fraction
-from autodual.train.group import speaks
+from autodual.evaluation.processes import speaks
+from autodual.runs.config import EPS_START, PARTS, TrainConfig, fraction
 
 TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")
 """What `certify` and `attack` may change about a run, or must know about bare weights."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autodual.train.group import speaks
+from autodual.evaluation.processes import speaks
 
 
 def report(

@@ -9,8 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.cli.progress import Display
-from autodual.cli.signals import InterruptedRunError, Signals
+from autodual.cli.terminal import Display, InterruptedRunError, Signals
 from autodual.reproduce.campaign import RECIPES, Campaign, Recipe, Step, Task, chosen_tasks, in_order
 from autodual.reproduce.evaluation import ENGINES
 from autodual.reproduce.jobs import Clock, Outcome, run_in_turn, run_side_by_side

@@ -8,15 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from autodual.cli.cascade import tell_cascade
+from autodual.cli.certificates import tell_cascade
 from autodual.cli.options import DEFAULTS, checked, with_config_options
-from autodual.cli.progress import Display
-from autodual.cli.signals import InterruptedRunError, Signals
-from autodual.train.fit import train as run_training
-from autodual.train.group import speaks
-from autodual.train.loop import StoppedError
-from autodual.train.run import Run, read_yaml
-from autodual.train.stage import ADVICE
+from autodual.cli.terminal import Display, InterruptedRunError, Signals
+from autodual.evaluation.processes import speaks
+from autodual.runs.folder import Run, read_yaml
+from autodual.training.fitting import train as run_training
+from autodual.training.loop import StoppedError
+from autodual.training.stage import ADVICE
 
 
 @with_config_options()

@@ -1,6 +1,6 @@
 """GRAPH -> DUAL LAYERS: one small file per family of operations, one registry."""
 
-from autodual.dual import arithmetic, clip, conv, join, linear, normalisation, pool, relu, shape, smooth
+from autodual.dual import arithmetic, conv, linear, piecewise, pool, shape, smooth
 from autodual.dual.base import AffineDual as AffineDual
 from autodual.dual.base import Band as Band
 from autodual.dual.base import DualLayer as DualLayer
@@ -16,5 +16,5 @@ from autodual.dual.registry import REGISTRY as REGISTRY
 from autodual.dual.registry import register as register
 from autodual.dual.registry import rewrite as rewrite
 
-FAMILIES = (arithmetic, clip, conv, join, linear, normalisation, pool, relu, shape, smooth)
+FAMILIES = (arithmetic, conv, linear, piecewise, pool, shape, smooth)
 """Importing these fills the registry."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
-from autodual._types import Shape
+from autodual._tensor import Shape
 from autodual.interval import Interval
 
 

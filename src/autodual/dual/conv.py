@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual._tensor import channels_inside
-from autodual._types import Shape
+from autodual._tensor import Shape, channels_inside
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.narrow import Geometry, convolve, narrow, narrow_back, spread
-from autodual.dual.parameters import parameter
-from autodual.dual.registry import register, rewrite
+from autodual.dual.registry import parameter, register, rewrite
 from autodual.graph import Call
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

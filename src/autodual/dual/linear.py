@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual._types import Shape
+from autodual._tensor import Shape
 from autodual.dual.base import AffineDual
-from autodual.dual.parameters import parameter
-from autodual.dual.registry import register
+from autodual.dual.registry import parameter, register
 from autodual.graph import Call, Operand
 
 

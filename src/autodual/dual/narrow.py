@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from autodual import kernels
-from autodual._tensor import tf32_convolutions
-from autodual._types import Shape
+from autodual._tensor import Shape, tf32_convolutions
 
 TAPS = 64
 """Weights per filter, up to which a convolution counts as narrow."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError, CaptureError
-from autodual._types import Shape
+from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, DualLayer, ElementwiseDual
 from autodual.graph import Network
 

@@ -1,12 +1,12 @@
 """MODEL -> GRAPH: capture any nn.Module as a frozen network with live parameters."""
 
-from autodual.graph.capture import capture as capture
-from autodual.graph.capture import check_current as check_current
 from autodual.graph.changes import Fingerprint as Fingerprint
+from autodual.graph.guards import check_surroundings as check_surroundings
 from autodual.graph.network import Network as Network
 from autodual.graph.network import Node as Node
+from autodual.graph.record import capture as capture
+from autodual.graph.record import check_current as check_current
 from autodual.graph.registry import Call as Call
 from autodual.graph.registry import Operand as Operand
 from autodual.graph.registry import Registry as Registry
-from autodual.graph.surroundings import check_surroundings as check_surroundings
 from autodual.graph.twins import private_copy as private_copy

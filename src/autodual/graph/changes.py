@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autodual._errors import CaptureError
 from autodual.graph.network import Attribute, Network, Node, Ref
-from autodual.graph.reach import MAPPINGS, attributes, is_container, own_classes, package_of, parts
+from autodual.graph.twins import MAPPINGS, attributes, is_container, own_classes, package_of, parts
 
 MOST = 100_000
 """Entries of a fingerprint. A model with more is taken to have changed."""

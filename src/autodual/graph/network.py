@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 from torch.nn.utils import parametrize
 
-from autodual._types import Shape
+from autodual._tensor import Shape
 from autodual.graph.registry import Call, Operand, Registry, has_hooked_parameters, with_hooked_parameters
 
 

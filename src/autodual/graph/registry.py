@@ -18,7 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from autodual._errors import ArgumentError
-from autodual._types import Shape
+from autodual._tensor import Shape
 
 Target: TypeAlias = type[nn.Module] | Callable[..., Any]
 Builder: TypeAlias = Callable[["Call"], Any]

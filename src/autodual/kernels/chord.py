@@ -1,4 +1,4 @@
-"""The band of a ReLU in one pass, forward and backward, from the ends of an interval or its centre. Twin: `autodual.dual.relu`."""
+"""The band of a ReLU in one pass, forward and backward, from the ends of an interval or its centre. Twin: `dual.piecewise`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scale of k samples for every unit: one read of the samples. Twins: `autodual.bounds.median`, `autodual.bounds.estimators`.
+"""The scale of k samples for every unit: one read of the samples. Twins: `median` and `estimators` in `autodual.engines.projected`.
 
 Few values are put in order by comparisons, which are listed beforehand: every value has a register of its own. More are not moved at
 all: as integers, the bits of non-negative floats are in the order of the floats, so the middle is found bit by bit, from the

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autodual._types import Shape
+from autodual._tensor import Shape
 from autodual.kernels import ENOUGH
 
 POSITIONS = 128

@@ -1,4 +1,4 @@
-"""A stream through an activation: slope * V + radius * tan(angles + turns) in one pass. Twin: `autodual.bounds.stream_ops`.
+"""A stream through an activation: slope * V + radius * tan(angles + turns) in one pass. Twin: `autodual.engines.projected.stream_ops`.
 
 One program owns some units of one example. Forward it treats some of the k projections, few of them where units are too few to
 fill the GPU; backward it walks over all, several at a time, so that sums over them need no second pass. A stream may be bfloat16, and

@@ -1,6 +1,7 @@
 """Rows through an activation: coefficients times slope, and the l1 norm of coefficients times radius, in one pass.
 
-Twin: `autodual.bounds.weigh`. One program owns a part of one row; the parts' sums are added up afterwards, always in the same order.
+Twin: `weigh` in `autodual.engines.backward`. One program owns a part of one row; the sums of the parts are added up afterwards, in the
+same order always.
 Kernels are compiled apart for numbers of features that 16 divides, where a thread takes four at once.
 """
 

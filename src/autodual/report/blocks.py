@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from autodual.report.svg import Svg
+from autodual.report.charts.svg import Svg
 
 Tone = Literal["ink", "attack", "unknown", "proved", "stage-1", "stage-2", "stage-3", ""]
 """A colour by what it means; the style sheet says which colour that is, in light, in dark and in print."""

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import replacing
 from autodual.report.blocks import Section
-from autodual.report.classes import classes
-from autodual.report.comparison import compare, letter
-from autodual.report.distributions import distributions
-from autodual.report.epsilon import epsilon
 from autodual.report.files import Run, read_run
-from autodual.report.headline import headline
-from autodual.report.outcome import outcome
-from autodual.report.pictures import pictures
-from autodual.report.settings import settings
-from autodual.report.stages import stages
-from autodual.report.training import training
+from autodual.report.sections.comparison import compare, letter
+from autodual.report.sections.distributions import distributions, epsilon
+from autodual.report.sections.examples import classes, pictures
+from autodual.report.sections.headline import headline
+from autodual.report.sections.settings import outcome, settings
+from autodual.report.sections.stages import stages
+from autodual.report.sections.training import training
 from autodual.report.values import Record, count, mapping, text, whole
 
 if TYPE_CHECKING:

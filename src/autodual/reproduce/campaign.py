@@ -17,9 +17,9 @@ from typing import Any, Literal
 from autodual._errors import ArgumentError
 from autodual._files import read_json
 from autodual.reproduce.rows import BY_NAME, ROWS, named_together
-from autodual.train.checkpoint import listed
-from autodual.train.config import TrainConfig
-from autodual.train.run import Run, read_yaml
+from autodual.runs.checkpoint import listed
+from autodual.runs.config import TrainConfig
+from autodual.runs.folder import Run, read_yaml
 
 Recipe = Literal["paper", "best"]
 RECIPES: tuple[Recipe, ...] = ("paper", "best")

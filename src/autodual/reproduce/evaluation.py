@@ -21,25 +21,24 @@ from torch import Tensor, nn
 from autodual._errors import MemoryBudgetError
 from autodual._files import read_json, replacing, write_json
 from autodual._tensor import full_precision
-from autodual.bounds import IBP, BoundEngine, Crown, Dual
-from autodual.bounds.base import generators
-from autodual.bounds.prepare import dual_network
-from autodual.certify.attack import attack
-from autodual.certify.cascade import Cascade, Combination, RoutedCascade, SumEnsemble
-from autodual.certify.cascade_records import CascadeCertificate
+from autodual.cascades.load import Cascade, Combination, RoutedCascade, SumEnsemble
+from autodual.cascades.records import CascadeCertificate
+from autodual.certificates.attacks import attack
+from autodual.data import ImageData
+from autodual.engines import IBP, BoundEngine, Crown, Dual
+from autodual.engines.prepare import dual_network
+from autodual.engines.results import generators
+from autodual.evaluation.cascade_lines import certify_to_file
+from autodual.evaluation.claims import ATTACK_STEPS, Broken, check_claims
+from autodual.evaluation.judge import RENEWED, Judged, at_once, judge_to_file, question
+from autodual.evaluation.processes import ALONE, batch_size, in_turns
+from autodual.runs.config import TrainConfig
+from autodual.runs.folder import Run
+from autodual.runs.lines import Line, LineFile
 from autodual.sets import Perturbation
-from autodual.train.cascade import ATTACKED, attack_batch, certify_all, check_together
-from autodual.train.cascade_lines import certify_to_file
-from autodual.train.claims import ATTACK_STEPS, Broken, check_claims
-from autodual.train.config import TrainConfig
-from autodual.train.data import ImageData
-from autodual.train.group import ALONE
-from autodual.train.judge import RENEWED, Judged, at_once, judge_to_file, question
-from autodual.train.lines import Line, LineFile
-from autodual.train.run import Run
-from autodual.train.setup import make_ball
-from autodual.train.share import batch_size, in_turns
-from autodual.train.stage import Parts, Watch
+from autodual.training.cascade import ATTACKED, attack_batch, certify_all, check_together
+from autodual.training.setup import make_ball
+from autodual.training.stage import Parts, Watch
 
 ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "ibp": IBP(), "crown": Crown()}
 """The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from autodual._files import parse_json, read_content, write_text
-from autodual.report.frame import ERROR_AXIS, Axis
-from autodual.report.lines import Points, Series, line_chart
-from autodual.report.svg import Svg
+from autodual.report.charts.plots import ERROR_AXIS, Axis, Points, Series, line_chart
+from autodual.report.charts.svg import Svg
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.rows import ROWS, Row
-from autodual.train.run import METRICS_LIMIT
+from autodual.runs.folder import METRICS_LIMIT
 
 TONES = {
     "run-1": "#0b5cad", "run-2": "#b3420a", "run-3": "#00705a", "run-4": "#8a3b8f", "run-5": "#775a00", "run-6": "#4b535d",

@@ -3,19 +3,69 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from autodual._errors import AutodualError
 from autodual.reproduce.campaign import Campaign, Step, Task
-from autodual.reproduce.sharing import shared_gpu
 from autodual.reproduce.work import Extent, show, work_on
-from autodual.train.loop import StoppedError
-from autodual.train.stage import Watch
+from autodual.training.loop import StoppedError
+from autodual.training.stage import Watch
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+USUAL = Path("/tmp/nvidia-mps")
+"""Where a daemon of the whole machine listens."""
+SECONDS = 20
+"""For the daemon to start, and to end."""
+
+
+@contextmanager
+def shared_gpu(device: str, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
+    """Environment variables for processes that are to use the GPU at the same time. Empty where MPS is not there or runs already."""
+    control = shutil.which(CONTROL)
+    if control is None or device == "cpu" or PIPES in os.environ or USUAL.exists() or not torch.cuda.is_available():
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="autodual-mps-", ignore_cleanup_errors=True) as folder:
+        variables = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        if not _told([control, "-d"], variables):
+            say("the GPU is used in turns: MPS could not be started")
+            yield {}
+            return
+        try:
+            yield variables
+        finally:
+            _told([control], variables, b"quit\n")
+
+
+def _told(command: list[str], variables: dict[str, str], text: bytes = b"") -> bool:
+    """Whether the command succeeded. Its output goes nowhere: the daemon would keep a pipe open."""
+    quiet = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            stdout=quiet,
+            stderr=quiet,
+            env={**os.environ, **variables},
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
 
 LEAST_SECONDS = 5.0
 """Left of the time limit, so that another process is worth its start."""

@@ -33,8 +33,8 @@ from autodual.reproduce.campaign import (
     Task,
     in_order,
 )
-from autodual.train import checkpoint
-from autodual.train.run import Run
+from autodual.runs import checkpoint
+from autodual.runs.folder import Run
 
 FORMAT = "autodual pack 1"
 PART_BYTES = 15 * 2**20

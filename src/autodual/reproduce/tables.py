@@ -17,7 +17,7 @@ from autodual.report.blocks import Block, Figure, Figures, Section
 from autodual.report.blocks import Table as TableBlock
 from autodual.report.blocks import Text as TextBlock
 from autodual.report.page import render_sections
-from autodual.report.sandwich import Sandwich, sandwich_chart
+from autodual.report.sections.headline import Sandwich, sandwich_chart
 from autodual.reproduce.campaign import Campaign, Recipe, Task
 from autodual.reproduce.evaluation import ENGINES
 from autodual.reproduce.figures import Picture, draw_figures

@@ -37,14 +37,13 @@ from autodual.reproduce.evaluation import (
     evaluate_network,
     write_arrays,
 )
-from autodual.train.cascade import train_cascade
-from autodual.train.checkpoint import encode_half, load_half_model, save_model
-from autodual.train.config import TrainConfig
-from autodual.train.fit import run_named, trained_network
-from autodual.train.run import METRICS_LIMIT, Run, dump_yaml
-from autodual.train.schedule import by_epochs
-from autodual.train.setup import make_ball
-from autodual.train.stage import Parts, Watch, fresh_model, trained_at
+from autodual.runs.checkpoint import encode_half, load_half_model, save_model
+from autodual.runs.config import TrainConfig, by_epochs
+from autodual.runs.folder import METRICS_LIMIT, Run, dump_yaml
+from autodual.training.cascade import train_cascade
+from autodual.training.fitting import run_named, trained_network
+from autodual.training.setup import make_ball
+from autodual.training.stage import Parts, Watch, fresh_model, trained_at
 
 KEPT_BYTES = 2**20
 """Weights of the paper's recipe stay in `results/` up to this size; those of our own recipe always do."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autodual._types import Shape
+from autodual._tensor import Shape
 from autodual.dual import AffineDual, Window
 from autodual.testing._report import require_below, require_close, rounding
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from autodual._types import Shape
+from autodual._tensor import Shape
 from autodual.dual import Band, ElementwiseDual, Lines
 from autodual.interval import Interval
 from autodual.testing._intervals import (

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autodual._types import Shape
-from autodual.bounds.ibp import run_error_at
-from autodual.bounds.rounding import FEW, of_sum, of_underflow
+from autodual._tensor import Shape
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
+from autodual.engines.ibp import run_error_at
+from autodual.engines.rounding import FEW, of_sum, of_underflow
 from autodual.interval import Interval
 from autodual.testing._intervals import find_kinks, interval_cases, sample_points
 from autodual.testing._report import require_below, rounding

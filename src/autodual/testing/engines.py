@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from autodual.bounds import BoundEngine, Bounds, EstimatedBounds, Minimum, ProbableBounds, ProbableProof, SoundBounds
-from autodual.bounds.prepare import dual_network
 from autodual.dual import DualNetwork
 from autodual.dual.network import evaluate
+from autodual.engines import BoundEngine, Bounds, EstimatedBounds, Minimum, ProbableBounds, ProbableProof, SoundBounds
+from autodual.engines.prepare import dual_network
 from autodual.graph import Network
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet

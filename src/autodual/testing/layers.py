@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import AutodualError
-from autodual._types import Shape
-from autodual.bounds import capture
-from autodual.bounds.ibp import run_error_at
+from autodual._tensor import Shape
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, build
+from autodual.engines import capture
+from autodual.engines.ibp import run_error_at
 from autodual.testing._affine import AffineCheck
 from autodual.testing._elementwise import ElementwiseCheck
 from autodual.testing._errors import check_errors

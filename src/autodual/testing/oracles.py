@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual.bounds import IBP, bounds
-from autodual.bounds.prepare import dual_network
 from autodual.dual import AffineDual, DualNetwork
-from autodual.dual.relu import DualReLU
+from autodual.dual.piecewise import DualReLU
+from autodual.engines import IBP, bounds
+from autodual.engines.prepare import dual_network
 from autodual.graph import Network
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet, NormSet

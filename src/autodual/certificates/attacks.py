@@ -1,0 +1,145 @@
+"""Projected gradient ascent inside any input set: the other side of the sandwich."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError, CaptureError
+from autodual._tensor import full_precision
+from autodual.certificates.arguments import check_classifier, check_label_range, check_problem
+from autodual.engines.ibp import evaluate_with_error
+from autodual.engines.prepare import check_evaluation_mode, check_placement, prepare
+from autodual.graph import Network
+from autodual.sets import InputSet, Perturbation
+
+FIRST_STEP, LAST_STEP = 0.5, 0.02
+"""Step sizes, as a part of the set's radius; they fall linearly in between."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The worst inputs found."""
+
+    examples: Tensor
+    """[N, *shape]: inside the set of each example; the one with the smallest margin."""
+    margins: Tensor
+    """[N]: z_label minus the largest other score there."""
+
+    confirmed: Tensor
+    """[N] bool: the exact function, too, gives the example another label (or a tie): evaluated in float64, whatever its error."""
+
+    @property
+    def success(self) -> Tensor:
+        """[N] bool: a counterexample in real numbers. No example with one can be `certified`."""
+        return self.confirmed
+
+    @property
+    def success_as_run(self) -> Tensor:
+        """[N] bool: the model, as it runs, gives the example another label; perhaps only because of rounding.
+
+        No example with one can be `certified_as_run`.
+        """
+        return ~(self.margins > 0)
+
+
+def attack(
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor,
+    ball: Perturbation,
+    steps: int = 40,
+    restarts: int = 1,
+    generator: torch.Generator | None = None,
+) -> Attack:
+    """Search each example's set for an input that gets another label. The first start is x itself, the others are random.
+
+    A counterexample of the model as it runs is evaluated again in float64: `success` says whether it holds in real numbers.
+    """
+    module = model.model if isinstance(model, Network) else model
+    labels = check_problem(x, labels, ball)
+    check_placement(module, x, "x")
+    check_evaluation_mode(module)
+    if not isinstance(steps, int) or not isinstance(restarts, int) or steps < 0 or restarts < 1:
+        raise ArgumentError(f"attack needs whole numbers, steps >= 0 and restarts >= 1, got {steps!r} and {restarts!r}")
+    with torch.inference_mode(False):  # gradients are needed
+        x, labels = x.detach().clone(), labels.clone()
+        region = ball.within(x)
+        start, scores = _run(module, x)
+        check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
+        best = Attack(x, _margin(scores.detach(), labels), torch.zeros_like(labels, dtype=torch.bool))
+        for restart in range(restarts):
+            if restart > 0:
+                start, scores = _run(module, region.sample(generator))
+            best = _ascend(module, start, scores, labels, region, steps, best)
+        return replace(best, confirmed=_confirm(model, best, labels))
+
+
+def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tensor:
+    """[N] bool: some other score exceeds the label's, or ties with it, in the captured network evaluated in float64 with its error."""
+    confirmed = torch.zeros_like(found.success_as_run)
+    some = found.success_as_run.nonzero().squeeze(1)
+    if len(some) == 0:
+        return confirmed
+    points, own = found.examples[some], labels[some].unsqueeze(1)
+    try:
+        with full_precision(), torch.no_grad():
+            scores, error = evaluate_with_error(prepare(model, points).in_double, points.double())
+    except CaptureError as reason:
+        warnings.warn(
+            f"{len(some)} counterexamples could not be confirmed in real numbers, so `success` does not count them; `success_as_run` "
+            f"does ({reason})",
+            stacklevel=3,
+        )
+        return confirmed
+    margin = scores.gather(1, own) - scores + error.gather(1, own) + error
+    beaten = (margin <= 0).scatter(1, own, False).any(1)
+    return confirmed.index_copy(0, some, beaten)
+
+
+def _run(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The inputs, ready to be differentiated in, and their scores."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        return x, module(x.clone())  # a model may write into its input
+
+
+def _ascend(
+    module: nn.Module, x: Tensor, scores: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack
+) -> Attack:
+    for step in range(steps):
+        margins, slope = _margin_with_slope(scores.detach(), labels)
+        best = _better(best, x.detach(), margins)
+        (gradient,) = torch.autograd.grad(scores, x, slope)
+        size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / steps
+        x, scores = _run(module, region.step(x.detach(), -gradient, size))
+    return _better(best, x.detach(), _margin(scores.detach(), labels))
+
+
+def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
+    improved = margins < best.margins
+    spread = improved.reshape(-1, *[1] * (x.dim() - 1))
+    return Attack(torch.where(spread, x, best.examples), torch.where(improved, margins, best.margins), best.confirmed)
+
+
+def _margin(scores: Tensor, labels: Tensor) -> Tensor:
+    """z_label minus the largest other score."""
+    own, others = _own_and_others(scores, labels)
+    return scores.gather(1, own).squeeze(1) - others.amax(1)
+
+
+def _margin_with_slope(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The margin, and its gradient in the scores: 1 for the label's, -1 for the largest other one, shared where several are equal."""
+    own, others = _own_and_others(scores, labels)
+    largest = others.amax(1, keepdim=True)
+    shares = (others == largest).to(scores)
+    slope = (shares / -shares.sum(1, keepdim=True)).scatter_(1, own, 1.0)
+    return (scores.gather(1, own) - largest).squeeze(1), slope
+
+
+def _own_and_others(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    own = labels.unsqueeze(1)
+    return own, scores.scatter(1, own, -torch.inf)

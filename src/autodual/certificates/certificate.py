@@ -1,0 +1,214 @@
+"""What has been proved, about which examples, for which arithmetic, and how."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autodual.engines.results import Confidence, all_exceed
+
+FEWEST = 5
+"""Examples of other classes that it takes to tell a collapsed network from a few unlucky examples."""
+NEARLY = 0.02
+"""A collapsed network gives other answers for no more than this part of the examples that have other labels."""
+
+
+def collapse(
+    predicted: Sequence[int],
+    labels: Sequence[int],
+    margins: Sequence[float | None] | None = None,
+    classes: Sequence[str] = (),
+) -> str | None:
+    """A sentence that names a collapsed network by what it does; None for any other.
+
+    Collapsed: it predicts one class for (nearly) all examples although the examples have several. Scores that are all equal, or not
+    numbers, look like this, too, since the largest of them is then always the first. margins: NaN or None where none is finite.
+    """
+    if not predicted:
+        return None
+    chosen, times = Counter(predicted).most_common(1)[0]
+    others = sum(label != chosen for label in labels)
+    if others < FEWEST or len(predicted) - times > NEARLY * others:
+        return None
+    name = f"{chosen} ({classes[chosen]})" if _tells_more(chosen, classes) else str(chosen)
+    share = f"all {times} examples" if times == len(predicted) else f"{times} of {len(predicted)} examples"
+    why = ""
+    if margins and not any(margin is not None and math.isfinite(margin) for margin in margins):
+        why = ", and none of its margins is a finite number"
+    return (
+        f"collapsed: it predicts class {name} for {share}, although {others} of them have another label{why}. A "
+        f"constant answer is easy to certify and worth nothing"
+    )
+
+
+def _tells_more(index: int, classes: Sequence[str]) -> bool:
+    return 0 <= index < len(classes) and classes[index] != str(index)
+
+
+class Verdict(enum.Enum):
+    """What is known about one example; the value says what to do with it."""
+
+    CERTIFIED = "proved: no input of the set is given another label"
+    PROBABLE = "proved with the certificate's confidence: fails with probability delta at most, for each example"
+    UNKNOWN = "not proved: try a tighter engine, a smaller set, or attack() for a counterexample"
+    WRONG = "the clean input already gets another label: there is nothing to certify"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a certificate is about. Two certificates with the same subject answer the same question."""
+
+    network: str
+    """SHA-256 of the captured network: its operations, their settings and all constants."""
+    inputs: str
+    """SHA-256 of the inputs and labels."""
+    perturbation: str
+    engine: str
+    dtype: str
+    """What the network computes in."""
+    device: str
+    torch: str
+    python: str
+
+    @classmethod
+    def of(cls, network: str, inputs: str, perturbation: str, engine: str, x: Tensor) -> Subject:
+        dtype, device = str(x.dtype).removeprefix("torch."), x.device.type
+        if device == "cuda":
+            device = torch.cuda.get_device_name(x.device)
+        return cls(network, inputs, perturbation, engine, dtype, device, torch.__version__, platform.python_version())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Bounds on every margin, with their errors: what certificates of either kind consist of."""
+
+    margins: Tensor
+    """[N, C]: lower bound on z_label - z_j over the set; +inf at j = label."""
+    slack: Tensor
+    """[N, C]: how far rounding may have moved each margin."""
+    run_error: Tensor
+    """[N, C]: how far each margin of the network as it runs, in its own dtype, may be from that of the exact function."""
+    predicted: Tensor
+    """[N]: the label that the model gives to the clean input."""
+    labels: Tensor
+    subject: Subject
+
+    @property
+    def certified(self) -> Tensor:
+        """[N] bool: holds for the function over the real numbers that the weights define. NaN and infinite bounds never certify."""
+        return self._proved(self.slack)
+
+    @property
+    def certified_as_run(self) -> Tensor:
+        """[N] bool: holds as well for the network evaluated in its own dtype, in any order of summation: margin > slack + run_error.
+
+        Excluded are TF32, bfloat16, Winograd and FFT convolutions and fast-math; docs/certificates.md says what is counted.
+        """
+        return self._proved(self.slack, self.run_error)
+
+    def _proved(self, *errors: Tensor) -> Tensor:
+        detached = [error.detach() for error in errors]
+        return all_exceed(self.margins.detach(), self.labels, *detached) & (self.predicted == self.labels)
+
+    @property
+    def error(self) -> float:
+        """Fraction of the clean inputs that get a wrong label."""
+        return (self.predicted != self.labels).double().mean().item()
+
+    @property
+    def perturbation(self) -> str:
+        return self.subject.perturbation
+
+    @property
+    def engine(self) -> str:
+        return self.subject.engine
+
+    def _verdicts(self, proved: Verdict) -> list[Verdict]:
+        wrong = (self.predicted != self.labels).tolist()
+        return [
+            Verdict.WRONG if w else proved if c else Verdict.UNKNOWN
+            for w, c in zip(wrong, self.certified.tolist(), strict=True)
+        ]
+
+    def to_json(self) -> str:
+        """Everything as JSON; infinite or undefined numbers are null."""
+        return json.dumps(self._record(), allow_nan=False)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            **asdict(self.subject),
+            "examples": len(self.labels),
+            "error": self.error,
+            "labels": self.labels.tolist(),
+            "predicted": self.predicted.tolist(),
+            "certified": self.certified.tolist(),
+            "certified_as_run": self.certified_as_run.tolist(),
+            "margins": _finite(self.margins.detach().tolist()),
+            "slack": _finite(self.slack.detach().tolist()),
+            "run_error": _finite(self.run_error.detach().tolist()),
+        }
+
+
+@dataclass(frozen=True)
+class Certificate(Claim):
+    """A proof, for every certified example, that no input of its set gets another label."""
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return self._verdicts(Verdict.CERTIFIED)
+
+    @property
+    def robust_error(self) -> float:
+        """Fraction of the examples that are not certified: an upper bound on the error under any attack, in real numbers."""
+        return 1.0 - self.certified.double().mean().item()
+
+    @property
+    def robust_error_as_run(self) -> float:
+        """Fraction that is not certified for the network as it runs: an upper bound on the error of the running model."""
+        return 1.0 - self.certified_as_run.double().mean().item()
+
+    def _record(self) -> dict[str, Any]:
+        errors = {"robust_error": self.robust_error, "robust_error_as_run": self.robust_error_as_run}
+        return super()._record() | errors
+
+
+@dataclass(frozen=True)
+class HighProbabilityCertificate(Claim):
+    """No proof: for each example, the bounds hold with probability at least 1 - delta over the random numbers.
+
+    It has no `robust_error`: over many examples the deltas add up, and a fraction of them would say less than it seems to.
+    """
+
+    basis: Confidence
+    """delta, the number of estimates N that must hold at once, k, m and the seed."""
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return self._verdicts(Verdict.PROBABLE)
+
+    @property
+    def confidence(self) -> float:
+        """1 - delta, for each example by itself."""
+        return 1.0 - self.basis.delta
+
+    @property
+    def delta(self) -> float:
+        return self.basis.delta
+
+    def _record(self) -> dict[str, Any]:
+        return super()._record() | {"confidence": self.confidence} | asdict(self.basis)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return value if math.isfinite(value) else None

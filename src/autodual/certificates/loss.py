@@ -1,0 +1,136 @@
+"""The robust loss: cross-entropy of the worst scores that the bounds allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual._tensor import values_at_hand
+from autodual.certificates.arguments import (
+    check_classifier,
+    check_label_range,
+    check_labels,
+    check_perturbation,
+    warn_of_raw_pixels,
+)
+from autodual.dual import REGISTRY, build
+from autodual.engines.backward.dual import Dual
+from autodual.engines.prepare import check_engine, check_finite, check_placement
+from autodual.engines.projected.draws import Draws
+from autodual.engines.projected.engine import Projected
+from autodual.engines.results import BoundEngine
+from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
+from autodual.sets import Perturbation
+from autodual.spec import margins
+
+
+class RobustCrossEntropy(nn.Module):
+    """An upper bound on the cross-entropy under any perturbation that `ball` allows. [SPAD Sec. 3.1]
+
+    Call it with (x, labels) for a scalar to minimise. It is a module that contains the model, so it can be wrapped as a whole
+    for distributed training. The model may be in training mode: batch normalisation then uses the statistics of the clean
+    batch, held fixed over the perturbation, and moves its running statistics as usual.
+    """
+
+    def __init__(self, model: nn.Module, ball: Perturbation, engine: BoundEngine | None = None) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        self.engine = Dual() if engine is None else engine
+        check_engine(self.engine)
+        check_perturbation(ball)
+        self.model, self.ball = model, ball
+        self._captured: _Captured | None = None
+        self._told_of_units = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and files: without the captured graph, which belongs to this object's model and is captured anew."""
+        return {**vars(self), "_captured": None}
+
+    def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
+        return F.cross_entropy(self.worst_scores(x, labels, draws), labels.long())
+
+    def worst_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
+        """[N, C]: upper bounds on z_j - z_label; zero at the label."""
+        return self.both_scores(x, labels, draws)[1]
+
+    def both_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """The model's scores at x itself, and the worst ones; batch normalisation sees the batch once."""
+        labels = check_labels(labels, x)
+        network = self._network(x)
+        classes = check_classifier(network.output_shape)
+        if values_at_hand(labels):
+            check_label_range(labels, classes)
+        if values_at_hand(x):
+            check_finite(x, "x")
+        self._check_units(x)
+        engine = self.engine if draws is None else self._projected().with_draws(draws)
+        dual = build(network, x if uses_batch_statistics(self.model) else None)
+        spec = margins(labels, classes, x.dtype)
+        return dual.forward(x), -engine.minimum(dual, self.ball.around(x), spec).lower
+
+    def draw(self, x: Tensor) -> Draws:
+        """Random numbers for one step on inputs like x, to pass in: a compiled step or a CUDA graph cannot draw its own.
+
+        Call it before compiling: it also captures the model. `draws.renew_()` fills them anew in place. The model stays as it
+        was, batch normalisation's running statistics included.
+        """
+        _check_batch(x)
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            self._network(x)
+            model = private_copy(self.model)  # whose statistics move instead of the model's
+            dual = build(capture(model, x, REGISTRY, may_draw=True), x if uses_batch_statistics(model) else None)
+        return self._projected().draw(dual, self.ball.around(x))
+
+    def _check_units(self, x: Tensor) -> None:
+        """Say once where x seems to be raw pixels, as far as that can be seen without waiting for a device."""
+        eps_at_hand = not isinstance(self.ball.eps, Tensor) or values_at_hand(self.ball.eps)
+        if values_at_hand(x) and eps_at_hand and not self._told_of_units:
+            self._told_of_units = warn_of_raw_pixels(x, self.ball, stacklevel=7)
+
+    def _projected(self) -> Projected:
+        if not isinstance(self.engine, Projected):
+            raise ArgumentError(f"draws are for the engine Projected(); this loss uses {self.engine!r}")
+        return self.engine
+
+    def _network(self, x: Tensor) -> Network:
+        captured = self._captured  # read once: another thread may replace it
+        if torch.compiler.is_compiling():
+            if captured is None:
+                raise ArgumentError(
+                    "call loss.draw(x), or the loss itself, once before compiling: that captures the model"
+                )
+            return captured.network
+        _check_batch(x)
+        check_surroundings(self.model)
+        inputs, now = (tuple(x.shape[1:]), x.dtype, x.device), Fingerprint(self.model)
+        if captured is None or captured.inputs != inputs or captured.fingerprint != now:
+            check_placement(self.model, x, "x")
+            captured = self._captured = _Captured(capture(self.model, x, REGISTRY, may_draw=True), inputs, now)
+        return captured.network
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A graph, and what it is the graph of: inputs of one kind, and the model as it was."""
+
+    network: Network
+    inputs: tuple[object, ...]
+    fingerprint: Fingerprint
+
+
+def _check_batch(x: Tensor) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or len(x) == 0:
+        raise ArgumentError("x must be a floating-point batch [N, *shape] with at least one example")
+
+
+def uses_batch_statistics(model: nn.Module) -> bool:
+    return any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None)
+        for m in model.modules()
+    )

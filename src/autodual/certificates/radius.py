@@ -1,0 +1,88 @@
+"""The largest radius that can be certified, example by example."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual._tensor import full_precision
+from autodual.certificates.arguments import check_classifier, check_label_range, check_problem
+from autodual.certificates.proof import prove, treats_all_alike
+from autodual.engines.backward.dual import Dual
+from autodual.engines.prepare import Prepared, check_engine, prepare
+from autodual.engines.results import BoundEngine, ProbableProof, all_exceed
+from autodual.graph import Network
+from autodual.sets import Perturbation
+
+
+def certified_radius(
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor,
+    ball: Perturbation,
+    engine: BoundEngine | None = None,
+    tol: float = 1e-3,
+) -> Tensor:
+    """[N]: for each example the largest radius <= ball.eps found by bisection to within `tol`; every one is itself certified.
+
+    Zero where the clean input is wrong or nothing could be certified. Bounds need not shrink as the set grows, so a
+    larger certified radius may exist.
+    """
+    engine = Dual() if engine is None else engine
+    check_engine(engine)
+    labels = check_problem(x, labels, ball)
+    if not (isinstance(tol, int | float) and tol > 0):
+        raise ArgumentError(f"tol must be positive, got {tol}")
+    ball.around(x)  # refuses an eps that does not fit x
+    largest = _per_example(ball, x)
+    with full_precision(), torch.no_grad():
+        prepared = prepare(model, x)
+        check_label_range(labels, check_classifier(prepared.graph.output_shape))
+        return _bisect(prepared, x, labels, ball, engine, largest, tol)
+
+
+def _bisect(
+    prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine, largest: Tensor, tol: float
+) -> Tensor:
+    def certified(radius: Tensor, some: Tensor) -> Tensor:
+        if not treats_all_alike(ball) and len(some) < len(x):
+            return certified(radius, torch.arange(len(x), device=x.device))[some]
+        part = ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1)))
+        proof = prove(prepared, x[some], labels[some], part, engine, torch.ones_like(some, dtype=torch.bool))
+        if isinstance(proof, ProbableProof):
+            raise ArgumentError(
+                f"{engine!r} promises each bound with probability 1 - delta, and a search makes many: their deltas add up. "
+                f"Use Dual(), or certify() at radii and deltas that you choose beforehand"
+            )
+        return all_exceed(proof.lower, labels[some], proof.slack)
+
+    low = torch.zeros_like(largest)
+    high = largest.clone()
+    open_ = torch.arange(len(x), device=x.device)
+    right = prepared.output.argmax(1) == labels
+    full = certified(largest, open_) & right
+    low[full] = largest[full]
+    open_ = open_[~full & right]
+    for _ in range(max(0, math.ceil(math.log2(max(largest.max().item() / tol, 1.0))))):
+        if len(open_) == 0:
+            break
+        middle = (low + high) / 2
+        proved = certified(middle, open_)
+        low[open_[proved]] = middle[open_[proved]]
+        high[open_[~proved]] = middle[open_[~proved]]
+    return low
+
+
+def _per_example(ball: Perturbation, x: Tensor) -> Tensor:
+    eps = torch.as_tensor(ball.eps, dtype=x.dtype, device=x.device)
+    if eps.numel() == 1:
+        return eps.reshape(1).expand(len(x)).clone()
+    if eps.numel() == len(x) and eps.shape[0] == len(x):
+        return eps.reshape(-1).clone()
+    raise ArgumentError(
+        f"ball.eps of shape {tuple(eps.shape)} gives every feature its own size, so there is no single radius to search for; "
+        f"use one number or one per example [{len(x)}]"
+    )

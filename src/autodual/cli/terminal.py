@@ -1,0 +1,154 @@
+"""What a person sees while something runs: one live line with rate, time left, robust loss and error."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from autodual._errors import AutodualError
+from autodual.evaluation.processes import speaks
+from autodual.training.loop import Progress as StepProgress
+from autodual.training.stage import Watch
+
+PACKAGE = str(Path(__file__).parents[1])
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Warnings that our code gives rise to are told by the first process; those of others look as usual."""
+    told: set[str] = set()
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
+            if not filename.startswith(PACKAGE):
+                usual(message, category, filename, *where, **more)
+                return
+            text = " ".join(str(message).split())
+            if text not in told and speaks():
+                print(f"note: {text}", file=sys.stderr)
+            told.add(text)
+
+        warnings.showwarning = show
+        yield
+
+
+class InterruptedRunError(AutodualError):
+    """The user or the system asked to stop."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
+
+
+class Signals:
+    """Remembers the first signal; a second one acts at once, as usual."""
+
+    received: int | None = None
+
+    def __enter__(self) -> Signals:
+        self._before = {s: signal.signal(s, self._remember) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def stop(self) -> bool:
+        return self.received is not None
+
+
+REFRESH = 0.5
+"""Seconds between looks at figures that lie on a device."""
+INTERVAL = 5.0
+"""Seconds between lines where no bar can be drawn."""
+
+
+class Display:
+    """Progress of training and evaluation: bars on a terminal, elsewhere a line every few seconds and one at the end of each.
+
+    Of several processes, the first one shows it, for all of them.
+    """
+
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        self.console = Console(stderr=True, quiet=not speaks())
+        self.live = self.console.is_terminal and speaks()
+        self.bars = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"), console=self.console, refresh_per_second=4, disable=not self.live,
+        )  # fmt: skip
+        self.tasks: dict[str, TaskID] = {}
+        self.stop, self.shown, self.rate = stop, time.monotonic(), Rate()
+
+    def watch(self) -> Watch:
+        return Watch(self._step, self._draw, self._say, self.stop)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def _step(self, at: StepProgress) -> None:
+        self.rate.add(at.stage, at.examples)
+        done, total = at.epoch * at.batches + at.batch, at.epochs * at.batches
+        if not self._due(done == total):
+            return
+        loss, robust, wrong, robust_loss, standard_loss = at.summary.tolist()
+        losses = _losses(loss, robust_loss, standard_loss)
+        size = "" if at.eps is None else f"  eps {at.eps:.4g}"
+        note = f"{self.rate}{losses}{size}  robust error {robust / at.own:.0%}  error {wrong / at.own:.0%}"
+        self._show(f"stage {at.stage}", f"stage {at.stage}  epoch {at.epoch + 1}/{at.epochs}", done, total, note)
+
+    def _draw(self, what: str, done: int, of: int) -> None:
+        if self.live or self._due(done == of):
+            self._show(what, what, done, of, "")
+
+    def _due(self, finished: bool) -> bool:
+        return finished or time.monotonic() - self.shown >= (REFRESH if self.live else INTERVAL)
+
+    def _show(self, key: str, name: str, done: int, of: int, note: str) -> None:
+        self.shown = time.monotonic()
+        if not self.live:
+            self._say(f"{name}  {done}/{of}  {done / of:.0%}  {note}".rstrip())
+            return
+        if key not in self.tasks:
+            self.tasks[key] = self.bars.add_task(name, total=of, note="")
+        self.bars.update(self.tasks[key], description=name, completed=done, total=of, note=note)
+
+
+def _losses(loss: float, robust: float, standard: float) -> str:
+    """The loss that is minimised, and the robust one if that is only a part of it."""
+    if math.isnan(loss) or robust == standard:
+        return f"loss {loss:.3f}"
+    return f"robust loss {robust:.3f}" if loss == robust else f"loss {loss:.3f}  robust loss {robust:.3f}"
+
+
+class Rate:
+    """Images per second of the whole job, since the first step of a stage."""
+
+    def __init__(self) -> None:
+        self.stage, self.examples, self.since = -1, 0, 0.0
+
+    def add(self, stage: int, examples: int) -> None:
+        if stage == self.stage:
+            self.examples += examples
+        else:  # how long the first step took is not known
+            self.stage, self.examples, self.since = stage, 0, time.monotonic()
+
+    def __str__(self) -> str:
+        spent = time.monotonic() - self.since
+        return f"{self.examples / spent:,.0f} images/s  " if self.examples > 0 and spent > 0 else ""

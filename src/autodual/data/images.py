@@ -1,0 +1,249 @@
+"""Images and their labels as one record, which can live on a device as bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError
+from autodual._tensor import Shape, values_at_hand
+
+
+def check_labels(
+    labels: Tensor, classes: int, where: str, advice: str = "correct the labels, or name all the classes"
+) -> None:
+    """Refuses labels outside 0..classes-1 and names the first."""
+    outside = ((labels < 0) | (labels >= classes)).nonzero().flatten()
+    if len(outside):
+        first = int(outside[0])
+        raise ArgumentError(
+            f"{where}: label {int(labels[first])} of image {first} is outside 0..{classes - 1}, the {classes} classes "
+            f"({len(outside)} of {len(labels)} labels are); {advice}"
+        )
+
+
+def check_range(images: Tensor, scale: int, where: str) -> None:
+    """Refuses images that would not be in [0, 1] once scaled."""
+    if images.dtype == torch.uint8:
+        if not 1 <= scale <= 255 or (scale < 255 and int(images.max()) > scale):
+            raise ArgumentError(f"{where}: images hold bytes up to {int(images.max())}, but scale is {scale}")
+        return
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):  # so that NaN is refused
+        raise ArgumentError(
+            f"{where}: images hold floats from {low:g} to {high:g}, but must be in [0, 1]; scale them, or keep them as bytes "
+            "(uint8). Normalisation belongs in the network: autodual.models.Normalize"
+        )
+
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+"""What Pillow may open: not all of its formats, since some of them start other programs."""
+
+
+def pillow() -> Any:
+    """The module PIL.Image, which only images in files need."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ArgumentError("images in files need Pillow, which is not installed; run `pip install pillow`") from error
+    return Image
+
+
+def as_images(array: Any, where: str) -> Tensor:
+    """[N, H, W], [N, C, H, W] or [N, H, W, C] as [N, C, H, W], uint8 or float32.
+
+    Channels are looked for in the last place only if there are 1 or 3 there, and not 1 or 3 in the second.
+    """
+    array = np.asarray(array)
+    _check_type(array, where)
+    if array.ndim == 3:
+        array = array[:, None]
+    if array.ndim != 4 or 0 in array.shape:
+        raise ArgumentError(f"{where}: images have shape {array.shape}; pass [N, H, W], [N, C, H, W] or [N, H, W, C]")
+    if array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
+        array = np.moveaxis(array, 3, 1)
+    images = torch.from_numpy(np.array(array, np.uint8 if array.dtype == np.uint8 else np.float32, order="C"))
+    check_range(images, 255, where)
+    return images
+
+
+def as_labels(array: Any, count: int, where: str) -> Tensor:
+    """[N] or [N, 1] of any integer type as int64 [N]."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "iu":
+        raise ArgumentError(f"{where}: labels are {array.dtype}, but must be integers, 0 for the first class")
+    if array.shape not in ((count,), (count, 1)):
+        raise ArgumentError(
+            f"{where}: labels have shape {array.shape}, but there are {count} images; pass one for each"
+        )
+    if count == 0:
+        raise ArgumentError(f"{where}: there are no labels; one part of the data is empty")
+    if array.min() < 0:
+        raise ArgumentError(f"{where}: label {array.min()} is negative; the first class is 0")
+    if array.max() > np.iinfo(np.int64).max:
+        raise ArgumentError(f"{where}: label {array.max()} is too large; number the classes 0, 1, 2 ...")
+    return torch.from_numpy(array.reshape(count).astype(np.int64))
+
+
+def from_pillow(image: Any, where: str) -> np.ndarray:
+    """Bytes [1, H, W] of a grey image or [3, H, W] of a coloured one."""
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    if image.mode in ("LA", "RGBA"):
+        if image.getchannel("A").getextrema()[0] < 255:
+            raise ArgumentError(f"{where}: the image is partly transparent; save it without transparency")
+        image = image.convert(image.mode[:-1])
+    if image.mode == "1":
+        image = image.convert("L")
+    if image.mode not in ("L", "RGB"):
+        raise ArgumentError(f"{where}: pixels are of kind {image.mode!r}; save the image as 8-bit grey or RGB")
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
+
+
+def stack(arrays: Sequence[np.ndarray], names: Sequence[str]) -> np.ndarray:
+    """One array of all images; the first that differs from the first of all is named."""
+    for array, name in zip(arrays, names, strict=True):
+        if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+            raise ArgumentError(
+                f"{name}: the image is {_described(array)}, but {names[0]} is {_described(arrays[0])}; all must be of one size "
+                "and kind: resize, convert or remove it"
+            )
+    return np.stack(arrays)
+
+
+def _described(array: np.ndarray) -> str:
+    return f"{'x'.join(map(str, array.shape))} of {array.dtype}"
+
+
+def _check_type(array: np.ndarray, where: str) -> None:
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise ArgumentError(
+            f"{where}: images are {array.dtype}; pass bytes (uint8, 0 to 255) or floats in [0, 1], for example "
+            "images.astype('uint8')"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Images with labels.
+
+    Images are bytes, of which `scale` means 1.0, or floats in [0, 1] if their source was not bytes. Values are checked
+    on the CPU, where all data is read; a copy on another device is not looked at again. NumPy arrays become tensors: images
+    may then be [N, H, W] or [N, H, W, C], too, and labels of any integer type.
+    """
+
+    images: Tensor
+    """[N, C, H, W], uint8 or floating-point."""
+    labels: Tensor
+    """[N], int64: positions in `classes`."""
+    classes: tuple[str, ...]
+    name: str
+    scale: int = 255
+
+    def __post_init__(self) -> None:
+        where = f"data {self.name!r}"
+        self._take_arrays(where)
+        images = self.images
+        if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+            raise ArgumentError(
+                f"{where}: images must be [N, C, H, W], bytes or floats; got {tuple(images.shape)} of {images.dtype}"
+            )
+        if len(images) == 0:
+            raise ArgumentError(f"{where}: there are no images")
+        if self.labels.shape != (len(images),) or self.labels.dtype != torch.int64:
+            raise ArgumentError(
+                f"{where}: labels must be int64, one for each of the {len(images)} images; got {self.labels.dtype} of shape "
+                f"{tuple(self.labels.shape)}"
+            )
+        if self.labels.device != images.device:
+            raise ArgumentError(f"{where}: images are on {images.device}, labels on {self.labels.device}")
+        if values_at_hand(images):
+            check_labels(self.labels, len(self.classes), where)
+            check_range(images, self.scale, where)
+
+    def _take_arrays(self, where: str) -> None:
+        """Tensors in the place of NumPy arrays; anything else is refused."""
+        if isinstance(self.images, np.ndarray):
+            object.__setattr__(self, "images", as_images(self.images, where))
+        if isinstance(self.labels, np.ndarray):
+            object.__setattr__(self, "labels", as_labels(self.labels, len(self.images), where))
+        for name, value in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(value, Tensor):
+                raise ArgumentError(f"{where}: {name} must be a tensor or a NumPy array, got {type(value).__name__}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> Shape:
+        """Of one image: (C, H, W)."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    def scaled(self, index: Tensor | slice | None = None) -> Tensor:
+        """The chosen images, or all, as float32 in [0, 1]; on the device, without waiting for it."""
+        chosen = (self.images if index is None else self.images[index]).to(torch.float32)
+        return chosen if self.images.is_floating_point() else chosen / self.scale
+
+    def to(self, device: torch.device | str) -> ImageData:
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def select(self, index: Tensor | slice) -> ImageData:
+        """The images at these positions, or where this mask is true, in that order."""
+        return replace(self, images=self.images[index], labels=self.labels[index])
+
+    def take(self, n: int) -> ImageData:
+        """The first n images; all of them if there are fewer."""
+        if n < 1:
+            raise ArgumentError(f"data {self.name!r}: {n} images were asked for; ask for at least 1")
+        return self.select(slice(n))
+
+    def split(self, fraction: float, seed: int) -> tuple[ImageData, ImageData]:
+        """Most images, and the `fraction` that is held out: drawn by seed, the same on every machine, in their old order."""
+        held_out = round(fraction * len(self)) if 0 < fraction < 1 else 0
+        if not 0 < held_out < len(self):
+            raise ArgumentError(
+                f"data {self.name!r}: a fraction of {fraction} of {len(self)} images leaves one part empty; "
+                "pass a fraction between 0 and 1 that leaves images on both sides"
+            )
+        # RandomState, because numpy promises never to change its stream; that of a Generator may change.
+        shuffled = torch.from_numpy(np.random.RandomState(seed).permutation(len(self)))
+        rest, out = shuffled[held_out:].sort().values, shuffled[:held_out].sort().values
+        return self.select(rest.to(self.device)), self.select(out.to(self.device))
+
+    def digest(self) -> str:
+        """SHA-256 of everything but the name: two records with the same digest hold the same data."""
+        kind = f"{self.images.dtype} {tuple(self.images.shape)} {self.scale} {self.classes!r}"
+        digest = hashlib.sha256(kind.encode())
+        digest.update(self.images.cpu().contiguous().numpy().data)
+        digest.update(self.labels.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def check_parts(train: ImageData, test: ImageData) -> None:
+    """Refuses to train on one kind of data and test on another."""
+    where = f"data {train.name!r}" if train.name == test.name else f"data {train.name!r} and {test.name!r}"
+    if train.shape != test.shape:
+        raise ArgumentError(
+            f"{where}: images to train on are {list(train.shape)}, those to test on {list(test.shape)}; bring all to one "
+            "shape [channels, height, width]"
+        )
+    if train.classes != test.classes:
+        raise ArgumentError(
+            f"{where}: there are {len(train.classes)} classes to train on and {len(test.classes)} to test on, or their names "
+            "differ; give both parts the same classes, in the same order"
+        )
+    if len(train.classes) < 2:
+        raise ArgumentError(
+            f"{where}: has {len(train.classes)} class, but a network chooses between at least two; add images of another"
+        )

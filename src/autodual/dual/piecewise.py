@@ -1,0 +1,343 @@
+"""ReLU and its relatives: two straight pieces that meet at zero. [SPAD Cor. 2]"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodual import kernels
+from autodual._errors import ArgumentError
+from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
+from autodual.dual.registry import number, parameter, register
+from autodual.graph import Call, Operand
+from autodual.interval import Interval
+
+
+@register(nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_)
+class DualReLU(ElementwiseDual):
+    """max(z, 0), with the common slope u / (u - l) of an unstable unit. [SPAD Cor. 2; DESIGN table of section 2]"""
+
+    exact = True
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.relu()
+
+    def image(self, z: Interval) -> Interval:
+        return Interval(z.lower.relu(), z.upper.relu())
+
+    def largest_value(self, z: Interval) -> Tensor:
+        return z.upper.relu()
+
+    def band(self, z: Interval) -> Band:
+        if kernels.usable("chord", z.lower, z.upper):
+            slope, half = _ChordOnGpu.apply(z.lower, z.upper)
+        else:
+            slope, half = _slope_and_half(z)
+        return Band(slope, half, half)
+
+    def relax(self, centre: Tensor, radius: Tensor) -> Relaxation:
+        if radius.shape[1:] != centre.shape[1:] or not kernels.usable("chord", centre, radius):
+            return super().relax(centre, radius)
+        lower, upper, slope, half, middle = _RelaxOnGpu.apply(centre, radius)
+        return Relaxation(Interval(lower, upper), Band(slope, half, half), middle)
+
+    def lines(self, z: Interval) -> Lines:
+        slope, negative = _chord(z)
+        lower_slope = (z.upper + z.lower > 0).to(slope)
+        return Lines(lower_slope, torch.zeros_like(slope), slope, -slope * negative)
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        return torch.zeros_like(size)
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        return _two_slopes(z, by, slope, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class DualKink(ElementwiseDual):
+    """left * z below zero and right * z above: left * z + (right - left) * relu(z)."""
+
+    left: Tensor | float
+    right: float = 1.0
+
+    def value(self, z: Tensor) -> Tensor:
+        return torch.where(z > 0, z * self.right, z * self.left)
+
+    def image(self, z: Interval) -> Interval:
+        ends = self.value(z.lower), self.value(z.upper)
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        inside = (z.lower < 0) & (z.upper > 0)
+        return Interval(torch.where(inside, low.clamp(max=0), low), torch.where(inside, high.clamp(min=0), high))
+
+    def band(self, z: Interval) -> Band:
+        slope = self._between(z, DualReLU().band(z).slope)
+        smallest, largest = self._extremes(slope, z)
+        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+
+    def lines(self, z: Interval) -> Lines:
+        relu = DualReLU().lines(z)
+        rising = self.right - self.left >= 0 if isinstance(self.left, Tensor) else torch.tensor(self.right >= self.left)
+        rising = rising.to(z.lower.device)
+        lower = self._between(z, torch.where(rising, relu.lower_slope, relu.upper_slope))
+        upper = self._between(z, torch.where(rising, relu.upper_slope, relu.lower_slope))
+        return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def _between(self, z: Interval, part: Tensor) -> Tensor:
+        """left + (right - left) * part for a unit that may have either sign, and exactly left or right for one that may not."""
+        mixed = self.left + (self.right - self.left) * part
+        return torch.where(z.lower >= 0, self.right, torch.where(z.upper <= 0, self.left + 0 * mixed, mixed))
+
+    def _extremes(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
+        """Smallest and largest f(z) - slope * z: at an end or at zero, whatever rounding did to the slope."""
+        first, last = (self.value(end) - slope * end for end in (z.lower, z.upper))
+        kink = torch.where((z.lower < 0) & (z.upper > 0), torch.zeros_like(first), first)
+        smallest, largest = torch.minimum(first, last), torch.maximum(first, last)
+        return torch.minimum(smallest, kink), torch.maximum(largest, kink)
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        return grain * size  # one product
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        return _two_slopes(z, by, slope, self.left, self.right)
+
+
+def _two_slopes(z: Interval, by: Tensor, slope: Tensor, left: Tensor | float, right: float) -> Tensor:
+    """by * the largest |f' - slope|, for f' = left below zero and f' = right above."""
+    reaches_left, reaches_right = z.lower.clamp(max=0).sign(), z.upper.relu().sign()  # -1 and 1, or 0
+    return by * torch.maximum(((slope - left) * reaches_left).abs(), ((slope - right) * reaches_right).abs())
+
+
+@register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
+def _leaky_relu(call: Call) -> DualKink:
+    slope = call.module.negative_slope if call.module is not None else parameter(call, 1, "negative_slope", 0.01)
+    return DualKink(number(call, slope, "negative_slope"))
+
+
+@register(nn.PReLU, F.prelu, torch.prelu)
+def _prelu(call: Call) -> DualKink:
+    weight: Any = call.module.weight if call.module is not None else parameter(call, 1, "weight")
+    return DualKink(weight.reshape(-1, *[1] * (len(call.shape) - 1)))
+
+
+@register(torch.abs, torch.Tensor.abs, torch.absolute, operator.abs, abs)
+def _absolute(call: Call) -> DualKink:
+    return DualKink(-1.0)
+
+
+def _chord(z: Interval) -> tuple[Tensor, Tensor]:
+    """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN or if u - l overflows; and min(l, 0)."""
+    positive, negative = z.upper.clamp(min=0), z.lower.clamp(max=0)
+    width = positive - negative
+    slope = positive / (width + (1 - width.sign()))  # a width of zero counts as one; comparisons would cost more
+    return torch.add(slope, width, alpha=0.0), negative  # 0 * inf is NaN, since u / inf would pass for a dead unit
+
+
+def _slope_and_half(z: Interval) -> tuple[Tensor, Tensor]:
+    slope, negative = _chord(z)
+    return slope, slope * negative * -0.5
+
+
+class _ChordOnGpu(torch.autograd.Function):
+    """The same in one pass, forward and backward; plainly where a gradient is to be differentiated again."""
+
+    @staticmethod
+    def forward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        from autodual.kernels import chord
+
+        return chord.forward(lower, upper)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            return torch.func.vjp(lambda *ends: _slope_and_half(Interval(*ends)), *ctx.saved_tensors)[1](gradients)
+        from autodual.kernels import chord
+
+        return chord.backward(*ctx.saved_tensors, *gradients)
+
+
+def _relaxed(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
+    interval = Interval.around(centre, radius)
+    slope, half = _slope_and_half(interval)
+    return interval.lower, interval.upper, slope, half, slope * centre + half
+
+
+class _RelaxOnGpu(torch.autograd.Function):
+    """`_relaxed` in one pass, forward and backward; radius [N or 1, *shape]."""
+
+    @staticmethod
+    def forward(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
+        from autodual.kernels import chord
+
+        return chord.forward_around(centre, radius)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, ...]:
+        centre, radius = ctx.saved_tensors
+        given = [torch.zeros_like(centre) if g is None else g for g in gradients]
+        if torch.is_grad_enabled():
+            return torch.func.vjp(_relaxed, centre, radius)[1](tuple(given))
+        from autodual.kernels import chord
+
+        on_centre, on_radius = chord.backward_around(centre, radius, *given[2:])
+        if gradients[0] is not None or gradients[1] is not None:
+            on_centre, on_radius = on_centre + given[0] + given[1], on_radius + given[1] - given[0]
+        return on_centre, on_radius if len(radius) == len(centre) else on_radius.sum(0, keepdim=True)
+
+
+End: TypeAlias = Tensor | float
+"""A number, or a tensor that broadcasts to one example; minus or plus infinity where there is no end."""
+
+
+@dataclass(frozen=True)
+class DualClip(ElementwiseDual):
+    """gain * clip(z, low, high) + shift, with low <= high and gain > 0. Ends that are tensors stay live, with their gradients."""
+
+    low: End
+    high: End
+    gain: float = 1.0
+    shift: float = 0.0
+
+    def value(self, z: Tensor) -> Tensor:
+        return self.gain * self._clipped(z) + self.shift
+
+    def image(self, z: Interval) -> Interval:
+        return Interval(self.value(z.lower), self.value(z.upper))
+
+    def band(self, z: Interval) -> Band:
+        """The chord, or across both kinks the line from the far end to the other kink: the smallest radius."""
+        slope = self._chord(z)
+        if _exists(self.low) and _exists(self.high):
+            low, high = _like(z.lower, self.low), _like(z.upper, self.high)
+            both = (z.lower < low) & (z.upper > high)
+            width = torch.maximum(torch.maximum(z.upper - low, high - z.lower), high - low)
+            slope = torch.where(both, self.gain * _ratio(high - low, width), slope)
+        smallest, largest = self._extremes(slope, z)
+        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+
+    def lines(self, z: Interval) -> Lines:
+        """On each side the line that is closest at the middle of the interval: flat, or from a kink or an end to the far end."""
+        low, high = _like(z.lower, self.low), _like(z.upper, self.high)
+        below, above = (low - z.lower).clamp(min=0), (z.upper - high).clamp(min=0)
+        straight = torch.minimum(z.upper, high) - torch.maximum(z.lower, low)
+        straight = straight.clamp(min=0)
+        lower, upper = self.gain * _ratio(straight, straight + above), self.gain * _ratio(straight, straight + below)
+        flat = torch.zeros_like(straight)
+        lower = torch.where(below >= straight + above, flat, lower)
+        upper = torch.where(above >= straight + below, flat, upper)
+        return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        """Roundings of what is clipped, also of an end that another dtype holds only nearly."""
+        clipped = torch.maximum(self._clipped(z.lower).abs(), self._clipped(z.upper).abs())
+        return grain * (self.gain * clipped + abs(self.shift))
+
+    def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
+        flat = torch.where((z.lower < self.low) | (z.upper > self.high), slope.abs(), 0.0)
+        straight = torch.where((z.upper > self.low) & (z.lower < self.high), (slope - self.gain).abs(), 0.0)
+        return by * torch.maximum(flat, straight)
+
+    def _clipped(self, z: Tensor) -> Tensor:
+        if isinstance(self.low, Tensor) or isinstance(self.high, Tensor):
+            return z.clamp(_like(z, self.low), _like(z, self.high))
+        return z.clamp(self.low, self.high)
+
+    def _chord(self, z: Interval) -> Tensor:
+        return self.gain * _ratio(self._clipped(z.upper) - self._clipped(z.lower), z.upper - z.lower)
+
+    def _extremes(self, slope: Tensor, z: Interval) -> tuple[Tensor, Tensor]:
+        """Smallest and largest value of f(z) - slope * z: at an end or at a kink."""
+        corners = [z.lower, z.upper]
+        corners += [
+            torch.minimum(torch.maximum(_like(z.lower, kink), z.lower), z.upper)
+            for kink in (self.low, self.high)
+            if _exists(kink)
+        ]
+        errors = [self.value(c) - slope * c for c in corners]
+        return reduce(torch.minimum, errors), reduce(torch.maximum, errors)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, and zero with a harmless gradient for an interval of no width."""
+    return part / torch.where(whole == 0, torch.ones_like(whole), whole)
+
+
+def _like(tensor: Tensor, end: End) -> Tensor:
+    return end.to(tensor).expand_as(tensor) if isinstance(end, Tensor) else torch.full_like(tensor, end)
+
+
+def _exists(end: End) -> bool:
+    return isinstance(end, Tensor) or abs(end) < torch.inf
+
+
+@register(nn.Hardtanh, F.hardtanh, F.hardtanh_)
+def _hardtanh(call: Call) -> DualClip:
+    m: Any = call.module
+    low = parameter(call, 1, "min_val", -1.0) if m is None else m.min_val
+    high = parameter(call, 2, "max_val", 1.0) if m is None else m.max_val
+    return _clip(call, float(low), float(high))
+
+
+@register(nn.ReLU6, F.relu6)
+def _relu6(call: Call) -> DualClip:
+    m: Any = call.module  # a Hardtanh, whose ends may have been changed
+    return DualClip(0.0, 6.0) if m is None else _clip(call, float(m.min_val), float(m.max_val))
+
+
+@register(nn.Hardsigmoid, F.hardsigmoid)
+def _hardsigmoid(call: Call) -> DualClip:
+    return DualClip(-3.0, 3.0, 1 / 6, 0.5)
+
+
+@register(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip, torch.Tensor.clamp_, torch.clamp_)
+def _clamp(call: Call) -> DualClip:
+    return _clip(call, call.argument(1, "min", None), call.argument(2, "max", None))
+
+
+@register(torch.clamp_min, torch.Tensor.clamp_min)
+def _clamp_min(call: Call) -> DualClip:
+    return _clip(call, call.argument(1, "min"), None)
+
+
+@register(torch.clamp_max, torch.Tensor.clamp_max)
+def _clamp_max(call: Call) -> DualClip:
+    return _clip(call, None, call.argument(1, "max"))
+
+
+def _clip(call: Call, low: Any, high: Any) -> DualClip:
+    """Where min > max, PyTorch returns max: so does a clip between min(min, max) and max."""
+    low, high = _end(call, low, "min", -torch.inf), _end(call, high, "max", torch.inf)
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
+        return DualClip(min(low, high), high)
+    if call.shape != call.operand.shape:
+        raise ArgumentError(
+            f"{call.path}: the ends of clamp have more entries than what is clamped, so they copy it; expand it to shape "
+            f"{call.shape} first"
+        )
+    if _exists(low) and _exists(high):
+        low = torch.minimum(torch.as_tensor(low).to(torch.as_tensor(high)), torch.as_tensor(high))
+    return DualClip(low, high)
+
+
+def _end(call: Call, value: Any, name: str, missing: float) -> End:
+    if value is None or (not isinstance(value, Tensor | Operand) and float(value) == missing):
+        return missing
+    if isinstance(value, Operand):
+        raise ArgumentError(
+            f"{call.path}: {name} of clamp depends on the network's input; use torch.maximum or torch.minimum instead"
+        )
+    return call.constant(value, call.operand.shape) if isinstance(value, Tensor) else number(call, value, name)

@@ -1,0 +1,1 @@
+"""Engines that pull rows back from a node to the input."""

@@ -1,0 +1,354 @@
+"""How far rows of a network with parallel lines can move: pulled back once, for both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from autodual._tensor import added, flat, flat_pair, has_channels_inside, laid_out_like, merge_leading, split_leading
+from autodual.dual import AffineDual, Band, DualLayer, DualNetwork
+from autodual.dual.shape import DualReshape
+from autodual.engines.backward.rows import (
+    DensePlan,
+    DenseRows,
+    Patches,
+    Plan,
+    Rows,
+    SomeUnitsPlan,
+    crop,
+    features,
+    local_windows,
+    plan_for,
+)
+from autodual.engines.backward.weigh import sizes, weigh, weighable
+from autodual.engines.memory import Budget, even_split
+from autodual.sets import InputSet
+
+WORTHWHILE = 0.85
+"""Channels are left out only if at most this part of them is alive."""
+
+
+@dataclass
+class _Draft:
+    """Changed layers and the channels that are kept of each changed node."""
+
+    layers: dict[int, DualLayer]
+    kept: dict[int, Tensor]
+
+
+def alive_channels(*parts: Tensor) -> Tensor | None:
+    """Indices of the channels where some part is not zero; None if leaving out the others is not worthwhile."""
+    if parts[0].dim() == 1:  # one number per example: nothing to leave out
+        return None
+    alive = added([flat(part.abs(), 2).sum((0, 2)) for part in parts]) != 0
+    count = int(alive.sum())
+    return alive.nonzero().squeeze(1) if 0 < count <= WORTHWHILE * len(alive) else None
+
+
+def prune(network: DualNetwork, alive: dict[int, Tensor]) -> tuple[DualNetwork, dict[int, Tensor]]:
+    """The network with only the given channels of these activations, and the channels that are kept of each changed node.
+
+    An activation is left as it is where a neighbour does not know how to be narrowed.
+    """
+    draft = _Draft({}, {})
+    for index, channels in alive.items():
+        change = _Draft(dict(draft.layers), dict(draft.kept))
+        if _narrow(network, index, channels, change):
+            draft = change
+    nodes = [
+        replace(node, layer=draft.layers.get(i, node.layer), shape=_shape(node.shape, draft.kept.get(i)))
+        for i, node in enumerate(network.nodes)
+    ]
+    return DualNetwork(tuple(nodes), network.output), draft.kept
+
+
+def _shape(shape: tuple[int, ...], kept: Tensor | None) -> tuple[int, ...]:
+    return shape if kept is None else (len(kept), *shape[1:])
+
+
+def _narrow(network: DualNetwork, activation: int, channels: Tensor, draft: _Draft) -> bool:
+    if activation == network.output:
+        return False
+    draft.kept[activation] = channels
+    source = network.nodes[activation].inputs[0]
+    readers = network.readers[activation]
+    return _narrow_result(network, source, activation, channels, draft) and all(
+        _narrow_operand(network, reader, activation, channels, draft) for reader in readers
+    )
+
+
+def _narrow_result(network: DualNetwork, index: int, reader: int, channels: Tensor, draft: _Draft) -> bool:
+    """Compute only some channels of a node that has one reader."""
+    layer = draft.layers.get(index, network.nodes[index].layer)
+    if not isinstance(layer, AffineDual) or network.readers[index] != (reader,):
+        return False
+    narrowed = layer.narrowed(results=channels)
+    if narrowed is None:
+        return False
+    draft.layers[index], draft.kept[index] = narrowed, channels
+    if not layer.channelwise:
+        return True
+    shape, inputs = network.nodes[index].shape, network.nodes[index].inputs
+    if any(len(s) != len(shape) or s[0] != shape[0] for s in network.operand_shapes(index)):
+        return False  # an operand is broadcast over the channels
+    return all(_narrow_result(network, i, index, channels, draft) for i in inputs)
+
+
+def _narrow_operand(network: DualNetwork, index: int, source: int, channels: Tensor, draft: _Draft) -> bool:
+    """Read only some channels of a node."""
+    layer = draft.layers.get(index, network.nodes[index].layer)
+    if isinstance(layer, DualReshape):
+        return _narrow_flattened(network, index, source, channels, draft)
+    if not isinstance(layer, AffineDual) or layer.channelwise or len(network.nodes[index].inputs) != 1:
+        return False
+    narrowed = layer.narrowed(operands=channels)
+    if narrowed is None:
+        return False
+    draft.layers[index] = narrowed
+    return True
+
+
+def _narrow_flattened(network: DualNetwork, index: int, source: int, channels: Tensor, draft: _Draft) -> bool:
+    before, after = network.nodes[source].shape, network.nodes[index].shape
+    if len(after) != 1 or index == network.output:
+        return False
+    size = math.prod(before[1:])
+    features = (channels.unsqueeze(1) * size + torch.arange(size, device=channels.device)).flatten()
+    draft.layers[index], draft.kept[index] = DualReshape((len(features),)), features
+    return all(_narrow_operand(network, reader, index, features, draft) for reader in network.readers[index])
+
+
+Observer = Callable[[int, Tensor], None]
+AtActivation = Callable[[int, Tensor], Tensor | None]
+
+
+def pull_back(
+    network: DualNetwork, target: int, seed: Tensor, at_activation: AtActivation, observe: Observer | None = None
+) -> Tensor | None:
+    """Coefficients on the network's input [R, N or 1, *shape], or None if no row reaches it.
+
+    `at_activation` turns the coefficients on an activation's result into those on its operand (None stops there);
+    `observe` sees the coefficients on every node.
+    """
+    coefficients: dict[int, Tensor] = {target: seed}
+    for index in network.ancestors(target):
+        if index not in coefficients:
+            continue
+        node, current = network.nodes[index], coefficients.pop(index)
+        if observe is not None:
+            observe(index, current)
+        if node.layer is None:
+            return current
+        pulled: Iterable[Tensor | None]
+        if isinstance(node.layer, AffineDual):
+            merged = node.layer.transpose(merge_leading(current), network.operand_shapes(index))
+            pulled = (split_leading(p, current.shape[0]) for p in merged)
+        else:
+            pulled = (at_activation(index, current),)
+        for source, part in zip(node.inputs, pulled, strict=True):
+            if part is not None:
+                coefficients[source] = coefficients[source] + part if source in coefficients else part
+    return None
+
+
+def over_chunks(
+    network: DualNetwork, target: int, plan: Plan, budget: Budget, like: Tensor, bound: Callable[[Rows], Tensor]
+) -> Tensor:
+    """`bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored."""
+    size = even_split(plan.count, budget.rows(network, target, like))
+    chunks = plan.chunks(size, like)
+    if torch.is_grad_enabled() and size < plan.count:
+        return plan.assemble([checkpoint(bound, rows, use_reentrant=False) for rows in chunks])
+    return plan.assemble([bound(rows) for rows in chunks])
+
+
+FEW = 0.3
+"""Unstable units are gathered if at most this part of all units is unstable in some example."""
+
+
+class Reach(NamedTuple):
+    """How far below and above its centre every unit of a node can be; and what errors before it add up to, if there are any: those of
+    bounds, and those of the network as it runs."""
+
+    below: Tensor
+    above: Tensor
+    error: Tensor | None = None
+    run_error: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class RadiusPass:
+    """A network whose activations have bands, over a set of inputs."""
+
+    network: DualNetwork
+    region: InputSet
+    bands: dict[int, Band]
+    budget: Budget
+    constant: frozenset[int] = field(default_factory=frozenset)
+    """Activations whose band does not depend on their input: nothing is pulled back through them."""
+    unstable: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+    """Units of an activation that are unstable in some example, per order in memory, once they have been looked for."""
+
+    plans: dict[int, Plan | Patches] = field(default_factory=dict)
+    """By node, once one has been made."""
+
+    static: bool = False
+    """Whether shapes must not depend on values, nor the host wait for them."""
+    errors: dict[int, Tensor] = field(default_factory=dict)
+    """By activation, for a proof: see `Rounding`."""
+    run_errors: dict[int, Tensor] = field(default_factory=dict)
+    """Of the network as it runs, if they are asked for."""
+
+    def of_rows(self, index: int, rows: Rows) -> Tensor:
+        """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
+        return self._pulled_back(index, rows, [], [])
+
+    def of_rows_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The radius, and what the errors of activations add up to, multiplied by their coefficients: of bounds, and as it runs."""
+        errors, run_errors = list[Tensor](), list[Tensor]()
+        radius = self._pulled_back(index, rows, errors, run_errors)
+        none = [torch.zeros_like(radius)]
+        return radius, added(errors or none), added(run_errors or none)
+
+    def _pulled_back(self, index: int, rows: Rows, errors: list[Tensor], run_errors: list[Tensor]) -> Tensor:
+        total: list[Tensor] = []
+
+        def through(activation: int, coefficients: Tensor) -> Tensor | None:
+            slope, radius = self.bands[activation].slope, self.bands[activation].radius
+            coefficients = laid_out_like(coefficients, slope)
+            sums = [(errors, self.errors[activation])] if self.errors else []
+            if self.run_errors:
+                sums.append((run_errors, self.run_errors[activation]))
+            if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
+                passed, size = weigh(coefficients, slope, radius)
+                total.append(size)
+                for found, error in sums:
+                    found.append(rows.norm(activation, coefficients, error))
+                return passed
+            if sums:
+                size, *sizes_of_errors = rows.norms(activation, coefficients, radius, *(error for _, error in sums))
+                total.append(size)
+                for (found, _), size_of_error in zip(sums, sizes_of_errors, strict=True):
+                    found.append(size_of_error)
+            else:
+                total.append(self._unstable_units(rows, activation, coefficients))
+            return None if activation in self.constant else coefficients * slope
+
+        on_input = pull_back(self.network, index, rows.seed, through)
+        if on_input is not None:
+            total.append(self._support(rows, on_input))
+        return added(total)
+
+    def _unstable_units(self, rows: Rows, activation: int, coefficients: Tensor) -> Tensor:
+        """The l1 norm of the coefficients on the unstable units, weighted by their radius; few units are gathered first."""
+        radius = self.bands[activation].radius
+        if coefficients.shape[1] > 1 and isinstance(rows, DenseRows) and not (self.static or torch.is_grad_enabled()):
+            key = (activation, has_channels_inside(coefficients))
+            if key not in self.unstable:
+                self.unstable[key] = flat_pair(coefficients, radius)[1].any(0).nonzero().squeeze(1)
+            units = self.unstable[key]
+            if len(units) < FEW * math.prod(radius.shape[1:]):
+                some, size = (v.index_select(-1, units) for v in flat_pair(coefficients, radius))
+                return rows.inner(activation, some.abs(), size)
+        return rows.norm(activation, coefficients, radius)
+
+    def _worthwhile(self, rows: Rows, coefficients: Tensor, radius: Tensor, *slope: Tensor) -> bool:
+        """Whether to have a kernel for it."""
+        return isinstance(rows, DenseRows) and weighable(coefficients, radius, *slope, in_graph=self.static)
+
+    def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
+        if self.region.dual_norm == 1 and self._worthwhile(rows, coefficients, self.region.radius):
+            return sizes(coefficients, self.region.radius)
+        if self.region.dual_norm is not None:
+            return rows.support(0, coefficients, self.region)
+        return rows.inner(0, coefficients, self.region.centre) - self.region.minimise(coefficients)
+
+    def plan(self, index: int) -> Plan | Patches:
+        """The cheapest way to treat all units of a node, by counting values."""
+        if index not in self.plans:
+            self.plans[index] = self._plan(index)
+        return self.plans[index]
+
+    def _plan(self, index: int) -> Plan | Patches:
+        windows = local_windows(self.network, index, self.region)
+        plan = plan_for(self.network, index, windows)
+        patches = None if windows is None else crop(self.network, index, windows)
+        if patches is None:
+            return plan
+        channels = self.network.nodes[index].shape[0]
+        return patches if patches.cost * channels < plan.count * features(self.network, index) else plan
+
+    def of_some_units(self, index: int, units: Tensor) -> Reach:
+        """[N, len(units)]: of some units of a node, given by their place in the flattened shape."""
+        radius, *errors = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))
+        return Reach(radius, radius, *errors)
+
+    def of_units(self, index: int) -> Reach:
+        """Of every unit of a node, by the cheapest way: patches, cells or rows."""
+        plan = self.plan(index)
+        if isinstance(plan, Patches):
+            radius, *errors = self._of_patches(plan)
+            return Reach(radius, radius, *errors)
+        below, *errors = self._of_plan(index, plan)
+        above = below if self.region.dual_norm is not None else self._over(index, plan, _flipped(self.of_rows))
+        return Reach(below, above, *errors)
+
+    def _of_plan(self, index: int, plan: Plan) -> tuple[Tensor, ...]:
+        """Radius and errors of the units that are planned for."""
+        if not self.errors:
+            return (self._over(index, plan, self.of_rows),)
+        return self._over(index, plan, self._with_errors).chunk(self._results)
+
+    @property
+    def _results(self) -> int:
+        """How many numbers a proof finds for every row."""
+        return 1 + bool(self.errors) + bool(self.run_errors)
+
+    def _over(self, index: int, plan: Plan, work: Callable[[int, Rows], Tensor]) -> Tensor:
+        return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
+
+    def _with_errors(self, index: int, rows: Rows) -> Tensor:
+        """[R, 2 N or 3 N, ...]: results and, after them, errors."""
+        return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[: self._results]), dim=1)
+
+    def _of_patches(self, patches: Patches) -> tuple[Tensor, ...]:
+        """Every unit as the output of a small network over many virtual examples, some at a time."""
+        network = patches.network
+        region, bands = patches.region(self.region), patches.bands(self.bands)
+        errors, run_errors = (
+            {patches.places[i]: patches.cut(i, e) for i, e in kind.items() if i in patches.places}
+            for kind in (self.errors, self.run_errors)
+        )
+        plan = DensePlan(network.nodes[network.output].shape)
+        size = even_split(len(region), self.budget.patches(network, plan.count, region.centre))
+
+        def some(part: slice) -> Tensor:
+            cut = {i: Band(b.slope[part], b.centre, b.radius[part]) for i, b in bands.items()}
+            small = RadiusPass(
+                network,
+                region[part],
+                cut,
+                self.budget,
+                static=self.static,
+                errors={i: e[part] for i, e in errors.items()},
+                run_errors={i: e[part] for i, e in run_errors.items()},
+            )
+            (rows,) = plan.chunks(plan.count, region.centre)
+            return small._with_errors(network.output, rows) if errors else small.of_rows(network.output, rows)
+
+        parts = [slice(start, start + size) for start in range(0, len(region), size)]
+        again = torch.is_grad_enabled() and len(parts) > 1
+        results = [checkpoint(some, part, use_reentrant=False) if again else some(part) for part in parts]
+        count = 1 + bool(errors) + bool(run_errors)  # a patch may hold no activation at all
+        kinds = zip(*(result.chunk(count, dim=1) for result in results), strict=True)
+        return tuple(patches.assemble(torch.cat(kind, 1)) for kind in kinds)
+
+
+def _flipped(work: Callable[[int, Rows], Tensor]) -> Callable[[int, Rows], Tensor]:
+    return lambda index, rows: work(index, rows.flipped())

@@ -1,0 +1,367 @@
+"""The state of one backward computation, and bounds from it: with parallel lines (`Dual`), or with two lines per unit (`Crown`)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from autodual._tensor import added, channels_inside, flat, laid_out_like
+from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines
+from autodual.engines.backward.radius import RadiusPass, alive_channels, over_chunks, prune, pull_back
+from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_windows, plan_for
+from autodual.engines.memory import Budget
+from autodual.engines.rounding import OWN, Outside, Rounding, of_underflow
+from autodual.interval import Interval
+from autodual.sets import InputSet
+from autodual.spec import Spec
+
+
+class Centres:
+    """Computed as far as asked for; `bands` is filled by its owner on the way, and so may be some of the values."""
+
+    def __init__(self, network: DualNetwork, region: InputSet, bands: dict[int, Band]) -> None:
+        self.network, self.bands = network, bands
+        self.values: dict[int, Tensor] = {0: region.centre}
+        self._next = 1
+
+    def at(self, index: int) -> Tensor:
+        while self._next <= index:
+            if self._next not in self.values:
+                self.values[self._next] = self._value(self._next)
+            self._next += 1
+        return self.values[index]
+
+    def _value(self, index: int) -> Tensor:
+        node = self.network.nodes[index]
+        operands = [self.values[i] for i in node.inputs]
+        if isinstance(node.layer, AffineDual):
+            return node.layer.apply(*operands)
+        band = self.bands[index]
+        return band.slope * operands[0] + band.centre
+
+
+class Solver(ABC):
+    """Backward bounds with relaxations of one kind. Lives for one call.
+
+    `relax` fixes the dual layer of an activation from the bounds on its input; after that, `bound` bounds any node whose activations
+    are relaxed, and `minimum` any linear function of it.
+    """
+
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> None:
+        """rounding: told what happens, for a proof."""
+        self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
+
+    @abstractmethod
+    def relax(self, index: int, interval: Interval) -> None:
+        """Choose the dual layer of activation `index`, whose input lies in `interval`."""
+
+    @abstractmethod
+    def bound(self, index: int) -> Interval:
+        """Bounds on the value of a node."""
+
+    def _errors(self) -> dict[int, Tensor]:
+        """Errors of activations, for the channels that coefficients are kept for."""
+        return {} if self.rounding is None else self._narrowed(self.rounding.errors)
+
+    def _run_errors(self) -> dict[int, Tensor]:
+        """Errors of activations as the network runs."""
+        return {} if self.rounding is None else self._narrowed(self.rounding.run_errors)
+
+    def _narrowed(self, errors: dict[int, Tensor]) -> dict[int, Tensor]:
+        return {i: self.narrow(i, error) for i, error in errors.items()}
+
+    def settle(self, index: int) -> Interval:
+        """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
+        return self.bound(self.network.nodes[index].inputs[0])
+
+    @abstractmethod
+    def lower(self, index: int, rows: Rows) -> Tensor:
+        """Bounds from below on the rows."""
+
+    @abstractmethod
+    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds from below, and what the errors of activations add up to, multiplied by their coefficients: those of the bound, and,
+        if asked for, those of the network as it runs."""
+
+    def minimum(self, index: int, spec: Spec) -> Tensor:
+        """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
+        return self.lower(index, self.rows(index, spec)).T
+
+    def prove(self, index: int, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds from below, their rounding slack, and the error of the network as it runs; [N, K] each."""
+        rounding = self.rounding
+        assert rounding is not None
+        rows = self.rows(index, spec)
+        lower, error, run_error = self.lower_with_errors(index, rows, as_run=True)
+        total = OWN * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
+        products = sum(math.prod(node.shape) for node in self.network.nodes)
+        total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
+        slack = total - rows.inner(index, rows.seed, self._drift(index))
+        run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.run_since(index)))
+        return lower.T, slack.T, run_error.T
+
+    def _drift(self, index: int) -> Tensor:
+        assert self.rounding is not None
+        return self.rounding.drift(index)
+
+    def rows(self, index: int, spec: Spec) -> DenseRows:
+        return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))
+
+    def narrow(self, index: int, values: Tensor) -> Tensor:
+        """The channels of a node [N, C, *space] that coefficients are kept for: all of them, unless a solver leaves some out."""
+        return values
+
+    def activation(self, index: int) -> ElementwiseDual:
+        layer = self.network.nodes[index].layer
+        assert isinstance(layer, ElementwiseDual)
+        return layer
+
+
+DEEP = 3
+"""From so many activations on, what the network as it runs is wrong by is pulled back with the bounds on what comes after them."""
+WORTHWHILE = 0.7
+"""Units are singled out for exact bounds if at most this part of them needs any."""
+
+
+class DualSolver(Solver):
+    """One common slope per unit."""
+
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__(network, region, budget, rounding)
+        self.bands: dict[int, Band] = {}
+        self.constant: set[int] = set()
+        self.centres = Centres(network, region, self.bands)
+        self._alive: dict[int, Tensor] = {}
+        self._slim, self._kept = network, dict[int, Tensor]()
+        self._ready, self._ready_errors = dict[int, Band](), dict[int, Tensor]()
+        self._ready_run_errors = dict[int, Tensor]()
+        """Bands and errors of activations as rows meet them: of the channels that are kept, in the order of convolutions."""
+        self._reaches = dict[int, Tensor]()
+        if region.dual_norm is not None:
+            reach = region.radius.expand_as(region.centre)
+            self._reaches[0] = reach if rounding is None else rounding.with_room(0, reach)
+
+    def relax(self, index: int, interval: Interval) -> None:
+        self.set_band(index, interval, self.activation(index).band(interval))
+
+    def set_band(self, index: int, interval: Interval, band: Band) -> None:
+        self.bands[index] = band
+        self._ready.pop(index, None)
+        parts = [band.slope, band.radius]
+        if self.rounding is not None:
+            self.rounding.enter(index, interval, (band.slope,), band.radius)
+            # A unit whose band is not zero has an error that is not zero, if only for underflow.
+            parts = [self.rounding.errors[index], self.rounding.run_errors[index]]
+        alive = None if torch.is_grad_enabled() else alive_channels(*parts)
+        if alive is not None:
+            self._alive[index] = alive
+            self._slim, self._kept = prune(self.network, self._alive)
+
+    def narrow(self, index: int, values: Tensor) -> Tensor:
+        return values.index_select(1, self._kept[index]) if index in self._kept else values
+
+    def _laid_out(self, index: int, values: Tensor) -> Tensor:
+        return channels_inside(self.narrow(index, values))
+
+    def centre(self, index: int) -> Tensor:
+        return self.centres.at(index)
+
+    def bound(self, index: int) -> Interval:
+        return self._bound(index, self._radius())
+
+    def _bound(self, index: int, radius: RadiusPass) -> Interval:
+        centre = self.centre(index)
+        reach = radius.of_units(index)
+        if self.rounding is not None:
+            self.rounding.note(index, reach.error)
+            if reach.run_error is not None:
+                self.rounding.note_run(index, reach.run_error)
+        return Interval(centre - reach.below, centre + reach.above)
+
+    def settle(self, index: int) -> Interval:
+        """Exact bounds only for the units that need them.
+
+        The radius is a norm of the unit's generators, so |W| times the radii of the layer before is never smaller. Where even
+        with that one the activation is straight, its band is what the exact radius would give.
+        """
+        source = self.network.nodes[index].inputs[0]
+        radius = self._radius()
+        dense = self.region.dual_norm is not None and isinstance(radius.plan(source), DensePlan)
+        if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
+            return self._remember(source, self._bound(source, radius))
+        centre, reach = self.centre(source), self._reach(source)
+        curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
+        units = flat(curved, 1).any(0).nonzero().squeeze(1)
+        if len(units) > WORTHWHILE * curved[0].numel():
+            return self._remember(source, self._bound(source, radius))
+        error = run_error = None
+        if len(units) > 0:
+            exact = radius.of_some_units(source, units)
+            reach, error, run_error = _put(reach, units, exact.below), exact.error, exact.run_error
+        self._note_some(source, units, error)
+        if self.rounding is not None and run_error is not None:
+            unknown = torch.full_like(self.centre(source), torch.inf)
+            self.rounding.note_run(source, _put(unknown, units, run_error))
+        return self._remember(source, Interval.around(centre, reach))
+
+    def _note_some(self, index: int, units: Tensor, error: Tensor | None) -> None:
+        """Errors of some units; the others' bounds have room for theirs."""
+        if self.rounding is None:
+            return
+        none = torch.zeros_like(self.centre(index))
+        self.rounding.note(index, None if error is None else _put(none, units, error))
+        found = self.rounding.outside[index]
+        below = _put(none, units, flat(found.below, 1)[:, units])
+        above = below if found.above is found.below else _put(none, units, flat(found.above, 1)[:, units])
+        self.rounding.outside[index] = Outside(below, above)
+
+    def _remember(self, index: int, interval: Interval) -> Interval:
+        self._reaches[index] = interval.radius
+        if self.rounding is not None:
+            self._reaches[index] = self.rounding.with_room(
+                index, self._reaches[index] + self.rounding.outside[index].farther
+            )
+        return interval
+
+    def _reach(self, index: int) -> Tensor:
+        """A radius that is at least the exact one, from those known so far; in a proof, with room for all that rounding may do."""
+        for i in range(index + 1):
+            if i not in self._reaches:
+                node = self.network.nodes[i]
+                operands = [self._reaches[j] for j in node.inputs]
+                if isinstance(node.layer, AffineDual):
+                    reach = node.layer.absolute(*operands)
+                else:
+                    reach = self.bands[i].slope.abs() * operands[0] + self.bands[i].radius
+                self._reaches[i] = reach if self.rounding is None else self.rounding.with_room(i, reach)
+        return self._reaches[index]
+
+    def lower(self, index: int, rows: Rows) -> Tensor:
+        return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows)
+
+    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        radius, error, run_error = self._radius(as_run).of_rows_with_errors(index, rows)
+        return rows.inner(index, rows.seed, self.centre(index)) - radius, error, run_error
+
+    def _drift(self, index: int) -> Tensor:
+        return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index)
+
+    def _radius(self, as_run: bool | None = None) -> RadiusPass:
+        """as_run: with the errors of the network as it runs; if nothing is said, where it is deep."""
+        for i, band in self.bands.items():
+            if i not in self._ready:
+                self._ready[i] = Band(self._laid_out(i, band.slope), band.centre, self._laid_out(i, band.radius))
+                if self.rounding is not None:
+                    error = self.rounding.error_of_image(i) if i in self.constant else self.rounding.errors[i]
+                    self._ready_errors[i] = self._laid_out(i, error)
+                    run_error = self.rounding.run(i) if i in self.constant else self.rounding.run_errors[i]
+                    self._ready_run_errors[i] = self._laid_out(i, run_error)
+        bands, errors = dict(self._ready), dict(self._ready_errors)
+        with_run = len(bands) >= DEEP if as_run is None else as_run
+        run_errors = dict(self._ready_run_errors) if with_run else {}
+        constant = frozenset(self.constant)
+        return RadiusPass(self._slim, self.region, bands, self.budget, constant, errors=errors, run_errors=run_errors)
+
+
+def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
+    """Every activation replaced by the interval of its values: interval bounds as a dual problem."""
+    for index, interval in intervals.items():
+        image = solver.activation(index).image(interval)
+        solver.bands[index] = Band(torch.zeros_like(image.lower), image.centre, image.radius)
+        solver.constant.add(index)
+    return solver
+
+
+def _put(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
+    """[N, *shape] with other values [N or 1, len(units)] at some units."""
+    return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
+
+
+class CrownSolver(Solver):
+    """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back."""
+
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__(network, region, budget, rounding)
+        self.chosen: dict[int, Lines] = {}
+
+    def relax(self, index: int, interval: Interval) -> None:
+        lines = self.activation(index).lines(interval)
+        self.chosen[index] = Lines(*(channels_inside(getattr(lines, f.name)) for f in fields(lines)))
+        if self.rounding is not None:
+            offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
+            self.rounding.enter(index, interval, (lines.lower_slope, lines.upper_slope), offset)
+
+    def lower(self, index: int, rows: Rows) -> Tensor:
+        return self._lower(index, rows, [])
+
+    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        kinds = [self._errors(), self._run_errors()] if as_run else [self._errors()]
+        found: list[list[Tensor]] = [[] for _ in kinds]
+        lower = self._lower(index, rows, list(zip(kinds, found, strict=True)))
+        sums = [added(parts or [torch.zeros_like(lower)]) for parts in found]
+        return lower, sums[0], sums[-1]
+
+    def _lower(self, index: int, rows: Rows, errors: list[tuple[dict[int, Tensor], list[Tensor]]]) -> Tensor:
+        """errors: pairs of known errors of activations, and where to put what each adds to the rows."""
+        total: list[Tensor] = []
+
+        def through(activation: int, coefficients: Tensor) -> Tensor:
+            lines = self.chosen[activation]
+            coefficients = laid_out_like(coefficients, lines.lower_slope)
+            if errors:
+                sizes = rows.norms(activation, coefficients, *(known[activation] for known, _ in errors))
+                for (_, found), size in zip(errors, sizes, strict=True):
+                    found.append(size)
+            positive, negative = coefficients.clamp(min=0), coefficients.clamp(max=0)
+            total.append(rows.inner(activation, positive, lines.lower_offset))
+            total.append(rows.inner(activation, negative, lines.upper_offset))
+            return torch.addcmul(positive * lines.lower_slope, negative, lines.upper_slope)
+
+        def add_bias(node: int, coefficients: Tensor) -> None:
+            bias = _bias(self.network, node, coefficients)
+            if bias is not None:
+                total.append(rows.inner(node, coefficients, bias))
+
+        on_input = pull_back(self.network, index, rows.seed, through, add_bias)
+        assert on_input is not None
+        if self.region.dual_norm is not None:
+            centre = rows.inner(0, on_input, self.region.centre)
+            total.append(centre - rows.support(0, on_input, self.region))
+        else:
+            total.append(self.region.minimise(on_input))
+        return added(total)
+
+    def bound(self, index: int) -> Interval:
+        plan = plan_for(self.network, index, local_windows(self.network, index, self.region))
+
+        def of_all(work: Callable[[Rows], Tensor]) -> Tensor:
+            return over_chunks(self.network, index, plan, self.budget, self.region.centre, work)
+
+        if self.rounding is None:
+            below, above = of_all(lambda r: self.lower(index, r)), of_all(lambda r: self.lower(index, r.flipped()))
+            return Interval(below, -above)
+        below, error = of_all(lambda r: self._with_errors(index, r)).chunk(2)
+        above, other = of_all(lambda r: self._with_errors(index, r.flipped())).chunk(2)
+        self.rounding.note(index, torch.maximum(error, other))
+        return Interval(below, -above)
+
+    def _with_errors(self, index: int, rows: Rows) -> Tensor:
+        """[R, 2 N, ...]: results and, after them, errors."""
+        return torch.cat(torch.broadcast_tensors(*self.lower_with_errors(index, rows)[:2]), dim=1)
+
+
+def _bias(network: DualNetwork, index: int, like: Tensor) -> Tensor | None:
+    layer = network.nodes[index].layer
+    bias = layer.bias() if isinstance(layer, AffineDual) else None
+    return None if bias is None else bias.to(like).expand(1, *network.nodes[index].shape)

@@ -1,0 +1,1 @@
+"""The engine that carries random projections of the generators forward."""

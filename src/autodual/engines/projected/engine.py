@@ -1,0 +1,231 @@
+"""Training bounds at linear cost: random projections of the generators. [SPAD Sec. 3.2, Thm 2]"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from autodual import kernels
+from autodual._errors import ArgumentError, UnsoundError
+from autodual._tensor import channels_inside
+from autodual.dual import Band, DualNetwork, ElementwiseDual
+from autodual.engines.backward.radius import RadiusPass
+from autodual.engines.backward.rows import DenseRows
+from autodual.engines.backward.solvers import Centres
+from autodual.engines.memory import Budget
+from autodual.engines.projected.draws import Angles, Draws, draw, passed
+from autodual.engines.projected.estimators import Estimator, QuietGradient
+from autodual.engines.projected.exact_first import first_radii
+from autodual.engines.projected.streams import StreamPass, Streams, read
+from autodual.engines.results import (
+    BoundEngine,
+    Bounds,
+    EstimatedBounds,
+    EstimatedPreactivations,
+    Minimum,
+    Preactivations,
+    Proof,
+    check_switches,
+    exact_is_cheaper,
+    name_layers,
+    require_bands,
+    warn_of_exact_bounds,
+)
+from autodual.interval import Interval
+from autodual.sets import InputSet
+from autodual.spec import Spec, outputs
+
+
+@dataclass(frozen=True, repr=False)
+class Projected(BoundEngine):
+    """Bounds on what enters the activations are estimated from k random projections; the last step is the exact dual objective.
+
+    Estimates: good for a loss, refused by `certify`. Time and memory are linear in k times the network's units.
+
+    k: number of projections. Bounds are exact, with a notice, if they are no fewer than the input's features and hidden units.
+    merged: one Cauchy stream for all terms (cost independent of depth); False is the paper's one stream per term.
+    estimator: how a norm is read off its projections.
+    exact_first: exact bounds where no activation comes before and they are no dearer than k projections: after one layer that
+        mixes features, or where a unit reads few of them. Others are estimated. False is the paper's form.
+    exact_narrow: exact bounds also where at most so many units enter an activation: their rows are pulled back as in the last step.
+        Late, narrow layers carry most of the noise; as many rows as projections cost about the same.
+    half: streams are bfloat16 on a GPU with kernels, if the input is float32 and the estimator allows it: half the memory, and faster
+        products. What is lost is a hundredth of the estimates' own noise; centres and the last step stay float32.
+    generator: where random numbers come from; PyTorch's global one when None.
+    draws: numbers to use instead of fresh ones, from `draw`.
+    """
+
+    k: int = 50
+    merged: bool = True
+    estimator: Estimator = field(default_factory=QuietGradient)
+    exact_first: bool = True
+    exact_narrow: int = 0
+    half: bool = True
+    generator: torch.Generator | None = field(default=None, repr=False)
+    draws: Draws | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise ArgumentError(f"k must be a whole number of projections, at least 1, got {self.k!r}")
+        if isinstance(self.exact_narrow, bool) or not isinstance(self.exact_narrow, int) or self.exact_narrow < 0:
+            raise ArgumentError(f"exact_narrow must be a number of units, 0 for none, got {self.exact_narrow!r}")
+        if not isinstance(self.estimator, Estimator):
+            raise ArgumentError(f"estimator must be one such as QuietGradient() or Median(), got {self.estimator!r}")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise ArgumentError(f"generator must be a torch.Generator, got {type(self.generator).__name__}")
+        check_switches(self, "merged", "exact_first", "half")
+
+    def draw(self, network: DualNetwork, region: InputSet) -> Draws:
+        """Fresh random numbers for one batch; none, with a notice, where exact bounds are cheaper than k projections."""
+        require_bands(network, "Projected")
+        if exact_is_cheaper(self.k, network):
+            warn_of_exact_bounds(self.k, network)
+            return Draws({}, None, exact=True)
+        return draw(network, region, self.k, self.generator)
+
+    def with_draws(self, draws: Draws) -> Projected:
+        """The same engine with given random numbers."""
+        return replace(self, draws=draws)
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
+        return EstimatedPreactivations(self._relaxed(network, region, last=False).intervals)
+
+    def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
+        relaxed = self._relaxed(network, region)
+        shape = network.nodes[network.output].shape
+        rows = outputs(math.prod(shape), region.centre.dtype, region.centre.device)
+        ends = [relaxed.minimum(network, region, Spec(sign * rows.rows)).reshape(-1, *shape) for sign in (1, -1)]
+        return EstimatedBounds(Interval(ends[0], -ends[1]), name_layers(network, relaxed.intervals))
+
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
+        return Minimum(self._relaxed(network, region).minimum(network, region, spec))
+
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
+        raise UnsoundError(
+            "Projected() only estimates bounds: they can train a network, but they certify nothing. Use Dual() or Crown(), "
+            "or HighProbability() for certificates that hold with a stated probability"
+        )
+
+    def _relaxed(self, network: DualNetwork, region: InputSet, last: bool = True) -> Relaxed:
+        """`last` asks for the band of the last activation, too."""
+        if region.dual_norm is None:
+            raise ArgumentError(
+                f"Projected works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. Use Dual()"
+            )
+        require_bands(network, "Projected")
+        draws = self.draw(network, region) if self.draws is None else self.draws
+        check_draws(draws, network, region, self.k)
+        if draws.exact:
+            return Relaxed.exactly(network, region)
+        half = self.half and self.estimator.halves and self.k <= kernels.LARGEST_K
+        return _relax(network, region, StreamPass(network, region, draws, self.merged, {}, half=half), self, last)
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """A network with a band for every activation."""
+
+    intervals: dict[int, Interval]
+    bands: dict[int, Band]
+    centres: Centres
+
+    @classmethod
+    def exactly(cls, network: DualNetwork, region: InputSet) -> Relaxed:
+        """Without looking at the machine when compiled, and never at values, so that shapes stay the same."""
+        compiled = torch.compiler.is_compiling()
+        budget = Budget.unlimited() if compiled else Budget.of(None, region.centre.device)
+        bands: dict[int, Band] = {}
+        intervals: dict[int, Interval] = {}
+        centres = Centres(network, region, bands)
+        for index in network.activations:
+            source = network.nodes[index].inputs[0]
+            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source)[0]
+            intervals[index] = Interval.around(centres.at(source), radius)
+            bands[index] = band_of(network, index, intervals[index])
+        return cls(intervals, bands, centres)
+
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
+        """[N, K]: the exact dual objective for these bands. [SPAD Thm 1]"""
+        rows = DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *network.nodes[network.output].shape))
+        radius = RadiusPass(network, region, self.bands, Budget.unlimited(), static=True)
+        centre = rows.inner(network.output, rows.seed, self.centres.at(network.output))
+        return (centre - radius.of_rows(network.output, rows)).T
+
+
+def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: Projected, last: bool) -> Relaxed:
+    """One pass: read the stream that enters an activation, choose its band, and let the stream pass it."""
+    known = first_radii(network, region, engine.k) if engine.exact_first else {}
+    bands, centres = streams.bands, Centres(network, region, streams.bands)
+    intervals: dict[int, Interval] = {}
+    sources = [network.nodes[i].inputs[0] for i in network.activations]
+    narrow = {source for source in sources if math.prod(network.nodes[source].shape) <= engine.exact_narrow}
+    carried = {
+        i for source in sources if source not in known and source not in narrow for i in network.ancestors(source)
+    }
+    values: dict[int, Streams] = {}
+    for index in range(max(network.activations, default=-1) + 1):
+        inputs = network.nodes[index].inputs
+        if index in network.activations:
+            if inputs[0] not in known and inputs[0] in narrow:
+                exact = RadiusPass(network, region, bands, Budget.unlimited(), static=True)
+                known[inputs[0]] = exact.of_units(inputs[0])[0]
+            elif inputs[0] not in known:
+                known[inputs[0]] = read(values[inputs[0]], engine.estimator)
+            centre, radius = channels_inside(centres.at(inputs[0])), channels_inside(known[inputs[0]])
+            if last or index != network.activations[-1]:
+                relaxation = activation_at(network, index).relax(centre, radius)
+                intervals[index], bands[index] = relaxation.interval, relaxation.band
+                centres.values[index] = relaxation.middle
+            else:
+                intervals[index] = Interval.around(centre, radius.expand_as(centre))
+        if index in carried:
+            values[index] = streams.step(index, [values[i] for i in inputs]) if inputs else streams.start()
+        for source in set(inputs):
+            if max(network.readers[source]) == index:
+                values.pop(source, None)
+    return Relaxed(intervals, bands, centres)
+
+
+def band_of(network: DualNetwork, index: int, interval: Interval) -> Band:
+    return activation_at(network, index).band(interval)
+
+
+def activation_at(network: DualNetwork, index: int) -> ElementwiseDual:
+    layer = network.nodes[index].layer
+    assert isinstance(layer, ElementwiseDual)
+    return layer
+
+
+def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) -> None:
+    """Refuse numbers that were drawn for something else."""
+    if not isinstance(draws, Draws):
+        raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
+    if draws.exact:
+        return
+    first, shape = draws.first, tuple(region.centre.shape[1:])
+    needed = passed(network)
+    fits = all(i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in needed)
+    if region.dual_norm == 1:
+        begins = isinstance(first, Angles) and first.fits(shape, 1)
+    elif region.dual_norm == 2:
+        begins = isinstance(first, Tensor) and tuple(first.shape[2:]) == shape
+    else:
+        begins = first is None
+    if not fits or not begins:
+        raise ArgumentError(
+            f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
+            f"{type(region).__name__}; draw them again with draw(x)"
+        )
+    parts = [*(draws.fresh[i].angles for i in needed), first.angles if isinstance(first, Angles) else first]
+    for part in parts:
+        if part is not None and part.shape[0] != k:
+            raise ArgumentError(
+                f"draws hold {part.shape[0]} projections, but the engine has k = {k}; draw them again with draw(x)"
+            )

@@ -1,0 +1,66 @@
+"""Exact radii where no activation comes before, and where they are cheap: they need no projection."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from autodual.dual import AffineDual, DualNetwork
+from autodual.engines.backward.radius import RadiusPass
+from autodual.engines.backward.rows import Patches
+from autodual.engines.memory import Budget
+from autodual.sets import InputSet
+
+
+def first_radii(network: DualNetwork, region: InputSet, k: int) -> dict[int, Tensor]:
+    """[N or 1, *shape] by node, for `first_sources`."""
+    return {source: _radius(network, region, source) for source in sorted(first_sources(network, region, k))}
+
+
+def first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
+    """Nodes that enter an activation, that no activation comes before, and whose exact radii are no dearer than k projections.
+
+    Known from shapes alone, and the same for every size of batch.
+    """
+    activations = set(network.activations)
+    sources = {network.nodes[i].inputs[0] for i in network.activations}
+    first = {source for source in sources if not set(network.ancestors(source)) & activations}
+    return {source for source in first if _is_product(network, region, source) or _fits(network, region, source, k)}
+
+
+def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
+    if _is_product(network, region, target):
+        values = {0: region.radius.expand(-1, *region.centre.shape[1:])}
+        for index in sorted(network.ancestors(target))[1:]:
+            node = network.nodes[index]
+            assert isinstance(node.layer, AffineDual)
+            values[index] = node.layer.absolute(*(values[i] for i in node.inputs))
+        return values[target]
+    return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target)[0]
+
+
+def _is_product(network: DualNetwork, region: InputSet, target: int) -> bool:
+    """Whether |W| of the whole chain, applied to the radius, is the product of the layers' |W|."""
+    return region.dual_norm == 1 and _mixes_once(network, target)
+
+
+def _mixes_once(network: DualNetwork, target: int) -> bool:
+    """Whether a node is the end of a chain of layers at most one of which mixes entries."""
+    chain = [i for i in network.ancestors(target) if i != 0]
+    if any(len(network.nodes[i].inputs) != 1 for i in chain):
+        return False
+    layers = [(network.nodes[i].layer, network.operand_shapes(i)) for i in chain]
+    return sum(not (isinstance(a, AffineDual) and a.one_to_one(shapes)) for a, shapes in layers) <= 1
+
+
+def _fits(network: DualNetwork, region: InputSet, target: int, k: int) -> bool:
+    """Whether pulling back all units of a node holds no more values, per example, than k projections of it do."""
+    plan = RadiusPass(network, region, {}, Budget.unlimited(), static=True).plan(target)
+    units = math.prod(network.nodes[target].shape)
+    if isinstance(plan, Patches):
+        patch = math.prod(plan.network.nodes[0].shape)
+        return patch * (math.prod(plan.space) if region.dual_norm == 1 else units) <= k * units
+    if len(region.radius) == 1 and _mixes_once(network, target):
+        return True  # the rows are those of one layer's weights, for all examples
+    return plan.count * max(math.prod(network.nodes[i].shape) for i in network.ancestors(target)) <= k * units

@@ -1,0 +1,1 @@
+"""A data set certified, attacked and measured, by one process or several."""

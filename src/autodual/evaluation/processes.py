@@ -1,0 +1,247 @@
+"""Several processes on one run, started by torchrun: who we are, and the little that we tell each other."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError, AutodualError
+from autodual.data import ImageData
+
+PATIENCE = timedelta(hours=2)
+"""How long the others wait while the first process does something alone."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process does of a batch."""
+
+    index: Tensor
+    weight: float
+    """Of its gradient in the mean over processes, which is then the gradient of the whole batch."""
+    counted: int
+    """Examples that it counts; those that all processes take are counted by the first."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One of `size` processes; the first one writes the files."""
+
+    rank: int = 0
+    size: int = 1
+    talk: Any = None
+    """The process group for messages on the CPU; PyTorch's default one when None."""
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether it is true for one of us: one small message, on the CPU, so that no device is waited for."""
+        if self.alone:
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.talk)
+        return [vote > 0 for vote in votes.tolist()]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every process says, in order."""
+        if self.alone:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.talk)
+        return found
+
+    def from_all(self, act: Callable[[], T]) -> list[T]:
+        """What every process finds or does, in order; if one fails, all fail with its error."""
+        if self.alone:
+            return [act()]
+        result, error = _attempt(act)
+        found = self.gather((result, None if error is None else _for_others(error, self.rank)))
+        if error is not None:
+            raise error
+        for _, fault in found:
+            if fault is not None:
+                raise _told(fault)
+        return [value for value, _ in found]
+
+    def by_first(self, act: Callable[[], T]) -> T:
+        """What the first process finds or does; all get its result, or fail with its error."""
+        if self.alone:
+            return act()
+        result, error = _attempt(act) if self.first else (None, None)
+        said: list[Any] = [result, None if error is None else _for_others(error, self.rank)]
+        dist.broadcast_object_list(said, 0, group=self.talk)
+        if said[1] is not None:
+            raise _told(said[1]) if error is None else error
+        found: T = said[0]
+        return found
+
+    def same_(self, model: nn.Module) -> None:
+        """The first process's weights for all. Gradients keep parameters equal; batch statistics are each process's own."""
+        if self.alone:
+            return
+        for value in model.state_dict().values():
+            whole = value.contiguous()
+            dist.broadcast(whole, 0)
+            value.copy_(whole)
+
+    def add_up_(self, numbers: Tensor) -> Tensor:
+        if not self.alone:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def share(self, index: Tensor) -> Share:
+        """Our part of a batch. One with fewer than two examples for each of us is taken whole by all: one has no batch statistics."""
+        if len(index) < 2 * self.size:
+            return Share(index, 1.0, len(index) if self.first else 0)
+        own = index[self.rank :: self.size]
+        return Share(own, len(own) * self.size / len(index), len(own))
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        if self.alone:
+            return objective
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # a copy, and nobody's fault
+        return nn.parallel.DistributedDataParallel(objective)
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """One GPU per process."""
+        if self.alone or chosen.type != "cuda":
+            return chosen
+        if chosen.index is not None:
+            raise ArgumentError(
+                f"device: {chosen} was asked for, but every process has a GPU of its own; use auto or cuda"
+            )
+        local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= there:
+            raise ArgumentError(f"device: there are more processes than GPUs ({there}); use --nproc-per-node {there}")
+        return torch.device("cuda", local)
+
+
+ALONE = Group()
+
+
+def _attempt(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return act(), None
+    except Exception as error:  # whatever it is, the others must not wait for the result
+        return None, error
+
+
+def _for_others(error: Exception, rank: int) -> AutodualError:
+    if isinstance(error, AutodualError):
+        return error
+    return AutodualError(f"process {rank} failed: {type(error).__name__}: {error}")
+
+
+def _told(error: AutodualError) -> AutodualError:
+    error.told = True
+    return error
+
+
+def own_device(chosen: torch.device) -> torch.device:
+    """The device of this process, of those that torchrun has started."""
+    return Group(size=_world_size()).device(chosen)
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def speaks() -> bool:
+    """Whether this process talks to the user: the first of those that torchrun has started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def joined(chosen: torch.device) -> Iterator[Group]:
+    """The group that torchrun has started, or a group of one."""
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)
+    if _world_size() == 1:
+        yield Group()
+        return
+    if dist.is_initialized():  # by the caller, perhaps for GPUs alone, which carry no messages between hosts
+        yield Group(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield Group(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+Tell = Callable[[str, int, int], None]
+"""(what, done, of): for a progress bar, and the moment to stop. Every process calls it, at the same points."""
+
+
+def silent(what: str, done: int, of: int) -> None:
+    """Tells nobody."""
+
+
+def part_of(tell: Tell, before: int, whole: int) -> Tell:
+    """For one of several pieces of work that share a progress bar."""
+    return lambda what, done, of: tell(what, before + done, whole)
+
+
+def batch_size(data: ImageData) -> int:
+    return 1000 if data.images.is_cuda else 100
+
+
+def in_turns(
+    work: Callable[[slice], T],
+    data: ImageData,
+    what: str,
+    tell: Tell,
+    group: Group,
+    start: int = 0,
+    step: int | None = None,
+) -> Iterator[list[T]]:
+    """work(part) for all batches from `start` on, of `step` examples if that is given. Each turn yields as many results as there are
+    processes, or what is left.
+
+    Batches do not depend on the number of processes, so neither do the results, to the last bit. Tensors arrive on the CPU.
+    """
+    step = batch_size(data) if step is None else step
+    parts = [slice(first, min(len(data), first + step)) for first in range(start, len(data), step)]
+    for first in range(0, len(parts), group.size):
+        turn = parts[first : first + group.size]
+        own = turn[group.rank : group.rank + 1]  # none for those who come too late in the last turn
+        found = group.from_all(partial(_results, work, own))
+        yield [result for results in found for result in results]
+        tell(what, turn[-1].stop, len(data))
+
+
+def _results(work: Callable[[slice], T], parts: list[slice]) -> list[T]:
+    return [on_cpu(work(part)) for part in parts]
+
+
+def on_all(work: Callable[[Tensor, Tensor], T], data: ImageData, what: str, tell: Tell, group: Group) -> list[T]:
+    """work(images, labels) for all batches, in order."""
+    turns = in_turns(lambda part: work(data.scaled(part), data.labels[part]), data, what, tell, group)
+    return [found for turn in turns for found in turn]
+
+
+def on_cpu(value: Any) -> Any:
+    """Tensors, and records of tensors, where another process can read them."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: on_cpu(getattr(value, f.name)) for f in fields(value)})
+    return value

@@ -1,0 +1,304 @@
+"""Line charts: lines, points and bands, each named where it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autodual.report.charts.svg import CHARACTER, Scale, Svg, element, group, nice_step, shorten, tooltip
+from autodual.report.values import count
+
+WIDTH, HEIGHT = 400.0, 260.0
+TOP, BOTTOM = 34.0, 42.0
+
+Format = Callable[[float], str]
+
+
+def percent_tick(value: float) -> str:
+    return f"{100 * value:.3g}"
+
+
+def plain_tick(value: float) -> str:
+    return f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Title with its unit, how ticks are written, and what limits the range: values beyond `most` stand at its edge."""
+
+    title: str
+    tick: Format = plain_tick
+    most: float = float("inf")
+    zero: bool = True
+
+
+ERROR_AXIS = Axis("error, %", percent_tick, most=1.0)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line at a value, with a word at its top."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Scales of one chart, and everything around what is plotted."""
+
+    x: Scale
+    y: Scale
+    across: Axis
+    up: Axis
+
+    @classmethod
+    def around(
+        cls, across: Axis, up: Axis, xs: Iterable[float], ys: Iterable[float], right: float = 12.0, fit: bool = False
+    ) -> Frame:
+        """Room for all values, for tick labels on the left and `right` units on the right.
+
+        fit: the horizontal axis ends at the last value instead of the next round one.
+        """
+        columns = list(xs)
+        y = Scale.around((min(value, up.most) for value in ys), HEIGHT - BOTTOM, TOP, zero=up.zero, most=up.most)
+        left = 12 + CHARACTER * max(len(up.tick(value)) for value in y.ticks)
+        x = Scale.around(columns, left, WIDTH - right, zero=across.zero, steps=6)
+        if fit and columns and max(columns) > x.low:
+            x = Scale.exactly(x.low if across.zero else min(columns), max(columns), left, WIDTH - right, steps=6)
+        return cls(x, y, across, up)
+
+    def grid(self) -> Svg:
+        """Horizontal rules with their values, values below, titles of both axes."""
+        floor = HEIGHT - BOTTOM
+        parts = []
+        for value in self.y.ticks:
+            height = self.y(value)
+            parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=height, y2=height, class_="rule"))
+            parts.append(
+                element("text", self.up.tick(value), x=self.x.start - 6, y=height + 4, text_anchor="end", class_="tick")
+            )
+        for value in self.x.ticks:
+            at = self.x(value)
+            parts.append(element("line", x1=at, x2=at, y1=floor, y2=floor + 4, class_="axis"))
+            parts.append(
+                element("text", self.across.tick(value), x=at, y=floor + 17, text_anchor="middle", class_="tick")
+            )
+        parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=floor, y2=floor, class_="axis"))
+        middle = (self.x.start + self.x.end) / 2
+        parts.append(element("text", self.across.title, x=middle, y=HEIGHT - 6, text_anchor="middle", class_="name"))
+        parts.append(element("text", self.up.title, x=2, y=10, class_="name"))
+        return group(parts)
+
+    def marks(self, marks: Sequence[Mark]) -> Svg:
+        """Vertical lines with their words, on the side where there is room."""
+        parts = []
+        for mark in marks:
+            if not self.x.contains(mark.at):
+                continue
+            at = self.x(mark.at)
+            left = at + 4 + CHARACTER * len(mark.label) > WIDTH
+            parts.append(
+                group(
+                    [
+                        tooltip(mark.label),
+                        element("line", x1=at, x2=at, y1=TOP - 12, y2=HEIGHT - BOTTOM, class_="mark"),
+                        element(
+                            "text",
+                            mark.label,
+                            x=at - 4 if left else at + 4,
+                            y=TOP - 7,
+                            text_anchor="end" if left else "start",
+                            class_="name halo",
+                        ),
+                    ]
+                )
+            )
+        return group(parts)
+
+    def chart(self, title: str, *content: Svg) -> Svg:
+        return element(
+            "svg",
+            tooltip(title),
+            self.grid(),
+            *content,
+            viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
+            role="img",
+            class_="chart",
+        )
+
+
+Points = Sequence[tuple[float, float]]
+
+LABEL_GAP = 14.0
+LABEL_CHARACTERS = 18
+HOVER_POINTS = 150
+"""Places on a line that answer to the pointer, at most; a line of thousands of points needs no more."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line (or points only) in the tone `tone`; the label stands where it ends. NaN leaves a gap."""
+
+    label: str
+    points: Points
+    tone: str
+    line: bool = True
+    dots: bool = False
+    dash: str = ""
+    full: str = ""
+    """The name in tooltips, where the label is an abbreviation."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """The area between two lines over the same values of x: low[i] and high[i] share their x."""
+
+    label: str
+    low: Points
+    high: Points
+
+
+def line_chart(
+    title: str, across: Axis, up: Axis, series: Sequence[Series], bands: Sequence[Band] = (), marks: Sequence[Mark] = ()
+) -> Svg:
+    """A chart of `series`; whoever hovers over a point reads both its values."""
+    shown = [one for one in series if one.points]
+    longest = max((len(shorten(one.label, LABEL_CHARACTERS)) for one in shown), default=0)
+    points = [point for one in shown for point in one.points]
+    frame = Frame.around(
+        across, up, (x for x, _ in points), (y for _, y in points), right=14 + CHARACTER * longest, fit=True
+    )
+    return frame.chart(
+        title,
+        group(_band(frame, band) for band in bands if len(band.low) > 1),
+        frame.marks(marks),
+        group(_curve(frame, one) for one in shown),
+        _labels(frame, shown),
+    )
+
+
+def _place(frame: Frame, points: Points) -> list[str]:
+    return [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points]
+
+
+def _band(frame: Frame, band: Band) -> Svg:
+    around = _place(frame, band.high) + _place(frame, band.low)[::-1]
+    return element("polygon", tooltip(band.label), points=" ".join(around), class_="f-unknown")
+
+
+def _curve(frame: Frame, one: Series) -> Svg:
+    parts: list[Svg] = []
+    unbroken = _unbroken(one.points)
+    if one.line:
+        for part in unbroken:
+            line = " ".join(_place(frame, part))
+            parts.append(element("polyline", points=line, class_=f"line s-{one.tone}", stroke_dasharray=one.dash))
+    points = [point for point in one.points if math.isfinite(point[1])]
+    dots = set(points) if one.dots else {part[0] for part in unbroken if len(part) == 1}  # no line shows the latter
+    every = -(-len(points) // HOVER_POINTS) or 1
+    thinned = set(points[::-1][::every])  # from the end, so that the last point is kept
+    for x, y in (point for point in points if point in dots or point in thinned):
+        words = f"{one.full or one.label}: {frame.up.title} {frame.up.tick(y)} at {frame.across.title} {frame.across.tick(x)}"
+        radius, seen = (3, f"dot f-{one.tone}") if (x, y) in dots else (5, "hover")
+        dot = element("circle", tooltip(words), cx=frame.x(x), cy=frame.y(y), r=radius, class_=seen)
+        parts.append(dot)
+    return group(parts)
+
+
+def _unbroken(points: Points) -> list[Points]:
+    """The parts between gaps; a gap is a point without a finite value."""
+    parts: list[list[tuple[float, float]]] = [[]]
+    for point in points:
+        if math.isfinite(point[1]):
+            parts[-1].append(point)
+        else:
+            parts.append([])
+    return [part for part in parts if part]
+
+
+def _labels(frame: Frame, series: Sequence[Series]) -> Svg:
+    """Names where their lines end; at the right edge they are pushed apart where lines end close together."""
+    named = [one for one in series if one.label]
+    early = [one for one in named if frame.x(one.points[-1][0]) < frame.x.end - CHARACTER * len(one.label) - 12]
+    edge = sorted((one for one in named if one not in early), key=lambda one: frame.y(one.points[-1][1]))
+    heights = spread([frame.y(one.points[-1][1]) for one in edge], LABEL_GAP, TOP, HEIGHT - BOTTOM)
+    parts = [_label(one, frame.x(one.points[-1][0]) + 6, frame.y(one.points[-1][1])) for one in early]
+    return group([*parts, *(_label(one, frame.x.end + 8, height) for one, height in zip(edge, heights, strict=True))])
+
+
+def _label(one: Series, x: float, y: float) -> Svg:
+    words = shorten(one.label, LABEL_CHARACTERS)
+    return element("text", tooltip(one.full or one.label), words, x=x, y=y + 4, class_=f"label halo t-{one.tone}")
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending places moved as little as needed to be `gap` apart, inside [low, high] where they fit."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + gap if moved else low))
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], high - gap * (len(moved) - 1 - index))
+    return moved
+
+
+BINS = 28
+
+
+@dataclass(frozen=True)
+class Bins:
+    """counts[i] values lie in [edges[i], edges[i + 1]); values beyond the edges are in the outermost bins."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    beyond: int
+
+
+def make_bins(
+    values: Sequence[float], pivot: float = 0.0, bins: int = BINS, least: float | None = None, most: float | None = None
+) -> Bins:
+    """Bins of a round width of which one begins at `pivot`; values below it are never counted in a bin above.
+
+    A few values far away would squeeze all others into one bin: the range ends five interquartile ranges from the middle half,
+    but not before `least` and `most`.
+    """
+    data = np.asarray(values, dtype=float)
+    low, quarter, three, high = np.quantile(data, [0.0, 0.25, 0.75, 1.0])
+    reach = 5 * (three - quarter) or math.inf
+    low, high = min(max(low, quarter - reach), pivot), max(min(high, three + reach), pivot)
+    low = min(low, least) if least is not None else low
+    high = max(high, most) if most is not None else high
+    width = nice_step(max(high - low, 1e-12), bins)
+    place = np.floor((data - pivot) / width + 1e-9)
+    first = min(math.floor((low - pivot) / width + 1e-9), -1 if (place < 0).any() else 0)
+    last = max(math.floor((high - pivot) / width + 1e-9) + 1, first + 1)
+    beyond = int(((place < first) | (place >= last)).sum())
+    counts = np.bincount((place.clip(first, last - 1) - first).astype(int), minlength=last - first)
+    return Bins(tuple(pivot + width * index for index in range(first, last + 1)), tuple(counts.tolist()), beyond)
+
+
+def histogram(
+    title: str, across: Axis, bins: Bins, proved_from: float, marks: Sequence[Mark], what: str = "examples"
+) -> Svg:
+    """Bars from `proved_from` on are in the tone of what is proved, the others in that of what is unknown."""
+    frame = Frame.around(across, Axis(what, _whole_tick), bins.edges, [float(max(bins.counts))], fit=True)
+    floor = HEIGHT - BOTTOM
+    bars = []
+    for low, high, number in zip(bins.edges[:-1], bins.edges[1:], bins.counts, strict=True):
+        if not number:
+            continue
+        tone = "proved" if low >= proved_from - 1e-9 * (high - low) else "unknown"
+        left, top = frame.x(low), frame.y(number)
+        words = f"{across.tick(low)} to {across.tick(high)}: {count(number)} {what}"
+        width = max(frame.x(high) - left - 1, 0.5)
+        bars.append(
+            element("rect", tooltip(words), x=left + 0.5, y=top, width=width, height=floor - top, class_=f"f-{tone}")
+        )
+    return frame.chart(title, group(bars), frame.marks(marks))
+
+
+def _whole_tick(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) else ""

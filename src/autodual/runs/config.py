@@ -1,0 +1,278 @@
+"""What a run is made of: one flat, typed record whose field docs are the command line's help."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from autodual._errors import ArgumentError
+
+Norm = Literal["linf", "l2"]
+Training = Literal["projected", "dual", "ibp", "none"]
+EstimatorName = Literal["quiet-gradient", "median", "geometric-mean", "maximum-likelihood"]
+OptimiserName = Literal["adam", "sgd"]
+CascadeKind = Literal["paper", "routed", "sum"]
+
+EPS_START = 0.01
+LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1000}
+"""Sizes beyond which a ball holds every image, or, where that depends on the number of pixels, every image of a sane size."""
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with its help."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the result of a run."""
+
+    dataset: str = option(
+        "digits", "digits, mnist, fashion-mnist, cifar10, or a PATH: class folders, .npz, file.py:factory"
+    )
+    data_folder: str | None = option(None, "where data sets lie; $AUTODUAL_DATA or the user's cache when not given")
+    model: str = option(
+        "small", "small, large, resnet, wide:K, deep:K, digits, or file.py:factory, called as factory(shape, classes)"
+    )
+    normalise: bool = option(
+        False,
+        "subtract the mean of the images trained on and divide by their deviation, per channel, as the network's first "
+        "layer; for cifar10 by the paper's constants",
+    )
+    norm: Norm = option("linf", "norm of the perturbation")
+    eps: float = option(
+        0.1, "size of the perturbation, in the units of images in [0, 1]; a fraction such as 2/255 will do"
+    )
+    clip: tuple[float, float] | None = option(None, "range that perturbed images stay in (l-infinity only)")
+    engine: Training = option(
+        "projected", "bound to train with: projected, dual (exact), ibp, or none for standard training"
+    )
+    k: int = option(50, "random projections")
+    per_term: bool = option(False, "one stream of projections per term, as in the paper, instead of one for all")
+    estimator: EstimatorName = option("quiet-gradient", "how a norm is read off its projections")
+    adversarial: bool = option(False, "train on PGD examples instead of bounds (needs engine none)")
+    epochs: int = option(60, "passes over the training data")
+    batch: int = option(50, "examples per step")
+    optimiser: OptimiserName = option("adam", "adam or sgd")
+    lr: float = option(1e-3, "learning rate")
+    momentum: float = option(0.9, "of sgd")
+    weight_decay: float = option(0.0, "weight decay")
+    clip_gradients: float | None = option(None, "largest norm of the gradient; no limit when not given")
+    eps_start: float = option(
+        EPS_START, "first size of the perturbation; grows linearly, epoch by epoch. The default is cut to eps"
+    )
+    eps_part: float = option(1 / 3, "part of the training until eps is reached, between 0 and 1")
+    eps_epochs: int | None = option(None, "epochs until eps is reached; wins over eps_part")
+    lr_part: float = option(1 / 2, "part of the training with a constant learning rate, between 0 and 1")
+    lr_epochs: int | None = option(None, "epochs of constant learning rate; wins over lr_part")
+    lr_halve_part: float = option(1 / 6, "part of the training between halvings after that; 0 for none")
+    lr_halve_every: int | None = option(None, "epochs between halvings; 0 for none; wins over lr_halve_part")
+    robust_weight: float = option(1.0, "weight of the robust loss; the rest goes to the usual loss")
+    crop: int = option(0, "random crops after padding by so many black pixels")
+    flip: bool = option(False, "random horizontal flips")
+    validation: float = option(
+        0.0, "part of the training data held out to choose the checkpoint; 0: the last epoch counts"
+    )
+    evaluate_every: int = option(
+        10, "epochs between exact evaluations on held-out data (training data when none is held out)"
+    )
+    evaluate_examples: int = option(500, "examples of such an evaluation")
+    limit_train: int | None = option(None, "use only the first so many training examples")
+    limit_test: int | None = option(None, "use only the first so many test examples")
+    cascade: int = option(1, "stages of a cascade; 1 for a single network")
+    cascade_kind: CascadeKind = option("paper", "paper (stage certificates), routed (thresholds), or sum (of logits)")
+    seed: int = option(0, "of everything random")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 ...")
+    tensorboard: bool = option(False, "also write what is measured as TensorBoard events")
+    half_weights: bool = option(
+        False,
+        "round trained weights to float16, which halves their file; the rounded network is the one that is certified",
+    )
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(TrainConfig)
+        for each in fields(self):
+            object.__setattr__(self, each.name, _fitted(each.name, getattr(self, each.name), hints[each.name]))
+        _check_values(self)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, for YAML and JSON."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> TrainConfig:
+        """Refuses names that it does not know, and suggests the nearest one."""
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"{source}: expected options by name, got {type(values).__name__}")
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+                raise ArgumentError(f"{source}: unknown option {name!r}{hint}")
+        try:
+            return cls(**values)
+        except ArgumentError as error:
+            raise ArgumentError(f"{source}: {error}") from None
+
+    def with_changes(self, **changes: Any) -> TrainConfig:
+        return replace(self, **changes)
+
+
+def _fitted(name: str, value: Any, hint: Any) -> Any:
+    """The value, if it has the right type; whole numbers are fine where others are, and so are fractions such as "2/255"."""
+    for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        origin = get_origin(choice)
+        if choice is type(None) and value is None:
+            return None
+        if origin is Literal and value in get_args(choice) and not isinstance(value, bool):
+            return value
+        if origin is tuple and isinstance(value, list | tuple) and len(value) == 2:
+            low, high = map(_number, value)
+            if low is not None and high is not None:
+                return (low, high)
+        if choice is float and (number := _number(value)) is not None:
+            return number
+        if choice is str and isinstance(value, str) and value.strip() and "\0" not in value:
+            return value
+        if choice in (int, bool) and type(value) is choice:
+            return value
+    raise ArgumentError(f"{name} must be {_describe(hint)}, got {value!r}{_advice(value)}")
+
+
+def _advice(value: Any) -> str:
+    looks = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", value, re.IGNORECASE)
+    return "; YAML takes this for a word: write it with a point and a signed exponent, as 1.0e-3" if looks else ""
+
+
+def fraction(text: str) -> float | None:
+    """A/B, such as 2/255, as a number; None if the text is something else."""
+    above, slash, below = text.partition("/")
+    try:
+        return float(above) / float(below) if slash else None
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    """Finite, and not too large to be a float; None if it is not."""
+    found = fraction(value) if isinstance(value, str) else value
+    fine = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
+    return float(found) if fine else None  # type: ignore[arg-type]  # `fine` says so
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_describe(a) for a in get_args(hint))
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return "two finite numbers"
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "a word",
+        type(None): "nothing",
+    }
+    return names.get(hint, str(hint))
+
+
+AT_LEAST = {
+    0: ("eps_start", "eps_epochs", "lr_epochs", "lr_halve_every", "weight_decay", "crop", "evaluate_every", "seed"),
+    1: ("k", "epochs", "batch", "evaluate_examples", "limit_train", "limit_test", "cascade"),
+}
+
+
+PARTS = {"eps_part": "eps_epochs", "lr_part": "lr_epochs", "lr_halve_part": "lr_halve_every"}
+"""Parts of the training, and what says the same in epochs and wins where it is given."""
+
+
+def _check_values(c: TrainConfig) -> None:
+    rules: list[tuple[bool, str]] = [
+        *((v < 2**32, f"{name} must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
+        *(_at_least(least, name, getattr(c, name)) for least, names in AT_LEAST.items() for name in names),
+        (c.eps > 0, f"eps must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
+        (c.eps <= LARGEST[c.norm], f"eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images have values "
+         "between 0 and 1; for 8 of 255 grey levels, write 8/255"),
+        (c.eps_start <= max(c.eps, EPS_START), f"eps_start must not be larger than eps, which is {c.eps}, got {c.eps_start}"),
+        *((0 <= getattr(c, name) <= 1, f"{name} must be a part of the training, between 0 and 1, got {getattr(c, name)}; for epochs, "
+           f"use {instead}") for name, instead in PARTS.items()),
+        (c.crop <= 1000, f"crop must be at most 1000 pixels, got {c.crop}"),
+        (c.lr > 0, f"lr must be positive, got {c.lr}"),
+        (c.clip_gradients is None or c.clip_gradients > 0, f"clip_gradients must be positive, got {c.clip_gradients}"),
+        (0 <= c.momentum < 1, f"momentum must lie between 0 and 1, and below 1, got {c.momentum}"),
+        (0 <= c.validation < 1, f"validation must be a part of the data, 0 <= validation < 1, got {c.validation}"),
+        (c.validation == 0 or c.evaluate_every > 0 or c.cascade > 1, "validation: held-out data is of no use with evaluate_every 0"),
+        (0 <= c.robust_weight <= 1, f"robust_weight must lie between 0 and 1, got {c.robust_weight}"),
+        (c.clip is None or c.clip[0] < c.clip[1], f"clip must be low < high, got {c.clip}"),
+        (c.clip is None or (c.clip[0] <= 0 and c.clip[1] >= 1),
+         f"clip must hold the images themselves, whose values lie between 0 and 1, got {c.clip}"),
+        (c.clip is None or c.norm == "linf", "clip is for norm linf; an l2 ball is not clipped"),
+        (not c.adversarial or c.engine == "none", "adversarial training uses no bounds: set engine to none"),
+    ]  # fmt: skip
+    for fine, message in rules:
+        if not fine:
+            raise ArgumentError(message)
+
+
+def _at_least(least: int, name: str, value: float | None) -> tuple[bool, str]:
+    wanted = "must not be negative" if least == 0 else f"must be at least {least}"
+    return value is None or value >= least, f"{name} {wanted}, got {value}"
+
+
+def eps_at(config: TrainConfig, epoch: int) -> float:
+    """Linear from the start value over the first epochs, then constant."""
+    ramp = in_epochs(config, "eps_part")
+    if ramp <= 1 or epoch >= ramp - 1:
+        return config.eps
+    start = min(config.eps_start, config.eps)
+    return start + (config.eps - start) * epoch / (ramp - 1)
+
+
+def lr_at(config: TrainConfig, epoch: int) -> float:
+    """Constant at first, then halved every so many epochs."""
+    constant, every = in_epochs(config, "lr_part"), in_epochs(config, "lr_halve_part")
+    if every == 0 or epoch < constant:
+        return config.lr
+    return config.lr * 0.5 ** ((epoch - constant) // every + 1)
+
+
+def in_epochs(config: TrainConfig, part: str) -> int:
+    """A part of the training in whole epochs; or the epochs that the config gives instead.
+
+    At least one unless the part is 0. A ramp takes two if there are two: without one at a smaller eps, there is none.
+    """
+    given: int | None = getattr(config, PARTS[part])
+    if given is not None:
+        return given
+    share: float = getattr(config, part)
+    least = min(2, config.epochs) if part == "eps_part" else 1
+    return 0 if share == 0 else max(least, int(share * config.epochs + 0.5))
+
+
+def by_epochs(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values, its schedule in epochs: equal for configs that train alike, however they say it."""
+    values = {name: value for name, value in config.to_mapping().items() if name not in PARTS}
+    return values | {epochs: in_epochs(config, part) for part, epochs in PARTS.items()}
+
+
+def trained_eps(config: TrainConfig, epoch: int) -> float | None:
+    """Size of the perturbation that an epoch is trained against; None for standard training, which sees none."""
+    return None if config.engine == "none" and not config.adversarial else eps_at(config, epoch)
+
+
+def check_ramp(config: TrainConfig) -> None:
+    """Refuse a training that ends before eps is reached: its network would be certified for more than it was trained for."""
+    reached = trained_eps(config, config.epochs - 1)
+    if reached is not None and reached < config.eps:
+        raise ArgumentError(
+            f"eps_epochs is {config.eps_epochs}, but training ends after {config.epochs}, at eps {reached:g} instead of "
+            f"{config.eps:g}, which is certified. Train for at least {config.eps_epochs} epochs, or leave eps_epochs out "
+            f"(--no-eps-epochs): eps then grows over {config.eps_part:.0%} of the training (eps_part)"
+        )

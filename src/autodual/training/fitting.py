@@ -1,0 +1,202 @@
+"""From data and a config to a trained, evaluated run; interrupted anywhere, it goes on from where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autodual._errors import ArgumentError
+from autodual.data import ImageData, check_parts, load, mean_std
+from autodual.evaluation.evaluate import evaluate
+from autodual.evaluation.processes import Group, joined, own_device
+from autodual.runs.checkpoint import load_model, save_model
+from autodual.runs.config import TrainConfig, check_ramp
+from autodual.runs.folder import Run, read_json
+from autodual.training.cascade import finish_cascade, train_cascade
+from autodual.training.events import Events, summary_writer
+from autodual.training.loop import StoppedError
+from autodual.training.setup import check_scores, make_ball, make_device, make_model
+from autodual.training.stage import Parts, Watch, fresh_model, train_stage, trained_at
+
+OWN = "given to ad.fit"
+"""What stands for the module and the data of a run that no name leads to."""
+
+
+EVALUATION = {"error": float, "pgd_error": float, "robust_error": float, "eps": float, "norm": str, "examples": int}
+"""What an evaluation that was made before must hold, since it is shown."""
+WRITTEN = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
+"""Figures of an evaluation for TensorBoard; one of an earlier version lacks some."""
+
+
+def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
+    """A whole run by name: data, model, training, exact evaluation. Returns the evaluation; everything is in the folder."""
+    if OWN in (config.dataset, config.model):
+        raise ArgumentError(
+            f"{folder}: was begun by ad.fit, with a module and data of its own; go on with ad.fit(..., resume=True)"
+        )
+    return run_named(config, folder, resume, watch or Watch(), _train_and_finish)
+
+
+Work = Callable[[TrainConfig, Run, Parts, Watch], dict[str, Any]]
+"""What is done in a run folder that is locked and noted, with data on the device; returns a record."""
+
+
+def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: Work) -> dict[str, Any]:
+    """Loads the data that the config names, opens the run folder, and does `work` there."""
+    folder_of_data = None if config.data_folder is None else Path(config.data_folder)
+    data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
+    check_parts(*data)
+
+    def build(trained_on: ImageData) -> nn.Module:
+        statistics = mean_std(config.dataset, trained_on) if config.normalise else None
+        return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
+
+    return _run(config, Run(Path(folder)), resume, watch, *data, build, work)
+
+
+def fit(
+    model: nn.Module,
+    train_data: ImageData,
+    test_data: ImageData,
+    config: TrainConfig,
+    folder: Path | str,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """The same for a module and data of your own; the module ends with the trained weights."""
+    if not isinstance(config, TrainConfig):
+        raise ArgumentError(
+            f"config must be a TrainConfig, such as ad.TrainConfig(eps=0.1, epochs=30), got {type(config).__name__}"
+        )
+    for name, data in (("train_data", train_data), ("test_data", test_data)):
+        if not isinstance(data, ImageData):
+            raise ArgumentError(f"{name} must be an ImageData, got {type(data).__name__}; see ad.ImageData")
+    if config.cascade > 1:
+        raise ArgumentError(
+            "fit trains one module; a cascade needs a fresh one per stage: name model and data as file.py:factory, and use `autodual "
+            "train --cascade 2 --model ... --dataset ...`, or `from autodual.training.fitting import train` and train(config, folder)"
+        )
+    if config.normalise:
+        raise ArgumentError(
+            "fit trains the module as it is: for normalised images, make ad.models.Normalize its first layer"
+        )
+    check_parts(train_data, test_data)
+    check_scores("the module", model, train_data.shape, len(train_data.classes))
+    own = config.with_changes(dataset=OWN, model=OWN)
+    watch = watch or Watch()
+    return _run(own, Run(Path(folder)), resume, watch, train_data, test_data, lambda _: model, _train_and_finish)
+
+
+def _run(
+    config: TrainConfig,
+    run: Run,
+    resume: bool,
+    watch: Watch,
+    train_data: ImageData,
+    test_data: ImageData,
+    build: Callable[[ImageData], nn.Module],
+    work: Work,
+) -> dict[str, Any]:
+    if config.tensorboard:
+        summary_writer()  # refuses before anything is begun
+    device = own_device(make_device(config.device))
+    with joined(device) as group, ExitStack() as stack:
+        group.by_first(lambda: run.check(config, resume))  # before a lock is left in a folder that is not ours
+        if not group.by_first(run.begun):
+            check_ramp(config)  # an older run that was begun like this goes on
+        group.by_first(lambda: stack.enter_context(run.attempted()))
+        if resume and not group.by_first(run.begun):
+            watch.within(group).say(f"{run.folder}: holds no run to go on with, so one is begun")
+        group.by_first(lambda: run.begin(config, resume))
+        parts = _parts(config, train_data, test_data, device, build)
+        group.by_first(lambda: _note(run, parts, train_data, device, group))
+        try:
+            record = work(config, run, parts, watch.within(group))
+        except StoppedError:
+            raise
+        except Exception as error:
+            if group.first:
+                run.note_failure(error)
+            raise
+        if config.tensorboard:
+            group.by_first(lambda: _write_events(run, record))
+        return record
+
+
+def _train_and_finish(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> dict[str, Any]:
+    group = watch.group
+    if config.cascade > 1:
+        stages = train_cascade(config, run, parts, watch)
+        group.by_first(lambda: save_model(run.model_file, stages[0]))
+        record = finish(config, run, stages[0], parts, watch)
+        return record | {"cascade": finish_cascade(config, run, stages, parts, watch)}
+    return finish(config, run, trained_network(config, run, parts, watch), parts, watch)
+
+
+def trained_network(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> nn.Module:
+    """The single network of a run in evaluation mode: the one that its folder holds, or trained now."""
+    group, model = watch.group, fresh_model(config, parts, 0)
+    if group.by_first(run.model_file.exists):
+        load_model(run.model_file, model)
+    else:
+        train_stage(config, run, 0, model, parts.train, parts.held_out, watch)
+        group.by_first(lambda: save_model(run.model_file, model))
+    return model.eval()
+
+
+def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: Group) -> None:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    used = {"name": data.name, "train": len(parts.train), "test": len(parts.test), "digest": data.digest()}
+    run.note_environment(used, device=name, processes=group.size)
+
+
+def _write_events(run: Run, record: dict[str, Any]) -> None:
+    """The figures at the end; those that an earlier process wrote do not count any more."""
+    events = Events(run.events)
+    events.write("evaluation", 0, {name: record[name] for name in WRITTEN if name in record})
+    together = record.get("cascade", {})
+    events.write(
+        "cascade", 0, {name: value for name, value in together.items() if name.endswith(("error", "error_as_run"))}
+    )
+    events.close()
+
+
+def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch: Watch) -> dict[str, Any]:
+    """The exact evaluation, once."""
+    done = run.folder / "evaluation.json"
+
+    def before() -> dict[str, Any] | None:
+        return read_json(done, **EVALUATION) if done.exists() else None
+
+    found = watch.group.by_first(before)
+    if found is not None:
+        return found
+    subset, ball = 1000 if parts.test.images.is_cuda else 200, make_ball(config)
+    test, group = parts.test, watch.group
+    return evaluate(
+        run.folder, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say,
+        trained=group.by_first(lambda: trained_at(config, run, 0)),
+    )  # fmt: skip
+
+
+def _parts(
+    config: TrainConfig,
+    train_data: ImageData,
+    test_data: ImageData,
+    device: torch.device,
+    build: Callable[[ImageData], nn.Module],
+) -> Parts:
+    if config.limit_train is not None:
+        train_data = train_data.take(config.limit_train)
+    if config.limit_test is not None:
+        test_data = test_data.take(config.limit_test)
+    held_out = None
+    if config.validation > 0:
+        train_data, held_out = train_data.split(config.validation, config.seed)
+        held_out = held_out.to(device)
+    return Parts(train_data.to(device), held_out, test_data.to(device), build)

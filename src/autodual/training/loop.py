@@ -1,0 +1,248 @@
+"""The training loop: one for every way of training. Stateless randomness makes every resumed run the run it would have been."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError, AutodualError
+from autodual.data import ImageData, augment
+from autodual.evaluation.processes import ALONE, Group, Share
+from autodual.runs import checkpoint
+from autodual.runs.checkpoint import Position
+from autodual.runs.config import TrainConfig, eps_at, lr_at, trained_eps
+from autodual.runs.folder import Run
+from autodual.training.events import StepLog
+from autodual.training.setup import make_ball, make_engine, make_optimiser, set_lr
+from autodual.training.step import (
+    Objective,
+    RobustObjective,
+    StandardObjective,
+    kept_random_state,
+    make_step,
+    seed_globally,
+)
+
+
+def count(examples: int, size: int) -> int:
+    """Batches of an epoch; a single example that is left goes with the batch before it, since one has no batch statistics."""
+    return max(1, math.ceil((examples - 1) / size)) if size > 1 else examples
+
+
+def cut(order: Tensor, number: int, size: int) -> Tensor:
+    """The batch of this number; the last one holds all that is left."""
+    last = number + 1 == count(len(order), size)
+    return order[number * size :] if last else order[number * size : (number + 1) * size]
+
+
+def check_single(model: nn.Module, image: Tensor) -> None:
+    """Refuse a network that cannot be trained on one image at a time, [1, *shape]; leaves it and the random state alone."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(model).train()(image)
+    except ValueError as error:
+        raise ArgumentError(
+            f"batch: the network cannot be trained on one image at a time ({' '.join(str(error).split())}); batch normalisation "
+            f"needs several: use a larger batch, and at least two images"
+        ) from error
+
+
+CHECKPOINT_SECONDS = 60.0
+
+
+class StoppedError(AutodualError):
+    """The run was asked to stop, and can be resumed."""
+
+
+@dataclass
+class Progress:
+    """What an observer is told after every step."""
+
+    stage: int
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    summary: Tensor
+    """Of `own` examples; see `objective.SUMMARY`."""
+    own: int
+    examples: int
+    """Of the whole batch, which processes share."""
+    eps: float | None = None
+    """Size of the perturbation that this step was trained against; None if there is none."""
+
+
+Observer = Callable[[Progress], None]
+
+
+@dataclass
+class Loop:
+    """Trains one network on some examples. `stop` is asked after every step."""
+
+    config: TrainConfig
+    run: Run
+    stage: int
+    model: nn.Module
+    data: ImageData
+    validate: Callable[[nn.Module, int], dict[str, float]] | None = None
+    observe: Observer = lambda progress: None
+    stop: Callable[[], bool] = lambda: False
+    say: Callable[[str], None] = lambda line: None
+    group: Group = ALONE
+    log: StepLog | None = field(default=None, init=False)
+
+    def fit(self) -> None:
+        """From the newest whole checkpoint of this stage, or from the start, to the end."""
+        try:
+            with kept_random_state(self.data.images.device):
+                self._fit()
+        except BaseException:
+            with suppress(AutodualError):  # what went wrong before is what matters
+                self._close_log()
+            raise
+        self._close_log()
+        self.group.same_(self.model)
+        self.model.eval()
+
+    def _fit(self) -> None:
+        config, device = self.config, self.data.images.device
+        eps = torch.tensor(config.eps, device=device)
+        optimiser = make_optimiser(config, self.model)
+        generator = torch.Generator(device)
+        if 1 in (config.batch, len(self.data)):
+            self.group.by_first(lambda: check_single(self.model, self.data.scaled(slice(0, 1))))
+        position, sums = self._resume(optimiser, device)
+        if config.tensorboard:
+            self.log = StepLog(self.run.events / f"stage-{self.stage}", position.step, self.group)
+        if position.step == 0:
+            self._save(optimiser, position, sums)  # so that whoever resumes knows which metrics came before
+        self.model.train()
+        objective = self.group.wrap(make_objective(config, self.model, eps))
+        step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch, self._images)
+        batches = count(len(self.data), config.batch)
+        saved = time.monotonic()
+        for epoch in range(position.epoch, config.epochs):
+            started, first = time.monotonic(), position.batch
+            eps.fill_(eps_at(config, epoch))
+            set_lr(optimiser, lr_at(config, epoch))
+            order = torch.randperm(len(self.data), generator=_seeded("cpu", config, self.stage, "order", epoch)).to(
+                device
+            )
+            for batch in range(first, batches):
+                index = cut(order, batch, config.batch)
+                share = self.group.share(index)
+                generator.manual_seed(_seed(config, self.stage, "step", position.step, *self._rank()))
+                seed_globally(_seed(config, self.stage, "model", position.step, *self._rank()), device)
+                summary = step(self.data.images[share.index], self.data.labels[share.index], share.weight)
+                self._count(summary, share, len(index), sums)
+                position = Position(self.stage, epoch, batch + 1, position.step + 1)
+                counts = (batch + 1, batches, summary, len(share.index), len(index))
+                self.observe(Progress(self.stage, epoch, config.epochs, *counts, trained_eps(config, epoch)))
+                stop, due = self.group.any(self.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
+                if stop or due:
+                    self._save(optimiser, position, sums)
+                    saved = time.monotonic()
+                    if stop:
+                        raise StoppedError(f"{self.run.folder}: stopped as asked; go on with --resume")
+            if self._due(epoch):
+                self._save(optimiser, position, sums)  # a validation may take long, and be interrupted
+            self._end_epoch(epoch, position.step, sums, time.monotonic() - started, first > 0)
+            position = Position(self.stage, epoch + 1, 0, position.step)
+            sums.zero_()
+        self._save(optimiser, position, sums)
+
+    def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor) -> None:
+        if share.counted > 0:
+            sums[0] += summary[0] * share.counted
+            sums[1:] += summary[1:3]
+        if self.log is not None:
+            self.log.add(summary, share.counted, whole)
+
+    def _images(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Augmented, as float32 in [0, 1]."""
+        images = augment(images, generator, self.config.crop, self.config.flip)
+        return images.float() if images.is_floating_point() else images.float() / self.data.scale
+
+    def _end_epoch(self, epoch: int, step: int, sums: Tensor, seconds: float, partial: bool) -> None:
+        loss, robust, wrong = (self.group.add_up_(sums.clone()) / len(self.data)).tolist()
+        if not math.isfinite(loss):
+            raise AutodualError(
+                f"stage {self.stage}, epoch {epoch}: the loss is {loss}; try a smaller lr, clip_gradients, or a slower eps schedule"
+            )
+        figures = {"lr": lr_at(self.config, epoch), "loss": loss, "robust_error": robust, "error": wrong}
+        size = trained_eps(self.config, epoch)
+        spent = {"seconds": None if partial else round(seconds, 3), "examples": len(self.data)}
+        place = {"kind": "epoch", "stage": self.stage, "epoch": epoch, "step": step}
+        self.group.by_first(lambda: self.run.record(**place, eps=size, **figures, **spent))
+        self._log("epoch", step, figures if size is None else {"eps": size} | figures)
+        if self.validate is not None and self._due(epoch):
+            self.group.same_(self.model)
+            self.model.eval()
+            self._log("validation", step, self.validate(self.model, epoch))
+            self.model.train()
+
+    def _close_log(self) -> None:
+        if self.log is not None:
+            self.log.close()
+
+    def _log(self, kind: str, step: int, figures: dict[str, float]) -> None:
+        if self.log is not None:
+            self.log.end_epoch(kind, step, **figures)
+
+    def _due(self, epoch: int) -> bool:
+        """Whether a validation follows this epoch."""
+        every = self.config.evaluate_every
+        return every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == self.config.epochs)
+
+    def _rank(self) -> tuple[int, ...]:
+        """Processes draw different numbers; a process alone draws those that it always drew."""
+        return () if self.group.alone else (self.group.rank,)
+
+    def _save(self, optimiser: torch.optim.Optimizer, position: Position, sums: Tensor) -> None:
+        whole = self.group.add_up_(sums.clone())
+        if self.log is not None:
+            self.log.write()  # first, so that no step is missing from a run that is killed after this checkpoint
+
+        def save() -> None:
+            extra = {"sums": [value.hex() for value in whole.double().tolist()], "metrics": self.run.metrics_size()}
+            checkpoint.save(self.run.checkpoints, self.model, optimiser, position, extra)
+
+        self.group.by_first(save)
+
+    def _resume(self, optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[Position, Tensor]:
+        path, damaged = self.group.by_first(lambda: checkpoint.newest(self.run.checkpoints))
+        for fault in damaged:
+            self.say(f"damaged checkpoint passed over: {fault}")
+        if damaged and path is None:
+            self.say("no checkpoint is left to go on from: this stage begins again")
+        if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
+            position, extra = checkpoint.restore(path, self.model, optimiser)
+            self.group.by_first(lambda: self.run.cut_metrics(extra["metrics"]))
+            sums = torch.tensor([float.fromhex(v) for v in extra["sums"]], device=device)
+            return position, sums if self.group.first else torch.zeros_like(sums)
+        self.group.by_first(lambda: self.run.forget_stage(self.stage))
+        return Position(self.stage), torch.zeros(3, device=device)
+
+
+def make_objective(config: TrainConfig, model: nn.Module, eps: Tensor) -> Objective:
+    engine = make_engine(config)
+    if engine is None:
+        return StandardObjective(model, make_ball(config, eps) if config.adversarial else None)
+    return RobustObjective(model, make_ball(config, eps), engine, config.robust_weight)
+
+
+def _seed(config: TrainConfig, *what: object) -> int:
+    text = ":".join(map(str, (config.seed, *what)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def _seeded(device: str, config: TrainConfig, *what: object) -> torch.Generator:
+    return torch.Generator(device).manual_seed(_seed(config, *what))

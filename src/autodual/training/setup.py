@@ -1,0 +1,167 @@
+"""From a config to the things it names: model, ball, engine, optimiser, device."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from autodual import models
+from autodual._errors import ArgumentError
+from autodual._tensor import Shape
+from autodual.data import Statistics, in_words, is_factory, named_function
+from autodual.digits import digits_network
+from autodual.engines import IBP, BoundEngine, Dual, GeometricMean, MaximumLikelihood, Median, Projected, QuietGradient
+from autodual.runs.config import TrainConfig
+from autodual.sets import L2Ball, LinfBall, Perturbation
+
+ESTIMATORS = {
+    "quiet-gradient": QuietGradient(),
+    "median": Median(),
+    "geometric-mean": GeometricMean(),
+    "maximum-likelihood": MaximumLikelihood(),
+}
+PLAIN: dict[str, Callable[..., nn.Module]] = {"small": models.small, "large": models.large, "resnet": models.resnet}
+SIZED: dict[str, Callable[..., nn.Module]] = {"wide": models.wide, "deep": models.deep}
+
+
+def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | None = None) -> nn.Module:
+    """An untrained network for images of this shape; `statistics` become its first layer."""
+    if classes < 2:
+        raise ArgumentError(
+            f"model: {name} is for {classes} class, but chooses between at least two; add data of another"
+        )
+    if is_factory(name) or name.endswith(".py"):
+        return _behind(statistics, [_from_factory(name, shape, classes)])
+    if name == "digits":
+        return _behind(statistics, _digits(shape, classes))
+    kind, _, rest = name.partition(":")
+    mean, std = (None, None) if statistics is None else statistics
+    try:
+        if kind in PLAIN and not rest:
+            return PLAIN[kind](*_square(shape, name), classes, mean=mean, std=std)
+        if kind in SIZED and rest.isdecimal() and int(rest) >= 1:
+            return SIZED[kind](int(rest), *_square(shape, name), classes, mean=mean, std=std)
+    except ArgumentError:
+        raise
+    except ValueError as error:  # the models know nothing of this library, nor of its errors
+        raise ArgumentError(f"model: {error}") from error
+    known = [*PLAIN, *(f"{s}:1" for s in SIZED), "digits"]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, file.py:factory"
+    raise ArgumentError(f"model: unknown model {name!r}; {hint}")
+
+
+def _square(shape: Shape, name: str) -> tuple[int, int]:
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise ArgumentError(
+            f"model: {name} takes square images [channels, width, width], but the data is {list(shape)}"
+        )
+    return shape[0], shape[1]
+
+
+def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
+    """What factory(shape, classes) returns."""
+    factory = named_function(name)
+    try:
+        model = factory(shape, classes)
+    except (Exception, SystemExit) as error:
+        raise ArgumentError(
+            f"model: calling {name} with ({tuple(shape)}, {classes}) raised {in_words(error)}; it must take (shape, classes) "
+            "and return an nn.Module"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"model: {name} returned {type(model).__name__}, not an nn.Module; return the network for (shape, classes)"
+        )
+    check_scores(f"the network of {name}", model, shape, classes)
+    return model
+
+
+def check_scores(what: str, model: nn.Module, shape: Shape, classes: int) -> None:
+    """Shows the network one black image, for which it must give one score per class; leaves it and the CPU's random state alone."""
+    modes = [(module, module.training) for module in model.modules()]
+    device = next((p.device for p in model.parameters()), None)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            scores = model.eval()(torch.zeros(1, *shape, device=device))
+    except Exception as error:
+        raise ArgumentError(
+            f"model: {what} raised {in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
+        ) from error
+    finally:
+        for module, training in modes:
+            module.training = training
+    found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+    if found != [1, classes]:
+        raise ArgumentError(
+            f"model: {what} gives {found} for one image, not [1, {classes}]; end it with one score per class"
+        )
+
+
+def _digits(shape: Shape, classes: int) -> Iterable[nn.Module]:
+    if (tuple(shape), classes) != ((1, 8, 8), 10):
+        raise ArgumentError(
+            f"model: digits takes images [1, 8, 8] of 10 classes, but the data is {list(shape)} of {classes}; use small, or "
+            "file.py:factory"
+        )
+    return digits_network()
+
+
+def _behind(statistics: Statistics | None, layers: Iterable[nn.Module]) -> nn.Module:
+    """The layers in a row, normalised images first; a single one stays as it is."""
+    first = [] if statistics is None else [models.Normalize(*statistics)]
+    whole = [*first, *layers]
+    return whole[0] if len(whole) == 1 else nn.Sequential(*whole)
+
+
+def make_ball(config: TrainConfig, eps: float | torch.Tensor | None = None) -> Perturbation:
+    size = config.eps if eps is None else eps
+    return LinfBall(size, clip=config.clip) if config.norm == "linf" else L2Ball(size)
+
+
+def make_engine(config: TrainConfig) -> BoundEngine | None:
+    if config.engine == "projected":
+        return Projected(config.k, not config.per_term, ESTIMATORS[config.estimator])
+    return {"dual": Dual(), "ibp": IBP(), "none": None}[config.engine]
+
+
+def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """For the parameters that are to be trained."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ArgumentError(
+            f"model: {type(model).__name__} has nothing to train; give it layers with weights whose requires_grad is true"
+        )
+    fused = all(p.is_cuda for p in parameters)
+    lr = torch.tensor(config.lr, device=parameters[0].device) if fused else config.lr
+    if config.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr, weight_decay=config.weight_decay, fused=fused, capturable=fused)
+    return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
+
+
+def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    """In place where it is a tensor, which a captured step reads."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def make_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        if device.type != "cuda":  # a GPU is not woken up here: the process may yet be given another one
+            torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError):
+        raise ArgumentError(f"device: {name!r} is none that PyTorch can use here; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("device: cuda was asked for, but PyTorch finds no GPU here; use auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device: {name} was asked for, but there are only {torch.cuda.device_count()} GPUs")
+    return device

@@ -1,0 +1,52 @@
+"""Summed scores: the better of the joint bound and of the sum of bounds, both sound."""
+
+import pytest
+import torch
+
+import autodual as ad
+from autodual.cascades.load import SumEnsemble
+from small import ENGINES, batch, mlp
+
+X = batch(40, 4)
+BALL = ad.LinfBall(0.06)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+def test_both_bounds_count_target_by_target(engine: ad.BoundEngine) -> None:
+    models = [mlp(4, 8, 3, seed=s) for s in range(3)]
+    together = SumEnsemble(models, BALL, engine)
+    total = sum(m(X) for m in models)
+    labels = total.argmax(1)
+    joint = ad.certify(together.model.eval(), X, labels, BALL, engine).margins
+    apart = sum(ad.certify(m, X, labels, BALL, engine).margins for m in models)
+    answers = together.predict(X)
+    assert torch.equal(answers.label, labels)
+    assert torch.equal(answers.certified, (torch.maximum(joint, apart) > 1e-12).all(1))
+    assert answers.certified.any()
+    assert not answers.stage.any()
+
+
+def test_the_sum_certifies_what_no_model_does() -> None:
+    """Two models that err in different places: the sum is surer than each of them."""
+    models = [mlp(4, 8, 3, seed=s) for s in range(2)]
+    labels = sum(m(X) for m in models).argmax(1)
+    together = SumEnsemble(models, BALL).certify(X, labels)
+    each = torch.stack([ad.certify(m, X, labels, BALL).certified for m in models]).any(0)
+    assert (together.sound & ~each).any()
+
+
+def test_it_is_attacked_as_one_network() -> None:
+    models, labels = [mlp(4, 8, 3, seed=s) for s in range(2)], torch.arange(40) % 3
+    together = SumEnsemble(models, ad.LinfBall(0.2))
+    plain = ad.attack(together.model.eval(), X, labels, ad.LinfBall(0.2), steps=20)
+    found = together.attack(X, labels, steps=20)
+    assert (found.found != plain.success).sum() <= 2
+    assert not (found.found & together.certify(X, labels).sound).any()
+    assert found.found.any()
+    assert not found.found.all()
+
+
+def test_building_the_sum_leaves_the_models_alone() -> None:
+    models = [mlp(4, 8, 3, seed=s) for s in range(2)]
+    SumEnsemble(models, BALL).certify(X, torch.arange(40) % 3)
+    assert not any(part.training for m in models for part in m.modules())

@@ -1,0 +1,190 @@
+"""`certified_as_run` holds for the model as PyTorch evaluates it: in any order of summation, batch size, layout, number of threads."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autodual as ad
+
+ACTIVATIONS = (
+    nn.ReLU(), nn.LeakyReLU(0.1), nn.PReLU(), nn.Hardtanh(), nn.ReLU6(), nn.Hardsigmoid(), nn.Hardswish(), nn.Tanh(), nn.Sigmoid(),
+    nn.Softplus(), nn.Softplus(0.7, 0.3), nn.ELU(), nn.CELU(0.5), nn.SELU(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Identity(),
+)  # fmt: skip
+BALL = ad.LinfBall(2.0**-30)
+
+
+def _ramp(model: nn.Sequential, x: Tensor, reach: float, count: int = 24) -> tuple[Tensor, Tensor]:
+    """Inputs along a line on which the margin of label 0 goes from -reach to reach in exact numbers, and those margins."""
+    exact = copy.deepcopy(model).double()
+
+    def margin(at: Tensor) -> Tensor:
+        scores = exact(at)
+        return scores[:, 0] - scores[:, 1]
+
+    start = x.double().requires_grad_()
+    (slope,) = torch.autograd.grad(margin(start).sum(), start)
+    with torch.no_grad():
+        model[-1].bias[0] -= margin(x.double()).float().item()
+        exact = copy.deepcopy(model).double()
+        steps = torch.linspace(-reach, reach, count, dtype=torch.float64).unsqueeze(1)
+        points = (x.double() + steps * slope / slope.square().sum()).float()
+        return points, margin(points.double())
+
+
+def _labels_as_run(model: nn.Sequential, x: Tensor) -> Iterator[Tensor]:
+    """What the model says in several ways to run it."""
+    yield model(x).argmax(1)
+    yield torch.cat([model(row).argmax(1) for row in x.split(1)])
+    yield torch.cat([model(rows).argmax(1) for rows in x.split(5)])
+    yield model(x.flip(0)).argmax(1).flip(0)
+    yield model(x.t().contiguous().t()).argmax(1)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        yield model(x).argmax(1)
+    finally:
+        torch.set_num_threads(threads)
+    for seed in range(3):
+        permuted, features, hidden = (
+            copy.deepcopy(model),
+            torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(seed)),
+            torch.randperm(model[-1].in_features, generator=torch.Generator().manual_seed(seed)),
+        )
+        permuted[0].weight.data = model[0].weight[hidden][:, features]
+        permuted[0].bias.data = model[0].bias[hidden]
+        permuted[-1].weight.data = model[-1].weight[:, hidden]
+        yield permuted(x[:, features]).argmax(1)
+    weight, bias, last = model[0].weight, model[0].bias, model[-1]
+    one_by_one = torch.stack([(weight * row).flip(1).cumsum(1)[:, -1] + bias for row in x])
+    yield ((model[1](one_by_one).unsqueeze(1) * last.weight).cumsum(2)[..., -1] + last.bias).argmax(1)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@torch.no_grad()
+def test_no_way_to_run_the_model_breaks_the_certificate(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    for scale, reach in ((1.0, 2e-6), (100.0, 1e-3), (1.0, 1e-2)):
+        model = nn.Sequential(nn.Linear(12, 32), copy.deepcopy(activation), nn.Linear(32, 2)).eval()
+        model[-1].weight *= scale
+        with torch.enable_grad():
+            x, margins = _ramp(model, torch.rand(1, 12), reach)
+        found = ad.certify(model, x, torch.zeros(len(x), dtype=torch.int64), BALL)
+        assert not (found.certified & (margins <= 0)).any()
+        assert not (found.certified_as_run & ~found.certified).any()
+        for labels in _labels_as_run(model, x):
+            assert not (found.certified_as_run & (labels != 0)).any()
+    assert found.certified_as_run.sum() > 8, "the error is not useless"
+
+
+def test_certified_in_real_numbers_and_not_as_run() -> None:
+    """1e7 is added and subtracted: in float32 nothing is left of 0.6."""
+    first, last = nn.Linear(1, 1), nn.Linear(1, 2)
+    with torch.no_grad():
+        first.weight.fill_(1.0)
+        first.bias.fill_(1e7)
+        last.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        last.bias.copy_(torch.tensor([-1e7, 0.05]))
+    model, x, labels, ball = (
+        nn.Sequential(first, last).eval(),
+        torch.tensor([[0.6]]),
+        torch.tensor([0]),
+        ad.LinfBall(0.3),
+    )
+    broken = ad.attack(model, x, labels, ball)
+    for engine in (ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual()):
+        found = ad.certify(model, x, labels, ball, engine)
+        assert found.certified.item()
+        assert not found.certified_as_run.item()
+    assert broken.success_as_run.item()
+    assert not broken.success.item(), "in real numbers there is no counterexample"
+
+
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP()], ids=repr)
+@pytest.mark.parametrize(
+    ("activation", "size"), [(nn.Identity(), 2e38), (nn.ReLU(), 2e38), (nn.Hardswish(), 3.5e37)], ids=str
+)
+def test_a_model_that_overflows_inside_the_set_is_not_certified_as_run(
+    activation: nn.Module, size: float, engine: ad.BoundEngine
+) -> None:
+    """Two equal units that cancel in real numbers are infinite in a corner in float32, and their difference is no number."""
+    model = nn.Sequential(nn.Linear(2, 2), activation, nn.Linear(2, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(size)
+        model[0].bias.zero_()
+        model[2].weight.copy_(torch.tensor([[0.0, 0.0], [1e-38, -1e-38]]))
+        model[2].bias.copy_(torch.tensor([0.0, -1.0]))
+    x, corner = torch.tensor([[0.6, 0.6]]), torch.tensor([[0.875, 0.875]])
+    assert model(x).argmax(1).item() == 0
+    assert not model(corner).isfinite().all()
+    found = ad.certify(model, x, torch.tensor([0]), ad.LinfBall(0.3), engine)
+    assert not found.certified_as_run.item()
+    if engine == ad.Dual() and not isinstance(activation, nn.Hardswish):
+        assert found.certified.item(), "in real numbers nothing is infinite"
+
+
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown()], ids=repr)
+def test_the_error_as_run_costs_little(engine: ad.BoundEngine) -> None:
+    """The digits network: at most 0.3 points of all examples."""
+    model, (x, labels) = ad.load_digits_network(), ad.load_digits("test")
+    for eps in (0.05, 0.1):
+        found = ad.certify(model, x, labels, ad.LinfBall(eps), engine)
+        lost = found.certified.double().mean() - found.certified_as_run.double().mean()
+        assert found.certified.any()
+        assert 0 <= lost <= 0.003
+
+
+class Skipping(nn.Module):
+    """Convolutions with a skip, so that patches, dense rows and branches all carry errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(c, 6, 3, padding=1) for c in (2, 6, 6))
+        self.fourth, self.fifth, self.last = nn.Linear(6 * 64, 80), nn.Linear(80, 60), nn.Linear(60, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        x = (x + self.third(self.second(x).relu())).relu()
+        hidden: Tensor = self.fifth(self.fourth(x.flatten(1)).relu()).relu()
+        return self.last(hidden)
+
+
+def _deep_and_flat(activation: nn.Module) -> nn.Sequential:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(40, 40), activation)]
+    return nn.Sequential(*layers, nn.Linear(40, 4))
+
+
+DEEP_NETWORKS = {
+    "skipping": (Skipping, (2, 8, 8)),
+    "relu": (lambda: _deep_and_flat(nn.ReLU()), (40,)),
+    "tanh": (lambda: _deep_and_flat(nn.Tanh()), (40,)),
+}
+
+
+@pytest.mark.parametrize("name", DEEP_NETWORKS)
+def test_deep_networks_pull_their_run_errors_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds at sampled points, and is far below what absolute weights add up to from layer to layer."""
+    make, shape = DEEP_NETWORKS[name]
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.rand(5, *shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 2
+    labels, ball = model(x).argmax(1), ad.LinfBall(0.01)
+    pulled = ad.certify(model, x, labels, ball).run_error
+    monkeypatch.setattr(sys.modules["autodual.engines.backward.solvers"], "DEEP", 99)
+    added_up = ad.certify(model, x, labels, ball).run_error
+    assert (pulled <= 1.001 * added_up).all()
+    assert pulled.sum() < 0.7 * added_up.sum()
+    exact = copy.deepcopy(model).double()
+    region = ball.within(x)
+    for seed in range(20):
+        points = region.sample(torch.Generator().manual_seed(seed))
+        apart = model(points).double() - exact(points.double())
+        moved = apart.gather(1, labels.unsqueeze(1)) - apart
+        assert (moved.abs() <= pulled).all()
