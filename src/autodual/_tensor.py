@@ -14,6 +14,8 @@ from torch import Tensor
 
 from autodual._errors import UnsoundError
 
+# Names for the types that cross module borders.
+
 Shape: TypeAlias = tuple[int, ...]
 """Shape of one example: the batch dimension is never part of it."""
 

@@ -22,6 +22,8 @@ from autodual.certificates.arguments import check_label_range, check_problem
 from autodual.engines.results import BoundEngine
 from autodual.sets import Perturbation
 
+# What a stage does over a whole ball, for every threshold at once; and the choice of thresholds.
+
 SWEEPS = 20
 """Sweeps over all thresholds at most; each but the last improves something."""
 

@@ -1,4 +1,4 @@
-"""Balls that several models can share: which ones are symmetric, and what lies inside them."""
+"""Points of a ball that several models share: what lies inside, and a gradient search for one at which several conditions hold."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from autodual._errors import ArgumentError
 from autodual.certificates.arguments import check_perturbation
 from autodual.certificates.attacks import FIRST_STEP, LAST_STEP
 from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
+
+# Balls that several models can share: which ones are symmetric, and what lies inside them.
 
 NORMS: dict[type[Perturbation], tuple[str, Callable[[Tensor], Tensor]]] = {
     LinfBall: ("linf", lambda shift: shift.abs().amax(1)),
@@ -80,6 +82,9 @@ def inside(ball: Perturbation, x: Tensor, points: Tensor) -> Tensor:
     rounding = ROUNDING * torch.finfo(x.dtype).eps * (x.double().abs() + eps)
     near = norm((points.double() - x.double()).flatten(1)) <= eps + norm(rounding.flatten(1))
     return near & (into_range(ball, points) == points).flatten(1).all(1)
+
+
+# Gradient search for a point of a set at which several conditions hold at once.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One model of several, ready to be bounded; and the checks that all of them share."""
+"""One model of several, ready to be bounded: its margins, what rounding leaves of them, and the checks that all models share."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from autodual.engines.results import BoundEngine, ProbableProof, Proof, exceeds
 from autodual.engines.rounding import of_sum
 from autodual.sets import Perturbation
 from autodual.spec import Spec, margins
+
+# Margins of scores, and what rounding leaves of bounds on them.
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ def margin_of(scores: Tensor, labels: Tensor) -> Tensor:
 def others(scores: Tensor, labels: Tensor) -> Tensor:
     """The scores with -inf in place of the label's."""
     return scores.scatter(1, labels.unsqueeze(1), -torch.inf)
+
+
+# One model of several, ready to be bounded; and the checks that all of them share.
 
 
 @dataclass(frozen=True)

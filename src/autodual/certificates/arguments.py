@@ -12,6 +12,8 @@ from autodual._tensor import Shape
 from autodual.engines.prepare import check_input
 from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
 
+# A word where the size of a perturbation seems to be meant in other units than the inputs have.
+
 FEWEST_LEVELS = 16
 """Images, or whole numbers, that reach this are taken for grey levels; the handwritten digits of scikit-learn have no more."""
 
@@ -49,6 +51,8 @@ def _whole(x: Tensor) -> bool:
     """Whether all values are whole numbers, or as near as a GPU leaves them that has divided by 255 and multiplied again."""
     return bool(((x - x.round()).abs() < 1e-3).all())
 
+
+# Checks on the arguments that certificates, radii and attacks share.
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

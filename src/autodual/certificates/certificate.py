@@ -16,6 +16,8 @@ from torch import Tensor
 
 from autodual.engines.results import Confidence, all_exceed
 
+# Networks that have given up: one answer for everything, which is easily certified and says nothing.
+
 FEWEST = 5
 """Examples of other classes that it takes to tell a collapsed network from a few unlucky examples."""
 NEARLY = 0.02

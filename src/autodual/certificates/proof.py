@@ -162,6 +162,8 @@ def _towards(end: float, values: Tensor) -> Tensor:
     return torch.nextafter(single, torch.full_like(single, end))
 
 
+# BOUNDS -> PROOF.
+
 SHORT = 16
 """Hexadecimal digits of a digest inside a description."""
 

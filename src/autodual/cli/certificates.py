@@ -123,6 +123,8 @@ def _held(file: Path) -> str:
     return f"holds {what} already; go on with --resume, "
 
 
+# The figures of a cascade in a line or two: those that stand together are about the same images.
+
 CONTRADICTION = (
     "{} images are soundly certified and yet broken by the attack, which cannot be: do not trust these certificates"
 )

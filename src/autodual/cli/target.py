@@ -1,4 +1,4 @@
-"""What a run folder knows already about the question that `certify` or `attack` is asked: it must not contradict the answer."""
+"""What `certify` and `attack` work on, and what its run folder knows about the question already."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from autodual.sets import Perturbation
 from autodual.training.fitting import OWN
 from autodual.training.setup import make_ball, make_device, make_model
 from autodual.training.trained import check_as_evaluated, trained_config, with_weights
+
+# What `certify` and `attack` work on: a run folder, or weights with the model and data they belong to.
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def _check_named(place: Path, config: TrainConfig, given: dict[str, Any]) -> Non
                 f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
             )
 
+
+# What a run folder knows already about the question that `certify` or `attack` is asked: it must not contradict the answer.
 
 Say = Callable[[str], None]
 

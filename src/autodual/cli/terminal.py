@@ -1,4 +1,4 @@
-"""What a person sees while something runs: one live line with rate, time left, robust loss and error."""
+"""What a person sees and says while something runs: warnings in one line, Ctrl-C, one live line of progress."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from autodual.evaluation.processes import speaks
 from autodual.training.loop import Progress as StepProgress
 from autodual.training.stage import Watch
 
+# What the library warns of, as a person sees it: one line each, once, without a line of source.
+
 PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -42,6 +44,9 @@ def warnings_as_notes() -> Iterator[None]:
 
         warnings.showwarning = show
         yield
+
+
+# Ctrl-C and SIGTERM: remembered, and answered at the next step.
 
 
 class InterruptedRunError(AutodualError):
@@ -73,6 +78,8 @@ class Signals:
     def stop(self) -> bool:
         return self.received is not None
 
+
+# What a person sees while something runs: one live line with rate, time left, robust loss and error.
 
 REFRESH = 0.5
 """Seconds between looks at figures that lie on a device."""

@@ -1,4 +1,4 @@
-"""Files are written under another name, checked, and only then given their own."""
+"""Reading and writing files of data sets: written under another name, checked, and only then given their own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import IO, TypeAlias
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.data.known import DataFile
+
+# Files are written under another name, checked, and only then given their own.
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are there, and the bytes there will be, if that is known."""
@@ -80,6 +82,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
             f"{folder}: {advice}, or name another folder in AUTODUAL_DATA. Nothing half-written was kept"
         ) from error
 
+
+# Reading compressed files: only members that are asked for by name, and never to a path that an archive names.
 
 LIMIT = 1 << 28  # bytes in a member: several times what any of ours has
 

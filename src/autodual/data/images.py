@@ -14,6 +14,8 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, values_at_hand
 
+# Checks on the values of images and labels.
+
 
 def check_labels(
     labels: Tensor, classes: int, where: str, advice: str = "correct the labels, or name all the classes"
@@ -41,6 +43,8 @@ def check_range(images: Tensor, scale: int, where: str) -> None:
             "(uint8). Normalisation belongs in the network: autodual.models.Normalize"
         )
 
+
+# The user's arrays as images: bytes stay bytes, floats in [0, 1] stay floats, all else is refused.
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """What Pillow may open: not all of its formats, since some of them start other programs."""

@@ -1,4 +1,4 @@
-"""The data sets that are known by name: what they hold, where they come from, and the checksums of their contents."""
+"""The data sets that are known by name: what they hold, where they come from, their checksums, and where they are looked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
+
+# The data sets that are known by name: what they hold, where they come from, and the checksums of their contents.
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,9 @@ def known(name: str) -> KnownData:
         f"data set {name!r} is not known; {advice}known are {', '.join(KNOWN)}; your own is a folder of class "
         "folders, a file.npz, or file.py:factory"
     )
+
+
+# Where data files are looked for.
 
 
 def data_folder(folder: Path | str | None = None) -> Path:

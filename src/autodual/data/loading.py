@@ -1,4 +1,4 @@
-"""`file.py:factory`: the one place where code that the user names is run."""
+"""One function reads every data set, and one place runs code that the user names."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from autodual.data.formats import load_cifar, load_folders, load_idx, load_npz, 
 from autodual.data.images import ImageData, as_images, as_labels, from_pillow, pillow, stack
 from autodual.data.known import KNOWN, KnownData, expanded, is_file, is_folder, known
 from autodual.digits import load_digits
+
+# `file.py:factory`: the one place where code that the user names is run.
 
 
 def is_factory(text: str) -> bool:
@@ -126,6 +128,9 @@ def _array(image: Any, where: str) -> np.ndarray:
     )
 
 
+# One function reads every data set.
+
+
 def load(name: str | Path, split: Literal["train", "test"], folder: Path | str | None = None) -> ImageData:
     """A data set by name (digits, mnist, fashion-mnist, cifar10), or the user's own by path.
 
@@ -174,6 +179,8 @@ def _digits(data: KnownData, split: Literal["train", "test"]) -> ImageData:
     images, labels = load_digits(split)
     return ImageData((images * 16).to(torch.uint8), labels, data.classes, data.name, scale=16)
 
+
+# What images are normalised by.
 
 Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
 """Mean and deviation, for each channel or, of the deviation, for all."""

@@ -1,4 +1,4 @@
-"""Sums, differences, and products with constants."""
+"""Sums, differences, products with constants, and normalisation by constants."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.registry import number, parameter, register, rewrite
 from autodual.graph import Call, Operand
+
+# Sums, differences, and products with constants.
 
 FOLDING = 8 * torch.finfo(torch.float64).eps
 """Relative error of constants that are folded in float64, in proportion to the terms that they are the sum of."""
@@ -243,6 +245,9 @@ def _number(call: Call, value: Any, operand: Operand) -> Any:
         alone = constant.dim() == 0 and constant.is_floating_point()
         return constant if alone else constant.to(call.floating(constant))
     return torch.tensor(float(value), dtype=torch.float64)  # exact, and as a scalar it leaves the operand's dtype alone
+
+
+# Batch normalisation with fixed statistics: an affine map. [SPAD app. B.5, with gamma in the shift]
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -1,4 +1,4 @@
-"""ReLU and its relatives: two straight pieces that meet at zero. [SPAD Cor. 2]"""
+"""Activations of straight pieces: ReLU and its relatives, and everything that clips. [SPAD Cor. 2]"""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
 from autodual.dual.registry import number, parameter, register
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
+
+# ReLU and its relatives: two straight pieces that meet at zero. [SPAD Cor. 2]
 
 
 @register(nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_)
@@ -198,6 +200,8 @@ class _RelaxOnGpu(torch.autograd.Function):
             on_centre, on_radius = on_centre + given[0] + given[1], on_radius + given[1] - given[0]
         return on_centre, on_radius if len(radius) == len(centre) else on_radius.sum(0, keepdim=True)
 
+
+# Functions that are flat, then straight, then flat: hardtanh, ReLU6, hardsigmoid, clamp. [SPAD app. B.4]
 
 End: TypeAlias = Tensor | float
 """A number, or a tensor that broadcasts to one example; minus or plus infinity where there is no end."""

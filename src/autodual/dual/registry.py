@@ -1,4 +1,4 @@
-"""How builders read the parameters of a call: constants only, and numbers only in the range that the dual layer is right for."""
+"""The one registry of operations, and how builders read the parameters of a call."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from autodual._errors import ArgumentError
 from autodual.graph import Call, Operand
 from autodual.graph.registry import Registry
 
+# The registry that the shipped dual layers, and yours, are in.
+
 REGISTRY = Registry()
 register = REGISTRY.register
 rewrite = REGISTRY.rewrite
 
+
+# How builders read the parameters of a call: constants only, and numbers only in the range that the dual layer is right for.
 
 REQUIRED = object()
 

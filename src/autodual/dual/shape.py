@@ -1,4 +1,4 @@
-"""Operations that move, copy, average or select entries: linear maps whose coefficients are never negative."""
+"""Operations that move, copy, join, average or select entries: linear maps whose coefficients are never negative."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.registry import number, parameter, register, rewrite
 from autodual.graph import Call, Operand
+
+# Concatenation and stacking of several operands.
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ def _held_by_float32(constant: Tensor) -> bool:
 def _stack(tensors: Any, dim: int = 0) -> Any:
     position = dim % (tensors[0].dim() + 1)
     return torch.cat([t.unsqueeze(position) for t in tensors], position)
+
+
+# Operations that move, copy, average or select entries: linear maps whose coefficients are never negative.
 
 
 @dataclass(frozen=True)

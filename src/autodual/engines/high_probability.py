@@ -37,6 +37,8 @@ from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
 
+# How much an estimate must be enlarged so that it is too small only with a given probability. [SPAD app. on high probability]
+
 USELESS = 100.0
 """An estimate that must be enlarged by more than this bounds nothing; the paper's relative error would be above 0.99."""
 
@@ -103,6 +105,9 @@ def _smallest(enough: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+# Random projections as upper bounds that hold with a stated probability. [SPAD app. "High probability bounds"]
 
 
 def never_zero(draws: Draws) -> Draws:

@@ -17,6 +17,8 @@ from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
 
+# Interval arithmetic, node by node.
+
 
 class IntervalPass:
     """Intervals of all nodes, computed when asked for; a node's interval may be narrowed from outside."""
@@ -54,6 +56,9 @@ class IntervalPass:
             return Interval.around(centre, node.layer.absolute(*(o.radius for o in operands)))
         assert node.layer is not None
         return node.layer.image(operands[0])
+
+
+# Interval bounds: the cheapest engine.
 
 
 @dataclass(frozen=True, repr=False)

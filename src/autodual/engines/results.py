@@ -1,4 +1,4 @@
-"""What an engine is, and what it returns. A proof and an estimate are different types."""
+"""What an engine is, what it returns, and the one place that decides. A proof and an estimate are different types."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from autodual.engines.rounding import Outside
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
+
+# What an engine is, and what it returns. A proof and an estimate are different types.
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ def warn_of_exact_bounds(projections: int, network: DualNetwork) -> None:
 def name_layers(network: DualNetwork, intervals: dict[int, Interval]) -> dict[str, Interval]:
     return {network.nodes[i].name: interval for i, interval in intervals.items()}
 
+
+# The one place that decides: bounds and their errors go in, a verdict comes out.
 
 UNLIKELY = 64
 """A margin below -slack / 64 cannot be rounding, which moves margins by a far smaller part of what it might."""

@@ -1,4 +1,4 @@
-"""Several processes on one run, started by torchrun: who we are, and the little that we tell each other."""
+"""Several processes on one run, started by torchrun: who we are, the little that we tell each other, and how work is shared."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, AutodualError
 from autodual.data import ImageData
 
+# Several processes on one run, started by torchrun: who we are, and the little that we tell each other.
+
 PATIENCE = timedelta(hours=2)
 """How long the others wait while the first process does something alone."""
+
+# Work on all examples, batch by batch; processes take turns with batches, and every process gets every result, in order.
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What lies outside a model and changes what it computes: refused, since no graph of the model would show it."""
+"""What stops a capture before it begins: models that PyTorch has translated, and whatever changes what every model computes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autodual._errors import CaptureError
+
+# Models that PyTorch has translated already: what they compute cannot be seen from Python any more.
 
 
 def check_not_translated(model: nn.Module) -> None:
@@ -44,6 +46,8 @@ def _is_compiled(module: nn.Module) -> bool:
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and isinstance(module, compiler.OptimizedModule)
 
+
+# What lies outside a model and changes what it computes: refused, since no graph of the model would show it.
 
 _GLOBAL_HOOKS = {
     "register_module_forward_pre_hook": module_hooks._global_forward_pre_hooks,

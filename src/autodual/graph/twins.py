@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+# What Python code can reach from an object: the one walk that copies a model and that notices what has changed about it.
+
 SEQUENCES = (list, tuple, set, frozenset, deque)
 MAPPINGS = (dict, OrderedDict, defaultdict)
 _PLAIN_ENOUGH = (types.SimpleNamespace, argparse.Namespace)

@@ -1,9 +1,4 @@
-"""The families without skip connections: small, large, wide(k), deep(k). [SPAD sec. 4, app. G]
-
-In all of them `width` is the width of the square images in pixels, every layer has a bias, and convolutions
-with a 4x4 kernel and stride 2 do the downsampling. `mean` and `std`, if given, become a first layer
-(see Normalize).
-"""
+"""The paper's networks: small, large, wide(k), deep(k) and resnet, and normalisation as their first layer. [SPAD sec. 4, app. G]"""
 
 from __future__ import annotations
 
@@ -12,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+
+# What the five families share: checked arguments, an optional first layer, one initialisation.
 
 Channels = float | Sequence[float] | None
 
@@ -73,6 +70,13 @@ def initialise_convolutions(model: nn.Module) -> None:
             nn.init.normal_(module.weight, 0.0, math.sqrt(2 / (area * module.out_channels)))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+# The families without skip connections: small, large, wide(k), deep(k). [SPAD sec. 4, app. G]
+#
+# In all of them `width` is the width of the square images in pixels, every layer has a bias, and convolutions
+# with a 4x4 kernel and stride 2 do the downsampling. `mean` and `std`, if given, become a first layer
+# (see Normalize).
 
 
 def small(
@@ -165,6 +169,9 @@ def _group(inputs: int, outputs: int, k: int) -> list[nn.Module]:
     return [*keeping, *_halve(channels[-1], outputs)]
 
 
+# The residual family, and its block with an explicit skip. [SPAD sec. 4]
+
+
 class ResidualBlock(nn.Module):
     """relu(second(relu(first(x))) + skip(x)), where the skip is a convolution too.
 
@@ -207,6 +214,9 @@ def resnet(
     model = assemble("resnet", in_channels, mean, std, layers)
     initialise_convolutions(model)
     return model
+
+
+# Normalisation as the first layer of a network, so that a perturbation is measured in pixels.
 
 
 class Normalize(nn.Module):

@@ -15,6 +15,8 @@ from autodual._errors import ArgumentError, AutodualError
 from autodual._files import RECORD_LIMIT, parse_json, read_content
 from autodual.report.values import Record
 
+# gallery.npz: images, the same images attacked, and what became of them. Nothing is ever unpickled.
+
 Bytes = NDArray[np.uint8]
 
 

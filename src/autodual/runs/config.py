@@ -1,4 +1,4 @@
-"""What a run is made of: one flat, typed record whose field docs are the command line's help."""
+"""What a run is made of: one flat, typed record whose field docs are the command line's help; and the schedules that it means."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from autodual._errors import ArgumentError
+
+# What a run is made of: one flat, typed record whose field docs are the command line's help.
 
 Norm = Literal["linf", "l2"]
 Training = Literal["projected", "dual", "ibp", "none"]
@@ -224,6 +226,12 @@ def _check_values(c: TrainConfig) -> None:
 def _at_least(least: int, name: str, value: float | None) -> tuple[bool, str]:
     wanted = "must not be negative" if least == 0 else f"must be at least {least}"
     return value is None or value >= least, f"{name} {wanted}, got {value}"
+
+
+# Perturbation size and learning rate by epoch. [REFERENCE: Training]
+#
+# Both follow the length of the training: the paper's 20, 30 and 10 of 60 epochs are a third, a half and a sixth of any number of
+# epochs, unless the config gives them in epochs.
 
 
 def eps_at(config: TrainConfig, epoch: int) -> float:

@@ -25,6 +25,8 @@ from autodual.data.known import KNOWN
 from autodual.runs.checkpoint import listed
 from autodual.runs.config import TrainConfig, by_epochs
 
+# How kept files name other files: relative to themselves, so that they say nothing of a machine and move with their project.
+
 NAMED = ("model", "dataset")
 """Options that may name a file: file.py:factory, and of data a folder or a file.npz, too."""
 

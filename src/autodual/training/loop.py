@@ -31,6 +31,8 @@ from autodual.training.step import (
     seed_globally,
 )
 
+# How an epoch is cut into batches, and the one size that some networks cannot be trained with.
+
 
 def count(examples: int, size: int) -> int:
     """Batches of an epoch; a single example that is left goes with the batch before it, since one has no batch statistics."""

@@ -1,4 +1,4 @@
-"""One optimiser step: plain, or captured whole as a CUDA graph: random numbers, forward and backward pass, update."""
+"""What is minimised, and one optimiser step: plain, or captured whole as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from autodual.certificates import RobustCrossEntropy, attack
 from autodual.engines import BoundEngine, Draws, Projected
 from autodual.sets import Perturbation
 
+# PyTorch's global random numbers, which dropout and its like draw from: a function of the step, and the caller's again afterwards.
+
 
 def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
     """Whatever is drawn or seeded inside, on the CPU or this device, the numbers that follow are those that would have."""
@@ -27,6 +29,8 @@ def seed_globally(seed: int, device: torch.device) -> None:
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
 
+
+# What is minimised: one module for every way of training, which distributed training can wrap as a whole.
 
 ATTACK_STEPS = 10
 SUMMARY = ("loss", "robust_error", "error", "robust_loss", "standard_loss")
@@ -91,6 +95,8 @@ def _summary(loss: Tensor, clean: Tensor, worst: Tensor, labels: Tensor, robust:
     wrong = [(scores.detach().argmax(1) != labels).sum().to(loss) for scores in (worst, clean)]
     return torch.stack([loss, *wrong, robust.detach(), F.cross_entropy(clean.detach(), labels)])
 
+
+# One optimiser step: plain, or captured whole as a CUDA graph: random numbers, forward and backward pass, update.
 
 WARM_UP = 3
 """Steps that run plainly before one is captured: kernels compile, libraries load, and the optimiser's state comes into being."""

@@ -1,4 +1,4 @@
-"""How far rows of a network with parallel lines can move: pulled back once, for both sides."""
+"""How far rows of a network with parallel lines can move: pulled back once, for both sides, without channels that are dead."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ from autodual.engines.backward.rows import (
 from autodual.engines.backward.weigh import sizes, weigh, weighable
 from autodual.engines.memory import Budget, even_split
 from autodual.sets import InputSet
+
+# Leaving out channels that are dead in every example of the batch.
+#
+# Where an activation's band is zero for a whole channel, no coefficient gets past it: neither the layer that computes the channel nor
+# what reads it needs to. Robustly trained networks have many such channels. The bounds are the same numbers.
 
 WORTHWHILE = 0.85
 """Channels are left out only if at most this part of them is alive."""
@@ -124,6 +129,8 @@ def _narrow_flattened(network: DualNetwork, index: int, source: int, channels: T
     return all(_narrow_operand(network, reader, index, features, draft) for reader in network.readers[index])
 
 
+# Pulling rows back through a dual network: the traversal that the backward engines share. [SPAD Eq. 8]
+
 Observer = Callable[[int, Tensor], None]
 AtActivation = Callable[[int, Tensor], Tensor | None]
 
@@ -167,6 +174,8 @@ def over_chunks(
         return plan.assemble([checkpoint(bound, rows, use_reentrant=False) for rows in chunks])
     return plan.assemble([bound(rows) for rows in chunks])
 
+
+# How far rows of a network with parallel lines can move: pulled back once, for both sides.
 
 FEW = 0.3
 """Unstable units are gathered if at most this part of all units is unstable in some example."""

@@ -23,6 +23,13 @@ from autodual.dual.shape import DualPad
 from autodual.engines.backward.weigh import sizes, weighable
 from autodual.sets import Box, InputSet, NormSet
 
+# Bounding a convolution's units one patch at a time.
+#
+# A unit of a convolution sees a patch of every earlier node, and all its units see patches of the same size. So they are the units
+# of *one* small network, cropped to the patch and without padding, over as many virtual examples as there are (example,
+# position) pairs; each virtual example has its own cut of the bands and of the input set, zero outside the image. The exact
+# bound of the cropped network is the exact bound of the unit, at the price of the patch instead of the image.
+
 
 @dataclass(frozen=True)
 class Patches:

@@ -20,6 +20,8 @@ from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
 
+# The centres of all nodes: the network with every activation replaced by the middle of its band.
+
 
 class Centres:
     """Computed as far as asked for; `bands` is filled by its owner on the way, and so may be some of the values."""
@@ -43,6 +45,9 @@ class Centres:
             return node.layer.apply(*operands)
         band = self.bands[index]
         return band.slope * operands[0] + band.centre
+
+
+# The state of one backward computation: relaxations found so far, and bounds from them.
 
 
 class Solver(ABC):
@@ -123,6 +128,8 @@ class Solver(ABC):
         assert isinstance(layer, ElementwiseDual)
         return layer
 
+
+# Bounds from parallel lines: a centre that goes forward, and a radius that is pulled back.
 
 DEEP = 3
 """From so many activations on, what the network as it runs is wrong by is pulled back with the bounds on what comes after them."""
@@ -284,6 +291,9 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
 def _put(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
     """[N, *shape] with other values [N or 1, len(units)] at some units."""
     return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
+
+
+# Bounds from two lines per unit.
 
 
 class CrownSolver(Solver):

@@ -1,4 +1,4 @@
-"""Line charts: lines, points and bands, each named where it ends."""
+"""Line charts and histograms, and the frame that they share: plot area, grid, ticks, axis titles, marked values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from autodual.report.values import count
 
 WIDTH, HEIGHT = 400.0, 260.0
 TOP, BOTTOM = 34.0, 42.0
+
+# The part that line charts and histograms share: plot area, grid, ticks, axis titles, marked values.
 
 Format = Callable[[float], str]
 
@@ -131,6 +133,8 @@ class Frame:
         )
 
 
+# Line charts: lines, points and bands, each named where it ends.
+
 Points = Sequence[tuple[float, float]]
 
 LABEL_GAP = 14.0
@@ -244,6 +248,8 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
         moved[index] = min(moved[index], high - gap * (len(moved) - 1 - index))
     return moved
 
+
+# Histograms whose bins meet at a value that matters, with the side beyond it marked.
 
 BINS = 28
 

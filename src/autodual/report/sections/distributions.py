@@ -1,4 +1,4 @@
-"""Certified accuracy against epsilon, under the accuracy that the attack leaves; what is between is unknown."""
+"""Certified accuracy against epsilon, and how far from the edge: histograms of margins and certified radii."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from autodual.report.charts.plots import (
 from autodual.report.files import EVALUATION, Run
 from autodual.report.sections.headline import absence, as_run_of
 from autodual.report.values import count, number, numbers, percent, rate, records, short, text, whole
+
+# Certified accuracy against epsilon, under the accuracy that the attack leaves; what is between is unknown.
 
 ACCURACY = Axis("accuracy, %", percent_tick, most=1.0)
 
@@ -97,6 +99,9 @@ def _caption(run: Run, curve: Curve) -> str:
 
 def _difference(high: float | None, low: float | None) -> str:
     return percent(None if high is None or low is None else high - low)
+
+
+# How far from the edge: histograms of the smallest margins and of the certified radii.
 
 
 def distributions(run: Run) -> Section:

@@ -1,4 +1,4 @@
-"""Class by class: how many, how often wrong, how often without a proof, and what it is taken for."""
+"""Class by class, and image by image: what is certified, broken, or neither."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from autodual.report.sections.headline import absence, as_run_of
 from autodual.report.values import DASH, Record, count, flags, integers, percent
 
 _GREY, _RGB = 0, 2
+
+
+# The smallest PNG writer that shows an image: eight bits, grey or RGB.
 
 
 def png(image: NDArray[np.uint8]) -> bytes:
@@ -38,6 +41,8 @@ def data_uri(image: NDArray[np.uint8]) -> str:
 def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
+
+# Class by class: how many, how often wrong, how often without a proof, and what it is taken for.
 
 AS_RUN = "Robust error as run"
 TAKEN_FOR = "Most often taken for"
@@ -97,6 +102,8 @@ def _confusion(run: Run, mistaken: Counter[int]) -> str:
     answer, times = min(mistaken.items(), key=lambda item: (-item[1], item[0]))
     return f"{class_name(run, answer)} ({times}\N{MULTIPLICATION SIGN})"
 
+
+# Images that are certified, broken, or neither, each with the attack on it and the difference made visible.
 
 MOST = 24
 """Images of a kind on the page; more would make it large, not clearer."""

@@ -27,6 +27,8 @@ from autodual.report.values import (
     whole,
 )
 
+# What stands in a section that has nothing to show.
+
 
 def absence(run: Run, file: str, consequence: str) -> Text | Note:
     """One sentence: quiet where a file, or what is needed of it, is not there; a note where it is damaged."""
@@ -35,6 +37,8 @@ def absence(run: Run, file: str, consequence: str) -> Text | Note:
         return Text(f"{file} does not hold what is needed here. {consequence}")
     return Note(f"{reason} {consequence}") if reason in run.damaged() else Text(f"{reason} {consequence}")
 
+
+# Wrong, broken, unknown, proved: bars on which the truth lies between the attack and the proof.
 
 LEGEND = (
     ("ink", "wrong without any attack"),

@@ -1,4 +1,4 @@
-"""Config and environment, as they were."""
+"""Config and environment, as they were; or what happened to a run that has measured nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from autodual.report.blocks import Block, Lines, Note, Section, Table
 from autodual.report.files import CONFIG, ENVIRONMENT, Run
 from autodual.report.sections.headline import absence
 from autodual.report.values import Record, text
+
+# Config and environment, as they were.
 
 
 def settings(run: Run, others: Sequence[Run] = ()) -> Section:
@@ -36,6 +38,8 @@ def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
         else:
             yield f"{prefix}{key}", str(value)
 
+
+# What happened to a run that has measured nothing.
 
 NOTHING = "Nothing was trained and nothing was measured: this run ended before the first epoch did."
 

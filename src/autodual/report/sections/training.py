@@ -12,6 +12,8 @@ from autodual.report.files import METRICS, Run
 from autodual.report.sections.headline import absence
 from autodual.report.values import Record, count, duration, number, percent, rate, short, text, whole
 
+# metrics.jsonl as curves: one axis of epochs through all stages, the last record of an epoch counting.
+
 
 @dataclass(frozen=True)
 class History:
