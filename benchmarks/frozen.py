@@ -17,7 +17,7 @@ from machine import ROOT
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.dual import DualNetwork
+from autodual.dual import DualNetwork, OnDemand
 from autodual.engines.prepare import dual_network
 from autodual.engines.projected.draws import draw
 from autodual.engines.projected.engine import band_of
@@ -86,18 +86,11 @@ class Frozen:
 
     def entering(self, k: int, merged: bool, generator: torch.Generator) -> Iterator[tuple[int, Streams]]:
         """One pass with fresh draws: the streams that enter each activation of `estimated`, in order."""
-        streams = StreamPass(
-            self.network, self.region, draw(self.network, self.region, k, generator), merged, self.bands
-        )
-        values: dict[int, Streams] = {0: streams.start()}
-        for index in range(1, self.estimated[-1] + 1):
-            inputs = self.network.nodes[index].inputs
-            if index in self.estimated:
-                yield index, values[inputs[0]]
-            values[index] = streams.step(index, [values[i] for i in inputs])
-            for source in set(inputs):
-                if max(self.network.readers[source]) == index:
-                    del values[source]
+        draws = draw(self.network, self.region, k, generator)
+        carried = StreamPass(self.network, self.region, draws, merged, self.bands)
+        streams = OnDemand(self.network, carried, keep=False)
+        for index in self.estimated:
+            yield index, streams.at(self.network.nodes[index].inputs[0])
 
     def relative_errors(self, index: int, radius: Tensor) -> Tensor:
         """Estimate / exact - 1: [N, units that count]."""

@@ -119,14 +119,14 @@ def test_columns_are_carried_once(m: int, monkeypatch: pytest.MonkeyPatch) -> No
     x = batch(2, 6)
     network, region = dual_network(mlp(6, 40, 40, 3), x), ad.L1Ball(0.3).around(x)
     carried = []
-    start = StreamPass.start
+    start = StreamPass.input
 
     def noting(self: StreamPass) -> object:
         found = start(self)
         carried.append(COLUMNS in found)
         return found
 
-    monkeypatch.setattr(StreamPass, "start", noting)
+    monkeypatch.setattr(StreamPass, "input", noting)
     monkeypatch.setattr(high_probability, "VALUES_AT_ONCE", 1)
     engine = ad.HighProbability(k=4, m=m, exact_first=False, delta=0.9)
     engine.preactivations(network, region)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.dual import Band, DualNetwork
+from autodual.dual import Band, DualNetwork, walk
 from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.memory import Budget
 from autodual.engines.prepare import dual_network
@@ -86,7 +86,9 @@ class Frozen:
 
         def one(seed: int) -> Tensor:
             draws = draw(self.network, self.region, k, torch.Generator().manual_seed(seed), before)
-            return read(StreamPass(self.network, self.region, draws, merged, self.bands).at(source), estimator)
+            return read(
+                walk(self.network, StreamPass(self.network, self.region, draws, merged, self.bands), source), estimator
+            )
 
         shape = (len(self.region), *self.network.nodes[source].shape)
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from autodual._errors import MemoryBudgetError
 from autodual._tensor import flat, merge_leading, safe_sqrt, split_leading
-from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual
+from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Pass, walk
 from autodual.engines.backward.solvers import DualSolver
 from autodual.engines.memory import Budget
 from autodual.engines.results import (
@@ -41,36 +42,32 @@ class Centred:
     generators: dict[int, Tensor]
 
 
-class ForwardPass:
+class ForwardPass(Pass[Centred]):
     """Carries one column per input feature and per unstable unit; units that are stable in all examples get none."""
 
     def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
         self.network, self.region, self.budget = network, region, budget
         self.bands: dict[int, Band] = {}
         self.preactivations: dict[int, Interval] = {}
-        shape = region.centre.shape
-        count = shape[1:].numel()
-        identity = torch.eye(count, dtype=region.centre.dtype, device=region.centre.device).reshape(
-            count, 1, *shape[1:]
-        )
-        self._fits(count, shape)
-        self.values = [Centred(region.centre, {INPUT: identity.expand(count, *shape)})]
-        for index in range(1, len(network.nodes)):
-            self.values.append(self._step(index))
+        self.output = walk(network, self)
 
-    def _step(self, index: int) -> Centred:
-        node = self.network.nodes[index]
-        operands = [self.values[i] for i in node.inputs]
-        if isinstance(node.layer, AffineDual):
-            centre = node.layer.apply(*(o.centre for o in operands))
-            return Centred(centre, self._through_affine(node.layer, operands))
-        assert isinstance(node.layer, ElementwiseDual)
+    def input(self) -> Centred:
+        centre = self.region.centre
+        count = centre.shape[1:].numel()
+        self._fits(count, centre.shape)
+        identity = torch.eye(count, dtype=centre.dtype, device=centre.device).reshape(count, 1, *centre.shape[1:])
+        return Centred(centre, {INPUT: identity.expand(count, *centre.shape)})
+
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[Centred]) -> Centred:
+        return Centred(layer.apply(*(o.centre for o in operands)), self._through_affine(layer, operands))
+
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Centred]) -> Centred:
         self.preactivations[index] = self.interval(operands[0])
-        band = self.bands[index] = node.layer.band(self.preactivations[index])
+        band = self.bands[index] = layer.band(self.preactivations[index])
         generators = {source: g * band.slope for source, g in operands[0].generators.items()}
         return Centred(band.slope * operands[0].centre + band.centre, generators | self._unstable(index, band))
 
-    def _through_affine(self, layer: AffineDual, operands: list[Centred]) -> dict[int, Tensor]:
+    def _through_affine(self, layer: AffineDual, operands: Sequence[Centred]) -> dict[int, Tensor]:
         result = {}
         for source in {s: None for o in operands for s in o.generators}:
             count = next(o.generators[source].shape[0] for o in operands if source in o.generators)
@@ -139,7 +136,7 @@ class ForwardDual(BoundEngine):
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         run = self._run(network, region)
-        output = run.interval(run.values[network.output])
+        output = run.interval(run.output)
         return SoundBounds(output, name_layers(network, run.preactivations))
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
@@ -156,7 +153,7 @@ class ForwardDual(BoundEngine):
         run, rounding = self._run(network, region), Rounding(network, region, generators(network))
         self._pull_back(run, rounding).bound(network.output)
         inside = {i: rounding.outside[network.nodes[i].inputs[0]].around(v) for i, v in run.preactivations.items()}
-        output = rounding.outside[network.output].around(run.interval(run.values[network.output]))
+        output = rounding.outside[network.output].around(run.interval(run.output))
         return SoundBounds(output, name_layers(network, inside))
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
@@ -183,7 +180,7 @@ class ForwardDual(BoundEngine):
     @staticmethod
     def _project(run: ForwardPass, spec: Spec) -> Tensor:
         """The specification as one more affine layer."""
-        value = run.values[run.network.output]
+        value = run.output
         rows = spec.rows.flatten(2)
 
         def apply(x: Tensor) -> Tensor:

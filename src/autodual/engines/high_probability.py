@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import added
-from autodual.dual import Band, DualNetwork
+from autodual.dual import Band, DualNetwork, OnDemand, walk
 from autodual.engines.backward.dual import Dual
 from autodual.engines.backward.solvers import Centres
 from autodual.engines.projected.draws import Angles, Draws, draw
@@ -307,7 +307,8 @@ class HighProbability(BoundEngine):
             for start in range(0, reading.k, size):
                 draws = draw(network, region, min(size, reading.k - start), generator, before)
                 first = number == 0 and start == 0
-                streams = StreamPass(network, region, never_zero(draws), self.merged, bands, first).at(source)
+                carried = StreamPass(network, region, never_zero(draws), self.merged, bands, first)
+                streams = walk(network, carried, source)
                 for term, samples in streams.items():
                     totals[term] = reading.add(term, totals.get(term), samples)
             for term, total in totals.items():
@@ -331,7 +332,7 @@ class _Found:
         self.bands: dict[int, Band] = {}
         self.wide: dict[int, Band] = {}
         """The same bands with room for rounding."""
-        self._centres = Centres(network, region, self.bands)
+        self._centres = OnDemand(network, Centres(region, self.bands))
 
     def enter(self, index: int, radius: Tensor) -> None:
         source = self.network.nodes[index].inputs[0]
@@ -339,7 +340,7 @@ class _Found:
         self.intervals[index] = interval = Interval.around(centre, radius.expand_as(centre))
         self.bands[index] = self.wide[index] = band = band_of(self.network, index, interval)
         if self.rounding is not None:
-            self.rounding.note(source, self.rounding.since(source))
+            self.rounding.note(source, self.rounding.at(source).since)
             self.rounding.enter(index, interval, (band.slope,), band.radius)
             self.wide[index] = replace(band, radius=band.radius + OWN * self.rounding.errors[index])
 

@@ -41,15 +41,15 @@ where run_since adds up, as `since` does, what evaluating the affine nodes since
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from autodual._tensor import flat, values_at_hand
-from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
+from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass
 from autodual.interval import Interval
 from autodual.sets import InputSet
 
@@ -98,246 +98,80 @@ class Outside:
         return interval.widened(self.below, self.above)
 
 
-class Rounding:
-    """The errors of one computation, in the order in which its activations are relaxed."""
+@dataclass(frozen=True)
+class NodeErrors:
+    """What is known of one node, in the notation above; run and run_since are r_i and its part since the last activations."""
 
-    def __init__(
-        self, network: DualNetwork, region: InputSet, more_terms: int = 0, pulls_centres: bool = False
-    ) -> None:
-        """more_terms: of sums over features that are longer than a backward pass has them.
+    size: Tensor
+    moves: Tensor
+    local: Tensor
+    since: Tensor
+    drift: Tensor
+    run: Tensor
+    run_since: Tensor
 
-        pulls_centres: whether biases and the input's centre are added up over features, too, and not computed forward.
-        """
-        self.network, self.more_terms, self.pulls_centres = network, more_terms, pulls_centres
-        self.intervals: dict[int, Interval] = {}
-        """By activation: what its relaxation was made for."""
-        self.outside: dict[int, Outside] = {}
-        """By node, as far as bounds were computed for it."""
-        self.errors: dict[int, Tensor] = {}
-        """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
+
+class _AffineErrors(Pass[NodeErrors]):
+    """Errors of the input and of affine nodes. Those of an activation are put there by whoever relaxes it."""
+
+    def __init__(self, network: DualNetwork, region: InputSet, more_terms: int, pulls_centres: bool) -> None:
+        self.network, self.region = network, region
+        self.more_terms, self.pulls_centres = more_terms, pulls_centres
+        self.dtype = region.centre.dtype
+        self.run_dtype = network.run_dtype or self.dtype
+        self.lost = region.centre.new_zeros(len(region.centre))
+        """[N]: what coefficients that underflow on their way back through the nodes visited so far may add to a row of size 1."""
         self._counted: dict[int, tuple[int, int]] = {}
-        self._dtype = region.centre.dtype
-        self._run_dtype = network.run_dtype or self._dtype
-        box = region.box()
-        self._sizes = [box.largest]
-        self._moves = [self._sizes[0] if pulls_centres or region.dual_norm is None else box.radius]
-        self._local = [self._of_sums(0)]
-        self._since = [self._local[0] + self._over_features(0, self._moves[0])]
         self._zeros: dict[int, Tensor] = {}
         """Errors that are zero everywhere, by identity: |W| 0 = 0 need not be computed."""
-        self._drift = [self._zero_like(self._sizes[0])]
-        self._leaning: dict[int, Tensor] = {}
-        self.run_errors: dict[int, Tensor] = {}
-        """By activation: how far it may be from its line as the network runs, and what evaluating the affine nodes before it adds."""
-        self._run = [self._drift[0]]
-        self._run_since = [self._drift[0]]
-        self._lost = self._coefficients_lost(0)
-        self._run_lost = torch.zeros_like(self._lost)
-        if region.dual_norm == 2:  # squares underflow, too
-            self._lost = self._lost + math.sqrt(of_underflow(box.lower[0].numel(), self._dtype))
 
-    def local(self, index: int) -> Tensor:
-        """Error that a node adds to those of its operands."""
-        self._go_on(index)
-        return self._local[index]
+    def input(self) -> NodeErrors:
+        box = self.region.box()
+        moves = box.largest if self.pulls_centres or self.region.dual_norm is None else box.radius
+        local = self.of_sums(0, box.largest, moves)
+        self.lose(0, moves)
+        if self.region.dual_norm == 2:  # squares underflow, too
+            self.lost = self.lost + math.sqrt(of_underflow(box.lower[0].numel(), self.dtype))
+        zero = self.zero_like(box.largest)
+        return NodeErrors(box.largest, moves, local, local + self.over_features(0, moves), zero, zero, zero)
 
-    def since(self, index: int) -> Tensor:
-        """Error of a node and the affine ones before it, back to the last activations, that those activations' errors do not count."""
-        self._go_on(index)
-        return self._since[index]
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[NodeErrors]) -> NodeErrors:
+        known = [[getattr(o, name) for o in operands] for name in ("size", "moves", "since", "run", "run_since")]
+        size, moves, since, run, run_since = self._pushed(layer, known)
+        bias = layer.bias()
+        size = size if bias is None else size + bias.abs().to(size)
+        moves = size if self.pulls_centres else moves
+        local = self._of_affine(index, layer, operands, self.of_sums(index, size, moves))
+        since = self._sum(since, local)
+        if bias is not None and self.pulls_centres:
+            since = since + self.over_features(index, bias.abs().to(size))
+        drifts = [o.drift for o in operands]
+        drift = self.zero_like(size) if self.are_zero(drifts) else layer.linear(*drifts)
+        self.lose(index, moves)
+        running, own = self._of_running(index, layer, operands, size, run), 1 + 2 * self.grains(index)[0]
+        total = self._scaled(own, self._sum(run, running))
+        part = total if run is run_since else self._scaled(own, self._sum(run_since, running))
+        return NodeErrors(size, moves, local, since, drift, total, part)
 
-    def drift(self, index: int) -> Tensor:
-        """What values have on one side because activations leave their relaxations on one side; zero with two lines per unit."""
-        self._go_on(index)
-        return self._drift[index]
-
-    def run(self, index: int) -> Tensor:
-        """Bounds |fl z - z| at a node, for the network evaluated in its own dtype at any representable input."""
-        self._go_on(index)
-        return self._run[index]
-
-    def run_since(self, index: int) -> Tensor:
-        """The part of `run` that evaluating a node and the affine ones before it, back to the last activations, adds."""
-        self._go_on(index)
-        return self._run_since[index]
-
-    @property
-    def lost(self) -> Tensor:
-        """[N]: what coefficients that underflow on their way back may add to any row of size 1."""
-        return self._lost
-
-    def note(self, index: int, error: Tensor | None) -> None:
-        """A node has been bounded, where the errors of activations add up to `error`."""
-        since = self.since(index)
-        total = since if error is None else error + since
-        total = OWN * (total + self._lost.reshape(-1, *[1] * (since.dim() - 1)))
-        drift = self.drift(index)
-        if self._are_zero([drift]):
-            self.outside[index] = Outside.both(total)
-            return
-        self.outside[index] = Outside((total - drift).clamp(min=0), (total + drift).clamp(min=0))
-
-    def note_run(self, index: int, error: Tensor) -> None:
-        """The run errors of activations before a node, pulled back as its bounds were, add up to `error`.
-
-        That is mostly less than what absolute weights add up to from layer to layer, which holds as well.
-        """
-        found = error + self.run_since(index)
-        found = OWN * (found + self._run_lost.reshape(-1, *[1] * (found.dim() - 1)))
-        self._run[index] = torch.fmin(self._run[index], found)
-
-    def ending(self, index: int) -> Tensor:
-        """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
-        return self.since(index) + self._over_features(index, self._sizes[index])
-
-    def enter(self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor) -> None:
-        """Activation `index` has been relaxed for an interval, by lines of these slopes; `offset` is what is added up there."""
-        self._go_on(index - 1)
-        layer = self._activation(index)
-        source = self.network.nodes[index].inputs[0]
-        outside = self.outside[source]
-        wide, steepest = outside.around(interval), _steepest(slopes)
-        size = layer.largest_value(wide)
-        moves = torch.addcmul(offset, steepest, interval.radius + outside.farther)
-        self.intervals[index] = interval
-        self._sizes.append(size)
-        self._moves.append(size if self.pulls_centres else moves)
-        local = self._of_sums(index, torch.maximum(size, steepest * wide.largest))
-        if not layer.exact:
-            local = local + layer.error(wide, size, of_sum(FEW, self._dtype))
-        else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
-            local = local * (size + steepest + offset).sign()
-        self._local.append(local)
-        self._since.append(self._zero_like(size))
-        self._lost = self._lost + self._coefficients_lost(index)
-        self._enter_run(index, wide, size, slopes, steepest)
-        up, down = _strayed(layer, interval, outside, slopes)
-        self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
-        strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
-        self._drift.append(torch.addcmul(self._leaning[index], slopes[0], self.drift(source)))
-        self.errors[index] = self._error(index, steepest, offset, strayed)
-
-    def _enter_run(
-        self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor
-    ) -> None:
-        """r of an activation, and how far it may be from its line as the network runs."""
-        layer, source = self._activation(index), self.network.nodes[index].inputs[0]
-        operand = self._run[source]
-        wider = wide.widened(operand, operand)
-        zero = self._since[index]
-        moved = layer.moved(wider, operand, zero)
-        bent = reduce(torch.maximum, (layer.moved(wider, operand, slope) for slope in slopes))
-        off_line = bent + steepest * self._run_since[source]
-        if not layer.exact:
-            evaluating = layer.error(wider, size + moved, of_sum(FEW, self._run_dtype))
-            evaluating = evaluating + of_underflow(0, self._run_dtype)
-            evaluating = self._unless_overflowing(evaluating, size + moved)
-            moved, off_line = moved + evaluating, off_line + evaluating
-        own = 1 + of_sum(FEW, self._dtype)
-        self._run.append(own * moved)
-        self._run_since.append(zero)
-        self.run_errors[index] = own * off_line
-        lost = of_underflow(self._terms(index)[1], self._dtype)
-        self._run_lost = self._run_lost + lost * flat(self.run_errors[index], 1).sum(1)
-
-    def enter_at(self, index: int, operand: Tensor) -> None:
-        """Activation `index` is evaluated at the points of the set: `operand` was computed for them, so z is within its error.
-
-        From here on only `run` is known.
-        """
-        self._go_on(index - 1)
-        source = self.network.nodes[index].inputs[0]
-        reach = torch.add(self._run[source] + self._since[source], operand.abs(), alpha=of_sum(FEW, self._dtype))
-        near = Interval.around(operand, reach)
-        size = self._activation(index).largest_value(near)
-        zero = self._zero_like(size)
-        for values, value in (
-            (self._sizes, size),
-            (self._moves, zero),
-            (self._local, zero),
-            (self._since, zero),
-            (self._drift, zero),
-        ):
-            values.append(value)
-        self._enter_run(index, near, size, (zero,), zero)
-
-    def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
-        """Of an activation that has been entered."""
-        before = self.since(self.network.nodes[index].inputs[0])
-        total = torch.addcmul(self.local(index) + strayed, steepest, before)
-        return OWN * torch.add(total, offset, alpha=self._grain_of_features(index))
-
-    def error_of_image(self, index: int) -> Tensor:
-        """Of an activation whose values are bounded by an interval of their own."""
-        flat_line = (torch.zeros_like(self._sizes[index]),)
-        outside = self.outside[self.network.nodes[index].inputs[0]]
-        strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat_line))
-        return self._error(index, flat_line[0], self._sizes[index], strayed)
-
-    def with_room(self, index: int, reach: Tensor) -> Tensor:
-        """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
-        wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
-        return torch.add((1 + 2 * self._grains(index)[0]) * wider, self.local(index), alpha=2)
-
-    def _go_on(self, index: int) -> None:
-        """Through affine nodes; activations are entered by whoever relaxes them."""
-        for i in range(len(self._sizes), index + 1):
-            node = self.network.nodes[i]
-            assert isinstance(node.layer, AffineDual)
-            carried = (self._sizes, self._moves, self._since, self._run, self._run_since)
-            known = [[values[j] for j in node.inputs] for values in carried]
-            size, moves, since, run, run_since = self._pushed(node.layer, known)
-            bias = node.layer.bias()
-            size = size if bias is None else size + bias.abs().to(size)
-            self._sizes.append(size)
-            self._moves.append(size if self.pulls_centres else moves)
-            self._local.append(self._of_affine(i, node.layer))
-            since = self._sum(since, self._local[i])
-            if bias is not None and self.pulls_centres:
-                since = since + self._over_features(i, bias.abs().to(size))
-            self._since.append(since)
-            drift = [self._drift[j] for j in node.inputs]
-            self._drift.append(self._zero_like(size) if self._are_zero(drift) else node.layer.linear(*drift))
-            self._lost = self._lost + self._coefficients_lost(i)
-            running, own = self._of_running(i, node.layer, run), 1 + 2 * self._grains(i)[0]
-            self._run.append(self._scaled(own, self._sum(run, running)))
-            same = run is run_since
-            self._run_since.append(self._run[i] if same else self._scaled(own, self._sum(run_since, running)))
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[NodeErrors]) -> NodeErrors:
+        raise AssertionError(f"{self.network.nodes[index].name} has not been relaxed yet")
 
     def _pushed(self, layer: AffineDual, known: list[list[Tensor]]) -> list[Tensor]:
         """|W| of several vectors, each once, and of no zeros."""
-        different = {tuple(map(id, operands)): operands for operands in known if not self._are_zero(operands)}
+        different = {tuple(map(id, operands)): operands for operands in known if not self.are_zero(operands)}
         if layer.exact:  # entries change places only, which is no more work in several calls
             found = {key: layer.absolute(*operands) for key, operands in different.items()}
         else:
             found = dict(zip(different, _together(layer.absolute, list(different.values())), strict=True))
-        zero = self._zero_like(next(iter(found.values())))
+        zero = self.zero_like(next(iter(found.values())))
         return [found.get(tuple(map(id, operands)), zero) for operands in known]
 
-    def _zero_like(self, values: Tensor) -> Tensor:
-        zero = torch.zeros_like(values)
-        self._zeros[id(zero)] = zero
-        return zero
-
-    def _are_zero(self, values: list[Tensor]) -> bool:
-        return all(id(v) in self._zeros for v in values)
-
-    def _sum(self, a: Tensor, b: Tensor) -> Tensor:
-        """a + b, without work where one of them is known to be zero."""
-        if self._are_zero([a]):
-            return b
-        return a if self._are_zero([b]) else a + b
-
-    def _scaled(self, factor: float, values: Tensor) -> Tensor:
-        return values if self._are_zero([values]) else factor * values
-
-    def _of_affine(self, index: int, layer: AffineDual) -> Tensor:
+    def _of_affine(self, index: int, layer: AffineDual, operands: Sequence[NodeErrors], sums: Tensor) -> Tensor:
         """local_i: of both sums, and of constants that the layer computed."""
-        sums = self._of_sums(index)
         if type(layer).constant_error is AffineDual.constant_error and self.network.nodes[index].apart is None:
             return sums
-        operands = [self._sizes[j] + self._moves[j] for j in self.network.nodes[index].inputs]
-        constants, computed = layer.constant_error(*operands), self._constants_apart(index, operands)
+        sizes = [o.size + o.moves for o in operands]
+        constants, computed = layer.constant_error(*sizes), self._constants_apart(index, sizes)
         sums = sums if constants is None else sums + constants
         return sums if computed is None else sums + COMPUTED * computed
 
@@ -349,55 +183,50 @@ class Rounding:
         moved, bias = apart.absolute(*operands), apart.bias()
         return moved if bias is None else moved + bias.abs().to(moved)
 
-    def _of_running(self, index: int, layer: AffineDual, before: Tensor) -> Tensor:
+    def _of_running(
+        self, index: int, layer: AffineDual, operands: Sequence[NodeErrors], size: Tensor, before: Tensor
+    ) -> Tensor:
         """What evaluating an affine node in the network's own dtype adds to `before`, which its operands' errors have become."""
         if layer.exact and self.network.nodes[index].apart is None:
-            return self._zero_like(before)
-        dtype = self._run_dtype
-        sources = self.network.nodes[index].inputs
-        clean = self._are_zero([self._run[j] for j in sources])
-        operands = [self._sizes[j] if clean else self._sizes[j] + self._run[j] for j in sources]
-        terms, counted = self._terms(index)[0] + FEW, layer.nonzero_terms(*operands)
-        total, grain = self._sizes[index] + before, of_sum(terms, dtype)
+            return self.zero_like(before)
+        dtype = self.run_dtype
+        clean = self.are_zero([o.run for o in operands])
+        sizes = [o.size if clean else o.size + o.run for o in operands]
+        terms, counted = self.terms(index)[0] + FEW, layer.nonzero_terms(*sizes)
+        total, grain = size + before, of_sum(terms, dtype)
         if counted is None:
             error = grain * total + of_underflow(terms, dtype)
         else:
             error = total * ((counted.to(before) + FEW) * (grain / terms)).clamp(max=grain) + of_underflow(terms, dtype)
-        more, computed = layer.run_error(of_sum(FEW, dtype), *operands), self._constants_apart(index, operands)
+        more, computed = layer.run_error(of_sum(FEW, dtype), *sizes), self._constants_apart(index, sizes)
         error = error if more is None else error + more
         if computed is not None:
             error = error + (OWN if dtype == torch.float32 else COMPUTED) * computed
         # An average is divided after it was summed.
         summed = 1 if counted is not None or layer.one_to_one(self.network.operand_shapes(index)) else terms
-        return self._unless_overflowing(error, total, summed)
+        return self.unless_overflowing(error, total, summed)
 
-    def _unless_overflowing(self, error: Tensor, size: Tensor, times: int = 1) -> Tensor:
+    def unless_overflowing(self, error: Tensor, size: Tensor, times: int = 1) -> Tensor:
         """Infinite where values of this size, or sums `times` as large, may be too large for the network's own dtype."""
-        largest = torch.finfo(self._run_dtype).max
+        largest = torch.finfo(self.run_dtype).max
         if (
             values_at_hand(size) and OWN * times * size.amax().item() <= largest
         ):  # as good as always, and a glance tells
             return error
         return torch.where(OWN * times * size <= largest, error, torch.inf)
 
-    def _of_sums(self, index: int, size: Tensor | None = None) -> Tensor:
+    def of_sums(self, index: int, size: Tensor, moves: Tensor) -> Tensor:
         """gamma_forward size_i + gamma_back moves_i."""
-        forward, back = self._grains(index)
-        size = self._sizes[index] if size is None else size
-        lost = of_underflow(self._terms(index)[0], self._dtype)
-        return torch.add(forward * size + lost, self._moves[index], alpha=back)
+        forward, back = self.grains(index)
+        lost = of_underflow(self.terms(index)[0], self.dtype)
+        return torch.add(forward * size + lost, moves, alpha=back)
 
-    def _coefficients_lost(self, index: int) -> Tensor:
-        """[N]: coefficients on a node that underflow, times how far it moves, over all its features."""
-        lost = of_underflow(self._terms(index)[1], self._dtype)
-        return lost * flat(self._moves[index], 1).sum(1)
+    def lose(self, index: int, moves: Tensor) -> None:
+        """Counts coefficients on a node that underflow, times how far it moves, over all its features."""
+        lost = of_underflow(self.terms(index)[1], self.dtype)
+        self.lost = self.lost + lost * flat(moves, 1).sum(1)
 
-    def _activation(self, index: int) -> ElementwiseDual:
-        layer = self.network.nodes[index].layer
-        assert isinstance(layer, ElementwiseDual)
-        return layer
-
-    def _terms(self, index: int) -> tuple[int, int]:
+    def terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
         if index not in self._counted:
             layer, shape = self.network.nodes[index].layer, self.network.nodes[index].shape
@@ -405,41 +234,179 @@ class Rounding:
             self._counted[index] = layer.terms(shapes, shape) if isinstance(layer, AffineDual) else (0, 0)
         return self._counted[index]
 
-    def _grains(self, index: int) -> tuple[float, float]:
+    def grains(self, index: int) -> tuple[float, float]:
         """gamma of a node's own sums, forward and back."""
-        forward, back = self._terms(index)
-        return of_sum(forward + FEW, self._dtype), of_sum(back + FEW, self._dtype)
+        forward, back = self.terms(index)
+        return of_sum(forward + FEW, self.dtype), of_sum(back + FEW, self.dtype)
 
-    def _over_features(self, index: int, values: Tensor) -> Tensor:
+    def over_features(self, index: int, values: Tensor) -> Tensor:
         """gamma_features values: of a sum of coefficients times values over all features of a node, which others are added to."""
-        return self._grain_of_features(index) * values
+        return self.grain_of_features(index) * values
 
-    def _grain_of_features(self, index: int) -> float:
+    def grain_of_features(self, index: int) -> float:
         terms = math.prod(self.network.nodes[index].shape) + len(self.network.nodes) + self.more_terms
-        return of_sum(terms, self._dtype)
+        return of_sum(terms, self.dtype)
+
+    def zero_like(self, values: Tensor) -> Tensor:
+        zero = torch.zeros_like(values)
+        self._zeros[id(zero)] = zero
+        return zero
+
+    def are_zero(self, values: list[Tensor]) -> bool:
+        return all(id(v) in self._zeros for v in values)
+
+    def _sum(self, a: Tensor, b: Tensor) -> Tensor:
+        """a + b, without work where one of them is known to be zero."""
+        if self.are_zero([a]):
+            return b
+        return a if self.are_zero([b]) else a + b
+
+    def _scaled(self, factor: float, values: Tensor) -> Tensor:
+        return values if self.are_zero([values]) else factor * values
 
 
-class IntervalErrors:
-    """How far rounding may have moved the intervals of interval arithmetic, where errors do add up from layer to layer."""
+class Rounding:
+    """The errors of one computation, in the order in which its activations are relaxed."""
 
-    def __init__(self, rounding: Rounding) -> None:
-        self.rounding = rounding
-        self.values: dict[int, Tensor] = {0: rounding.local(0)}
+    def __init__(
+        self, network: DualNetwork, region: InputSet, more_terms: int = 0, pulls_centres: bool = False
+    ) -> None:
+        """more_terms: of sums over features that are longer than a backward pass has them.
 
-    def at(self, index: int) -> Tensor:
-        for i in range(index + 1):
-            if i not in self.values:
-                layer = self.rounding.network.nodes[i].layer
-                if isinstance(layer, AffineDual):
-                    operands = [self.values[j] for j in self.rounding.network.nodes[i].inputs]
-                    self.values[i] = OWN * (layer.absolute(*operands) + self.rounding.local(i))
-                else:
-                    self.values[i] = self.rounding.error_of_image(i)
-        return self.values[index]
+        pulls_centres: whether biases and the input's centre are added up over features, too, and not computed forward.
+        """
+        self.network, self.pulls_centres = network, pulls_centres
+        self.intervals: dict[int, Interval] = {}
+        """By activation: what its relaxation was made for."""
+        self.outside: dict[int, Outside] = {}
+        """By node, as far as bounds were computed for it."""
+        self.errors: dict[int, Tensor] = {}
+        """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
+        self.run_errors: dict[int, Tensor] = {}
+        """By activation: how far it may be from its line as the network runs, and what evaluating the affine nodes before it adds."""
+        self._leaning: dict[int, Tensor] = {}
+        self._pass = _AffineErrors(network, region, more_terms, pulls_centres)
+        self._nodes = OnDemand(network, self._pass)
+        self._nodes.at(0)
+        self._run_lost = torch.zeros_like(self._pass.lost)
 
-    def narrow(self, index: int, error: Tensor) -> None:
-        """Where an interval was narrowed from outside."""
-        self.values[index] = error
+    def at(self, index: int) -> NodeErrors:
+        """What is known of a node, all activations before which have been entered."""
+        return self._nodes.at(index)
+
+    @property
+    def lost(self) -> Tensor:
+        """[N]: what coefficients that underflow on their way back may add to any row of size 1."""
+        return self._pass.lost
+
+    def note(self, index: int, error: Tensor | None) -> None:
+        """A node has been bounded, where the errors of activations add up to `error`."""
+        node = self.at(index)
+        total = node.since if error is None else error + node.since
+        total = OWN * (total + self.lost.reshape(-1, *[1] * (total.dim() - 1)))
+        if self._pass.are_zero([node.drift]):
+            self.outside[index] = Outside.both(total)
+            return
+        self.outside[index] = Outside((total - node.drift).clamp(min=0), (total + node.drift).clamp(min=0))
+
+    def note_run(self, index: int, error: Tensor) -> None:
+        """The run errors of activations before a node, pulled back as its bounds were, add up to `error`.
+
+        That is mostly less than what absolute weights add up to from layer to layer, which holds as well.
+        """
+        node = self.at(index)
+        found = error + node.run_since
+        found = OWN * (found + self._run_lost.reshape(-1, *[1] * (found.dim() - 1)))
+        self._nodes.put(index, replace(node, run=torch.fmin(node.run, found)))
+
+    def ending(self, index: int) -> Tensor:
+        """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
+        node = self.at(index)
+        return node.since + self._pass.over_features(index, node.size)
+
+    def enter(self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor) -> None:
+        """Activation `index` has been relaxed for an interval, by lines of these slopes; `offset` is what is added up there."""
+        layer, operand = self._activation(index), self._operand(index)
+        outside = self.outside[self._source(index)]
+        wide, steepest = outside.around(interval), _steepest(slopes)
+        size = layer.largest_value(wide)
+        moves = size if self.pulls_centres else torch.addcmul(offset, steepest, interval.radius + outside.farther)
+        self.intervals[index] = interval
+        local = self._pass.of_sums(index, torch.maximum(size, steepest * wide.largest), moves)
+        if not layer.exact:
+            local = local + layer.error(wide, size, of_sum(FEW, self._pass.dtype))
+        else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
+            local = local * (size + steepest + offset).sign()
+        self._pass.lose(index, moves)
+        zero = self._pass.zero_like(size)
+        run = self._enter_run(index, wide, size, slopes, steepest, zero)
+        up, down = _strayed(layer, interval, outside, slopes)
+        self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
+        strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
+        drift = torch.addcmul(self._leaning[index], slopes[0], operand.drift)
+        self._nodes.put(index, NodeErrors(size, moves, local, zero, drift, run, zero))
+        self.errors[index] = self._error(index, steepest, offset, strayed)
+
+    def enter_at(self, index: int, operand: Tensor) -> None:
+        """Activation `index` is evaluated at the points of the set: `operand` was computed for them, so z is within its error.
+
+        From here on only `run` is known.
+        """
+        known = self._operand(index)
+        reach = torch.add(known.run + known.since, operand.abs(), alpha=of_sum(FEW, self._pass.dtype))
+        near = Interval.around(operand, reach)
+        size = self._activation(index).largest_value(near)
+        zero = self._pass.zero_like(size)
+        run = self._enter_run(index, near, size, (zero,), zero, zero)
+        self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
+
+    def _enter_run(
+        self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero: Tensor
+    ) -> Tensor:
+        """r of an activation; its run error is how far it may be from its line as the network runs."""
+        layer, operand, dtype = self._activation(index), self._operand(index), self._pass.run_dtype
+        wider = wide.widened(operand.run, operand.run)
+        moved = layer.moved(wider, operand.run, zero)
+        bent = reduce(torch.maximum, (layer.moved(wider, operand.run, slope) for slope in slopes))
+        off_line = bent + steepest * operand.run_since
+        if not layer.exact:
+            evaluating = layer.error(wider, size + moved, of_sum(FEW, dtype)) + of_underflow(0, dtype)
+            evaluating = self._pass.unless_overflowing(evaluating, size + moved)
+            moved, off_line = moved + evaluating, off_line + evaluating
+        own = 1 + of_sum(FEW, self._pass.dtype)
+        self.run_errors[index] = own * off_line
+        lost = of_underflow(self._pass.terms(index)[1], self._pass.dtype)
+        self._run_lost = self._run_lost + lost * flat(self.run_errors[index], 1).sum(1)
+        return own * moved
+
+    def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
+        """Error of an activation that has been entered: local + strayed + steepest since + gamma_features offset."""
+        total = torch.addcmul(self.at(index).local + strayed, steepest, self._operand(index).since)
+        return OWN * torch.add(total, offset, alpha=self._pass.grain_of_features(index))
+
+    def error_of_image(self, index: int) -> Tensor:
+        """Error of an activation whose values are bounded by an interval of their own."""
+        size = self.at(index).size
+        flat_line = (torch.zeros_like(size),)
+        outside = self.outside[self._source(index)]
+        strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat_line))
+        return self._error(index, flat_line[0], size, strayed)
+
+    def with_room(self, index: int, reach: Tensor) -> Tensor:
+        """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
+        wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
+        return torch.add((1 + 2 * self._pass.grains(index)[0]) * wider, self.at(index).local, alpha=2)
+
+    def _source(self, index: int) -> int:
+        return self.network.nodes[index].inputs[0]
+
+    def _operand(self, index: int) -> NodeErrors:
+        return self.at(self._source(index))
+
+    def _activation(self, index: int) -> ElementwiseDual:
+        layer = self.network.nodes[index].layer
+        assert isinstance(layer, ElementwiseDual)
+        return layer
 
 
 def outside_of_both(interval: Interval, found: list[tuple[Interval, Outside]]) -> Outside:

@@ -13,7 +13,7 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
 from autodual.engines.backward.solvers import CrownSolver, DualSolver, Solver, constant_bands
-from autodual.engines.ibp import IBP, IntervalPass
+from autodual.engines.ibp import IBP, IntervalBounds
 from autodual.engines.memory import Budget, check_max_bytes
 from autodual.engines.results import (
     BoundEngine,
@@ -131,12 +131,12 @@ class BackwardEngine(BoundEngine):
 
     def _relaxed(
         self, network: DualNetwork, part: Part, exact: bool = True, rounding: Rounding | None = None
-    ) -> tuple[Solver, Preactivations, IntervalPass | None]:
+    ) -> tuple[Solver, Preactivations, IntervalBounds | None]:
         """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest."""
         region = part.region
         solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device), rounding)
         given = self._given(network, region, rounding is not None) if part.given is None else part.given
-        beside = IntervalPass(network, region, rounding) if self.intersect else None
+        beside = IntervalBounds(network, region, rounding) if self.intersect else None
         exact = exact or self.intersect  # the interval pass goes on from these bounds, also from those of stable units
         intervals: dict[int, Interval] = {}
         known: dict[int, Interval] = {}
@@ -221,7 +221,7 @@ class Crown(BackwardEngine):
         return Rounding(network, region, pulls_centres=True)
 
 
-def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, beside: IntervalPass | None) -> Tensor:
+def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, beside: IntervalBounds | None) -> Tensor:
     """The better of a bound and of the interval bound, where intervals run beside."""
     if beside is None:
         return lower

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from autodual._tensor import added, channels_inside, flat, laid_out_like
-from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines
+from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
 from autodual.engines.backward.radius import RadiusPass, alive_channels, over_chunks, prune, pull_back
 from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_windows, plan_for
 from autodual.engines.memory import Budget
@@ -23,28 +23,44 @@ from autodual.spec import Spec
 # The centres of all nodes: the network with every activation replaced by the middle of its band.
 
 
-class Centres:
-    """Computed as far as asked for; `bands` is filled by its owner on the way, and so may be some of the values."""
+@dataclass(frozen=True)
+class Centres(Pass[Tensor]):
+    """c = W c + b, and slope * c + centre of the band; the owner fills `bands` on the way."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, bands: dict[int, Band]) -> None:
-        self.network, self.bands = network, bands
-        self.values: dict[int, Tensor] = {0: region.centre}
-        self._next = 1
+    region: InputSet
+    bands: dict[int, Band]
 
-    def at(self, index: int) -> Tensor:
-        while self._next <= index:
-            if self._next not in self.values:
-                self.values[self._next] = self._value(self._next)
-            self._next += 1
-        return self.values[index]
+    def input(self) -> Tensor:
+        return self.region.centre
 
-    def _value(self, index: int) -> Tensor:
-        node = self.network.nodes[index]
-        operands = [self.values[i] for i in node.inputs]
-        if isinstance(node.layer, AffineDual):
-            return node.layer.apply(*operands)
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
+        return layer.apply(*operands)
+
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         band = self.bands[index]
         return band.slope * operands[0] + band.centre
+
+
+@dataclass(frozen=True)
+class Reaches(Pass[Tensor]):
+    """A radius that is at least the exact one: |W| r, and |slope| r + radius of the band; in a proof, with room for rounding."""
+
+    region: InputSet
+    bands: dict[int, Band]
+    rounding: Rounding | None
+
+    def input(self) -> Tensor:
+        return self._with_room(0, self.region.radius.expand_as(self.region.centre))
+
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
+        return self._with_room(index, layer.absolute(*operands))
+
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
+        band = self.bands[index]
+        return self._with_room(index, band.slope.abs() * operands[0] + band.radius)
+
+    def _with_room(self, index: int, reach: Tensor) -> Tensor:
+        return reach if self.rounding is None else self.rounding.with_room(index, reach)
 
 
 # The state of one backward computation: relaxations found so far, and bounds from them.
@@ -109,12 +125,12 @@ class Solver(ABC):
         products = sum(math.prod(node.shape) for node in self.network.nodes)
         total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
         slack = total - rows.inner(index, rows.seed, self._drift(index))
-        run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.run_since(index)))
+        run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))
         return lower.T, slack.T, run_error.T
 
     def _drift(self, index: int) -> Tensor:
         assert self.rounding is not None
-        return self.rounding.drift(index)
+        return self.rounding.at(index).drift
 
     def rows(self, index: int, spec: Spec) -> DenseRows:
         return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))
@@ -146,16 +162,13 @@ class DualSolver(Solver):
         super().__init__(network, region, budget, rounding)
         self.bands: dict[int, Band] = {}
         self.constant: set[int] = set()
-        self.centres = Centres(network, region, self.bands)
+        self.centres = OnDemand(network, Centres(region, self.bands))
         self._alive: dict[int, Tensor] = {}
         self._slim, self._kept = network, dict[int, Tensor]()
         self._ready, self._ready_errors = dict[int, Band](), dict[int, Tensor]()
         self._ready_run_errors = dict[int, Tensor]()
         """Bands and errors of activations as rows meet them: of the channels that are kept, in the order of convolutions."""
-        self._reaches = dict[int, Tensor]()
-        if region.dual_norm is not None:
-            reach = region.radius.expand_as(region.centre)
-            self._reaches[0] = reach if rounding is None else rounding.with_room(0, reach)
+        self._reaches = OnDemand(network, Reaches(region, self.bands, rounding))
 
     def relax(self, index: int, interval: Interval) -> None:
         self.set_band(index, interval, self.activation(index).band(interval))
@@ -205,7 +218,7 @@ class DualSolver(Solver):
         dense = self.region.dual_norm is not None and isinstance(radius.plan(source), DensePlan)
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
             return self._remember(source, self._bound(source, radius))
-        centre, reach = self.centre(source), self._reach(source)
+        centre, reach = self.centre(source), self._reaches.at(source)
         curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
         units = flat(curved, 1).any(0).nonzero().squeeze(1)
         if len(units) > WORTHWHILE * curved[0].numel():
@@ -232,25 +245,11 @@ class DualSolver(Solver):
         self.rounding.outside[index] = Outside(below, above)
 
     def _remember(self, index: int, interval: Interval) -> Interval:
-        self._reaches[index] = interval.radius
+        reach = interval.radius
         if self.rounding is not None:
-            self._reaches[index] = self.rounding.with_room(
-                index, self._reaches[index] + self.rounding.outside[index].farther
-            )
+            reach = self.rounding.with_room(index, reach + self.rounding.outside[index].farther)
+        self._reaches.put(index, reach)
         return interval
-
-    def _reach(self, index: int) -> Tensor:
-        """A radius that is at least the exact one, from those known so far; in a proof, with room for all that rounding may do."""
-        for i in range(index + 1):
-            if i not in self._reaches:
-                node = self.network.nodes[i]
-                operands = [self._reaches[j] for j in node.inputs]
-                if isinstance(node.layer, AffineDual):
-                    reach = node.layer.absolute(*operands)
-                else:
-                    reach = self.bands[i].slope.abs() * operands[0] + self.bands[i].radius
-                self._reaches[i] = reach if self.rounding is None else self.rounding.with_room(i, reach)
-        return self._reaches[index]
 
     def lower(self, index: int, rows: Rows) -> Tensor:
         return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows)
@@ -270,7 +269,7 @@ class DualSolver(Solver):
                 if self.rounding is not None:
                     error = self.rounding.error_of_image(i) if i in self.constant else self.rounding.errors[i]
                     self._ready_errors[i] = self._laid_out(i, error)
-                    run_error = self.rounding.run(i) if i in self.constant else self.rounding.run_errors[i]
+                    run_error = self.rounding.at(i).run if i in self.constant else self.rounding.run_errors[i]
                     self._ready_run_errors[i] = self._laid_out(i, run_error)
         bands, errors = dict(self._ready), dict(self._ready_errors)
         with_run = len(bands) >= DEEP if as_run is None else as_run

@@ -11,7 +11,7 @@ from torch import Tensor
 from autodual import kernels
 from autodual._errors import ArgumentError, UnsoundError
 from autodual._tensor import channels_inside
-from autodual.dual import Band, DualNetwork, ElementwiseDual
+from autodual.dual import Band, DualNetwork, ElementwiseDual, OnDemand
 from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.backward.rows import DenseRows
 from autodual.engines.backward.solvers import Centres
@@ -19,7 +19,7 @@ from autodual.engines.memory import Budget
 from autodual.engines.projected.draws import Angles, Draws, draw, passed
 from autodual.engines.projected.estimators import Estimator, QuietGradient
 from autodual.engines.projected.exact_first import first_radii
-from autodual.engines.projected.streams import StreamPass, Streams, read
+from autodual.engines.projected.streams import StreamPass, read
 from autodual.engines.results import (
     BoundEngine,
     Bounds,
@@ -134,7 +134,7 @@ class Relaxed:
 
     intervals: dict[int, Interval]
     bands: dict[int, Band]
-    centres: Centres
+    centres: OnDemand[Tensor]
 
     @classmethod
     def exactly(cls, network: DualNetwork, region: InputSet) -> Relaxed:
@@ -143,7 +143,7 @@ class Relaxed:
         budget = Budget.unlimited() if compiled else Budget.of(None, region.centre.device)
         bands: dict[int, Band] = {}
         intervals: dict[int, Interval] = {}
-        centres = Centres(network, region, bands)
+        centres = OnDemand(network, Centres(region, bands))
         for index in network.activations:
             source = network.nodes[index].inputs[0]
             radius = RadiusPass(network, region, bands, budget, static=True).of_units(source)[0]
@@ -159,37 +159,25 @@ class Relaxed:
         return (centre - radius.of_rows(network.output, rows)).T
 
 
-def _relax(network: DualNetwork, region: InputSet, streams: StreamPass, engine: Projected, last: bool) -> Relaxed:
-    """One pass: read the stream that enters an activation, choose its band, and let the stream pass it."""
+def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: Projected, last: bool) -> Relaxed:
+    """Read the stream that enters each activation, and choose its band, by which the stream then passes it."""
     known = first_radii(network, region, engine.k) if engine.exact_first else {}
-    bands, centres = streams.bands, Centres(network, region, streams.bands)
+    bands, streams = carried.bands, OnDemand(network, carried, keep=False)
+    centres = OnDemand(network, Centres(region, bands))
     intervals: dict[int, Interval] = {}
-    sources = [network.nodes[i].inputs[0] for i in network.activations]
-    narrow = {source for source in sources if math.prod(network.nodes[source].shape) <= engine.exact_narrow}
-    carried = {
-        i for source in sources if source not in known and source not in narrow for i in network.ancestors(source)
-    }
-    values: dict[int, Streams] = {}
-    for index in range(max(network.activations, default=-1) + 1):
-        inputs = network.nodes[index].inputs
-        if index in network.activations:
-            if inputs[0] not in known and inputs[0] in narrow:
-                exact = RadiusPass(network, region, bands, Budget.unlimited(), static=True)
-                known[inputs[0]] = exact.of_units(inputs[0])[0]
-            elif inputs[0] not in known:
-                known[inputs[0]] = read(values[inputs[0]], engine.estimator)
-            centre, radius = channels_inside(centres.at(inputs[0])), channels_inside(known[inputs[0]])
-            if last or index != network.activations[-1]:
-                relaxation = activation_at(network, index).relax(centre, radius)
-                intervals[index], bands[index] = relaxation.interval, relaxation.band
-                centres.values[index] = relaxation.middle
-            else:
-                intervals[index] = Interval.around(centre, radius.expand_as(centre))
-        if index in carried:
-            values[index] = streams.step(index, [values[i] for i in inputs]) if inputs else streams.start()
-        for source in set(inputs):
-            if max(network.readers[source]) == index:
-                values.pop(source, None)
+    for index in network.activations:
+        source = network.nodes[index].inputs[0]
+        if source not in known and math.prod(network.nodes[source].shape) <= engine.exact_narrow:
+            known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source)[0]
+        elif source not in known:
+            known[source] = read(streams.at(source), engine.estimator)
+        centre, radius = channels_inside(centres.at(source)), channels_inside(known[source])
+        if last or index != network.activations[-1]:
+            relaxation = activation_at(network, index).relax(centre, radius)
+            intervals[index], bands[index] = relaxation.interval, relaxation.band
+            centres.put(index, relaxation.middle)
+        else:
+            intervals[index] = Interval.around(centre, radius.expand_as(centre))
     return Relaxed(intervals, bands, centres)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from autodual.dual import AffineDual, DualNetwork
+from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, Pass, walk
 from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.backward.rows import Patches
 from autodual.engines.memory import Budget
@@ -31,13 +33,24 @@ def first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
 
 def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
     if _is_product(network, region, target):
-        values = {0: region.radius.expand(-1, *region.centre.shape[1:])}
-        for index in sorted(network.ancestors(target))[1:]:
-            node = network.nodes[index]
-            assert isinstance(node.layer, AffineDual)
-            values[index] = node.layer.absolute(*(values[i] for i in node.inputs))
-        return values[target]
+        return walk(network, _Product(region), target)
     return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target)[0]
+
+
+@dataclass(frozen=True)
+class _Product(Pass[Tensor]):
+    """|W| r from layer to layer."""
+
+    region: InputSet
+
+    def input(self) -> Tensor:
+        return self.region.radius.expand(-1, *self.region.centre.shape[1:])
+
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
+        return layer.absolute(*operands)
+
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
+        raise AssertionError("there is none before a first layer")
 
 
 def _is_product(network: DualNetwork, region: InputSet, target: int) -> bool:

@@ -8,13 +8,14 @@ radius * fresh Cauchy to what passes through it. Cost: k + 1 vectors per layer, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from autodual._tensor import added, channels_inside, merge_leading, split_leading
-from autodual.dual import AffineDual, Band, DualNetwork
+from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Pass
 from autodual.engines.projected.draws import Angles, Draws
 from autodual.engines.projected.estimators import Estimator
 from autodual.engines.projected.stream_ops import can_be_half, fresh_stream, pass_and_add, pass_on
@@ -29,7 +30,7 @@ Streams = dict[int, Tensor]
 
 
 @dataclass(frozen=True)
-class StreamPass:
+class StreamPass(Pass[Streams]):
     """The streams of one set of draws. Bands of activations are asked for when a stream passes them."""
 
     network: DualNetwork
@@ -42,7 +43,7 @@ class StreamPass:
     half: bool = False
     """Whether streams are bfloat16 from the first layer on that multiplies them, where they can be."""
 
-    def start(self) -> Streams:
+    def input(self) -> Streams:
         region, first = self.region, self.draws.first
         if isinstance(first, Angles):
             examples = max(len(region.radius), first.angles.shape[1])
@@ -55,14 +56,8 @@ class StreamPass:
         basis = torch.eye(count, dtype=region.centre.dtype, device=region.centre.device)
         return {COLUMNS: basis.reshape(count, 1, *region.centre.shape[1:]) * region.radius}
 
-    def step(self, index: int, operands: list[Streams]) -> Streams:
-        """The streams of a node from those of its operands."""
-        node = self.network.nodes[index]
-        if isinstance(node.layer, AffineDual):
-            return self._through_affine(node.layer, operands, self.network.operand_shapes(index))
-        return self._through_activation(index, operands[0])
-
-    def _through_activation(self, index: int, streams: Streams) -> Streams:
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Streams]) -> Streams:
+        (streams,) = operands
         band, draws = self.bands[index], self.draws.fresh[index]
         slope, radius = torch.broadcast_tensors(band.slope, band.radius)
         own = INPUT if self.merged else index
@@ -72,10 +67,8 @@ class StreamPass:
             return passed | {own: pass_and_add(streams[own], slope, radius, draws, dtypes[own])}
         return passed | {own: fresh_stream(radius, draws, dtypes[own])}
 
-    def _through_affine(
-        self, layer: AffineDual, operands: list[Streams], shapes: tuple[tuple[int, ...], ...]
-    ) -> Streams:
-        result = {}
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[Streams]) -> Streams:
+        result, shapes = {}, self.network.operand_shapes(index)
         for source in {s: None for streams in operands for s in streams}:
             present = [streams[source] for streams in operands if source in streams]
             count, batch = present[0].shape[0], max(p.shape[1] for p in present)
@@ -94,19 +87,6 @@ class StreamPass:
     def _is_half(self, source: int) -> bool:
         """Columns are no estimates, and stay as they are."""
         return self.half and source != COLUMNS and all(can_be_half(draws.angles) for draws in self.draws.fresh.values())
-
-    def at(self, target: int) -> Streams:
-        """The streams of a node, all activations before which have bands."""
-        needed = sorted(self.network.ancestors(target))
-        last_reader = {source: i for i in needed for source in self.network.nodes[i].inputs}
-        values: dict[int, Streams] = {}
-        for index in needed:
-            inputs = self.network.nodes[index].inputs
-            values[index] = self.step(index, [values[i] for i in inputs]) if inputs else self.start()
-            for source in set(inputs):
-                if last_reader[source] == index:
-                    del values[source]
-        return values[target]
 
 
 def read(streams: Streams, estimator: Estimator) -> Tensor:

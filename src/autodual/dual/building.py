@@ -1,0 +1,135 @@
+"""GRAPH -> DUAL LAYERS: the dual layer of every call of a captured network, at today's parameters."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autodual._errors import ArgumentError, CaptureError
+from autodual.dual.base import AffineDual, ElementwiseDual
+from autodual.dual.network import DualNetwork, DualNode, evaluate
+from autodual.graph import Network
+
+
+def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | None = None) -> DualNetwork:
+    """Dual layers for today's parameters.
+
+    clean: a training batch whose statistics batch normalisation may use. dtype: cast the captured graph's constants to it; what is
+    bounded then is still the captured function, not what the model's code would compute in that dtype.
+    """
+    parameters = network.parameters_now(dtype)
+    position: dict[int, int] = {}
+    nodes: list[DualNode] = []
+    values: list[Tensor] = []
+    for index, node in enumerate(network.nodes):
+        if not node.depends:
+            continue
+        position[index] = len(nodes)
+        inputs = tuple(position[i] for i in node.refs if i in position)
+        layer = None
+        if node.target is not None:
+            builder = network.registry.builder_of(node.target)  # type: ignore[arg-type]
+            if builder is None:
+                raise CaptureError(
+                    f"{node.name}: has got a hook or another forward since it was captured; capture the model again"
+                )
+            operands = None if clean is None else tuple(values[i] for i in inputs)
+            layer = builder(network.call(node, parameters, operands, dtype))
+            if not isinstance(layer, AffineDual | ElementwiseDual):
+                raise ArgumentError(
+                    f"{node.name}: its builder returned {type(layer).__name__}, which is not a dual layer"
+                )
+        nodes.append(DualNode(node.name, layer, inputs, node.shape))
+        if clean is not None:
+            values.append(clean if layer is None else evaluate(layer, *(values[i] for i in inputs)))
+    return DualNetwork(tuple(nodes), position[network.output], network.dtype)
+
+
+def non_finite_constant(network: DualNetwork, dtype: torch.dtype) -> str | None:
+    """Name of the first affine layer with a constant that is NaN or infinite, or becomes so in a dtype."""
+    for node in network.nodes:
+        if isinstance(node.layer, AffineDual) and is_dataclass(node.layer):
+            values = [getattr(node.layer, f.name) for f in fields(node.layer)]
+            for value in [v for given in values for v in (given if isinstance(given, tuple) else (given,))]:
+                if isinstance(value, Tensor | float) and not _all_finite(torch.as_tensor(value).to(dtype)):
+                    return node.name
+    return None
+
+
+def non_finite_parameter(network: Network) -> str | None:
+    """Name of the first parameter or buffer of the model that holds a NaN or an infinity."""
+    tensors = [*network.model.named_parameters(), *network.model.named_buffers()]
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and not _all_finite(tensor):
+            return name
+    return None
+
+
+SINGLE = 4 * torch.finfo(torch.float32).eps
+"""Constants that differ by no more, relative to their size, are rounded like any others: nothing has cancelled."""
+
+
+def with_differences(double: DualNetwork, single: DualNetwork) -> DualNetwork:
+    """The network whose constants were computed in float64, with how far they are from those computed in float32."""
+    nodes = [replace(d, apart=_difference(d, s)) for d, s in zip(double.nodes, single.nodes, strict=True)]
+    return replace(double, nodes=tuple(nodes))
+
+
+def differ_by_more_than_rounding(double: DualNetwork, single: DualNetwork) -> bool:
+    """Whether some constant, computed in float32, is not as near to that computed in float64 as rounding a number brings it."""
+    pairs = zip(double.nodes, single.nodes, strict=True)
+    return any(not bool(_near(a, b).all()) for d, s in pairs for a, b in _constants(d, s).values())
+
+
+def _near(exact: Tensor, rounded: Tensor) -> Tensor:
+    tiny = torch.finfo(torch.float32).tiny
+    return (exact - rounded).abs() <= SINGLE * exact.abs() + tiny
+
+
+def _constants(double: DualNode, single: DualNode) -> dict[str, tuple[Tensor, Tensor]]:
+    """Floating-point constants of the same layer in both networks, in float64."""
+    if double.layer is None or not is_dataclass(double.layer):
+        return {}
+    pairs = {f.name: (getattr(double.layer, f.name), getattr(single.layer, f.name)) for f in fields(double.layer)}
+    return {name: (_tensor(a), _tensor(b)) for name, (a, b) in pairs.items() if _is_number(a)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, float) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], float))
+
+
+def _tensor(value: Any) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _difference(double: DualNode, single: DualNode) -> AffineDual | None:
+    """The layer with the differences of its constants: affine layers are linear in each of them."""
+    found = _constants(double, single)
+    if all(torch.equal(a, b) for a, b in found.values()):
+        return None
+    layer: Any = double.layer
+    tensors = {name for name in found if isinstance(getattr(layer, name), Tensor)}
+    settled = found.keys() if not isinstance(layer, AffineDual) else found.keys() - tensors
+    if not all(bool(_near(*found[name]).all()) for name in settled):
+        raise ArgumentError(
+            f"{double.name}: its parameters are computed with cancellation, so that float32 makes others of them than float64; "
+            f"compute them in float64 beforehand, and keep the result as a parameter"
+        )
+    if not isinstance(double.layer, AffineDual):
+        return None
+    numbers = {
+        f.name: 0.0 for f in fields(layer) if isinstance(getattr(layer, f.name), float)
+    }  # rounded like any others
+    apart = {name: (found[name][0] - found[name][1]).abs() for name in tensors}
+    difference: AffineDual = replace(layer, **(numbers | apart))
+    return difference
+
+
+def _all_finite(values: Tensor) -> bool:
+    """A finite sum has finite terms; one that is not may only have overflowed, which a closer look tells."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
