@@ -93,10 +93,6 @@ def run(
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train and evaluate rows, or what is left to do of them; what is finished is not done again."""
-    from autodual.reproduce.evaluation import ENGINES
-    from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
-    from autodual.reproduce.work import Extent
-
     campaign = Campaign(configs, results, work, data_folder, device)
     for name, value in (("--jobs", jobs), ("--seeds", seeds)):
         if value < 1:
@@ -104,6 +100,10 @@ def run(
     tasks = chosen_tasks(rows, _recipe(recipe), [seed] if seed is not None else range(seeds), campaign)
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
+    from autodual.reproduce.evaluation import ENGINES
+    from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
+    from autodual.reproduce.work import Extent
+
     extent = Extent(tuple(engine or ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
         clock = Clock.within(minutes, signals.stop, until)
