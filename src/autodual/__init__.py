@@ -1,8 +1,14 @@
-"""AutoDual: neural networks whose robustness is proved."""
+"""AutoDual: neural networks whose robustness is proved.
 
-from autodual._interrupt import commands_end_in_one_line as _commands_end_in_one_line
+A name is imported when it is first used: `import autodual` is fast, and does not import PyTorch.
+"""
 
-with _commands_end_in_one_line():
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+from autodual._version import __version__ as __version__
+
+if TYPE_CHECKING:  # what type checkers read; the table below is what Python reads, and a test compares the two
     from autodual import models as models
     from autodual import testing as testing
     from autodual._errors import ArgumentError as ArgumentError
@@ -67,5 +73,45 @@ with _commands_end_in_one_line():
     from autodual.training import fit as fit
     from autodual.training import load_pretrained as load_pretrained
     from autodual.training import load_run as load_run
+else:
+    _NAMES = {
+        "_errors": (
+            "ArgumentError", "AutodualError", "CaptureError", "MemoryBudgetError", "UnsoundError",
+            "UnsupportedOperationError",
+        ),
+        "cascades": ("Cascade", "CascadeAttack", "CascadeCertificate", "RoutedCascade", "SumEnsemble"),
+        "certificates": (
+            "Attack", "Certificate", "HighProbabilityCertificate", "RobustCrossEntropy", "Verdict", "attack",
+            "certified_radius", "certify",
+        ),
+        "data": ("ImageData",),
+        "digits": ("load_digits", "load_digits_network"),
+        "dual": ("AffineDual", "Band", "CurvedDual", "ElementwiseDual", "Lines", "register", "rewrite"),
+        "engines": (
+            "IBP", "BoundEngine", "Bounds", "Crown", "Draws", "Dual", "EstimatedBounds", "Estimator", "ForwardDual",
+            "GeometricMean", "HighProbability", "MaximumLikelihood", "Median", "ProbableBounds", "Projected",
+            "QuietGradient", "SoundBounds", "bounds", "capture",
+        ),
+        "graph": ("Call", "Network"),
+        "interval": ("Interval",),
+        "runs": ("TrainConfig",),
+        "sets": ("Box", "InputSet", "L1Ball", "L2Ball", "LinfBall", "Perturbation"),
+        "training": ("TrainedRun", "fit", "load_pretrained", "load_run"),
+    }  # fmt: skip
+    """Public names by the module of `autodual` that they are imported from."""
+    _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+    _MODULES = ("models", "testing", *_NAMES)
+    """Modules that are attributes without being imported by their own name."""
+    __all__ = ["models", "testing", *_MODULE_OF]
 
-from autodual._version import __version__ as __version__
+    def __getattr__(name: str) -> object:
+        if name in _MODULE_OF:
+            value = getattr(_import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+            globals()[name] = value  # so that Python does not ask again
+            return value
+        if name in _MODULES:
+            return _import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

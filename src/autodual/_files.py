@@ -18,11 +18,12 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
-
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any
 
 from autodual._errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RECORD_LIMIT = 64 * 2**20
 """Bytes of a record; one about 100,000 examples has about 10 million."""

@@ -33,8 +33,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more network, which takes milliseconds, ceilings that do, and no code of the authors."""
     monkeypatch.setitem(PROBLEMS, "digits", Problem("Digits", DIGITS))
     monkeypatch.setattr(trials, "ceilings", partial(trials.ceilings, copied=1 << 16, width=32))
+    monkeypatch.setattr(bench, "NETWORKS", (*bench.NETWORKS, "digits"))
     monkeypatch.setattr(bench, "BUSY", 100.0)
     monkeypatch.setitem(sys.modules, "convex_adversarial", None)
+
+
+def test_the_command_knows_the_names_of_all_networks() -> None:
+    assert tuple(PROBLEMS) == bench.NETWORKS
 
 
 class Dense(nn.Module):

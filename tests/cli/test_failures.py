@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from autodual._errors import AutodualError
-from autodual.cli import app, train
+from autodual.cli import app
 from autodual.cli.options import merged
 from autodual.runs.config import EPS_START
+from autodual.training import fitting
 from autodual.training.loop import StoppedError
 
 Call = Callable[..., tuple[int, str, str]]
@@ -26,7 +27,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def raises(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(train, "run_training", raises)
+        monkeypatch.setattr(fitting, "train", raises)
 
     return with_error
 

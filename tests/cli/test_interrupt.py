@@ -1,4 +1,4 @@
-"""Ctrl-C while PyTorch is still being imported: one line from the command, Python's own answer in other programs."""
+"""Ctrl-C while a command imports PyTorch: one line and exit code 130; other programs are interrupted as usual."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ print("importing", flush=True)
 time.sleep(60)
 """
 
+LOSES_IT = """
+import time
+try:
+    print("importing", flush=True)
+    time.sleep(60)
+except BaseException:  # as where C code imports NumPy, and goes on without it
+    raise ImportError("no such luck") from None
+"""
+
 COMMANDS = {
-    "autodual": [str(Path(sys.executable).with_name("autodual")), "train", "--help"],
-    "python -m autodual": [sys.executable, "-m", "autodual", "certify"],
-    "torchrun": [sys.executable, "-u", "-m", "autodual"],
+    "autodual": [str(Path(sys.executable).with_name("autodual")), "train"],
+    "python -m autodual": [sys.executable, "-m", "autodual", "certify", "run"],
+    "torchrun": [sys.executable, "-u", "-m", "autodual", "attack", "run"],
 }
 
 
-def interrupted(folder: Path, command: list[str], **variables: str) -> tuple[int, str]:
+def interrupted(folder: Path, command: list[str], source: str = SLOW, **variables: str) -> tuple[int, str]:
     """Exit code and complaint of this command, which gets Ctrl-C in the middle of `import torch`."""
-    (folder / "torch.py").write_text(SLOW)
-    environment = os.environ | {"PYTHONPATH": str(folder)} | variables
+    (folder / "torch.py").write_text(source)
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -41,11 +51,17 @@ def test_a_command_ends_in_one_line(tmp_path: Path, name: str) -> None:
     assert interrupted(tmp_path, COMMANDS[name]) == (130, "\ninterrupted\n")
 
 
+def test_an_import_that_loses_the_interrupt_ends_as_well(tmp_path: Path) -> None:
+    assert interrupted(tmp_path, COMMANDS["python -m autodual"], LOSES_IT) == (130, "\ninterrupted\n")
+
+
 def test_of_several_processes_the_first_one_says_it(tmp_path: Path) -> None:
     assert interrupted(tmp_path, COMMANDS["torchrun"], RANK="1") == (130, "")
 
 
 def test_a_program_that_imports_the_library_is_interrupted_as_usual(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("try:\n    import autodual\nexcept KeyboardInterrupt:\n    raise SystemExit(7)\n")
+    program.write_text(
+        "try:\n    import autodual\n    autodual.certify\nexcept KeyboardInterrupt:\n    raise SystemExit(7)\n"
+    )
     assert interrupted(tmp_path, [sys.executable, str(program)]) == (7, "")

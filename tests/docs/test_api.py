@@ -16,4 +16,4 @@ def test_every_entry_exists() -> None:
     assert len(entries) > 30
     assert [f"{module}.{name}" for module, name in entries if not hasattr(import_module(module), name)] == []
     listed = {name for _, name in entries}
-    assert {"certify", "attack", "fit", "load_run", "TrainedRun", "ImageData", "TrainConfig"} <= listed & set(vars(ad))
+    assert {"certify", "attack", "fit", "load_run", "TrainedRun", "ImageData", "TrainConfig"} <= listed & set(dir(ad))

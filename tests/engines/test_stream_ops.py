@@ -1,13 +1,14 @@
 """The hand-written pieces of a stream equal the plain ones: medians, passing an activation, and turned angles."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from autodual._tensor import channels_inside
-from autodual.engines.projected import stream_ops
+from autodual.engines.projected import median, stream_ops
 from autodual.engines.projected.draws import Angles
 from autodual.engines.projected.median import LARGEST_NETWORK, median_of_sizes, selection_network
 from autodual.engines.projected.stream_ops import fresh_stream, pass_and_add
@@ -24,6 +25,22 @@ def test_median_of_zeros_and_ones_sorts_everything() -> None:
     """A network that is right for all sequences of zeros and ones is right for all numbers; 2^10 of them are all there are."""
     samples = torch.tensor([[(n >> bit) & 1 for n in range(1024)] for bit in range(10)], dtype=torch.float64)
     assert torch.equal(median_of_sizes(samples), samples.sort(0).values[4])
+
+
+def test_a_compiler_calls_the_selection_network_and_does_not_trace_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    @torch.compiler.assume_constant_result
+    def marked() -> None: ...
+
+    assert vars(selection_network) == vars(marked)  # what median.py writes itself, not to import the compiler
+
+    def untraceable(k: int) -> Any:
+        torch._dynamo.graph_break()  # an error if it is traced; nothing if it is called
+        return ((0, 1, True, False),)
+
+    monkeypatch.setattr(median, "_selection_network", untraceable)
+    torch.compiler.reset()
+    compiled = torch.compile(median.middle_in_plain_operations, fullgraph=True, backend="eager")
+    assert compiled(torch.tensor([-2.0, 1.0])) == 1.0
 
 
 def test_median_keeps_nan() -> None:

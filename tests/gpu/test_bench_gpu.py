@@ -74,6 +74,7 @@ def test_time_and_memory_are_the_gpus_own() -> None:
 def test_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), lr=1e-8)
     monkeypatch.setitem(PROBLEMS, "digits", Problem("Digits", config))
+    monkeypatch.setattr("autodual.cli.bench.NETWORKS", ("digits",))
     monkeypatch.setattr(trials, "ceilings", partial(ceilings, copied=1 << 28, width=2048))
     monkeypatch.setitem(sys.modules, "convex_adversarial", None)
     options = ["digits", "--k", "4", "--seconds", "0.1", "--float32", "--profile", "--device", "cuda"]

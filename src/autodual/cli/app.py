@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 from autodual._errors import AutodualError
-from autodual._interrupt import EXIT_CODE, tell_interrupted
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code after Ctrl-C, as shells expect it."""
 
 
 def main() -> None:
     """Bad input is one line and exit code 2; a run that was asked to stop exits as its signal says."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _on_ctrl_c)
     try:
         _run_command()
     except KeyboardInterrupt:
-        _interrupted()
+        _tell_interrupted()
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """As Python's own handler; but during an import, such as the seconds of PyTorch's, in which an exception may get lost and nothing
+    is there to tidy up, the process ends at once."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            _tell_interrupted()
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _tell_interrupted() -> None:
+    if os.environ.get("RANK", "0") == "0":  # `speaks`, whatever could be imported by then
+        print("\ninterrupted", file=sys.stderr, flush=True)
 
 
 def _run_command() -> None:
@@ -26,8 +52,7 @@ def _run_command() -> None:
         raise SystemExit(2) from None
     from autodual.cli import attack, bench, certify, data, report, reproduce, train
     from autodual.cli.options import UsageError, usage_message
-    from autodual.cli.terminal import InterruptedRunError, warnings_as_notes
-    from autodual.evaluation.processes import speaks
+    from autodual.cli.terminal import InterruptedRunError, speaks, warnings_as_notes
 
     app = typer.Typer(
         help="Neural networks whose robustness is proved: train, certify, attack, look, and measure.",
@@ -64,14 +89,9 @@ def _run_command() -> None:
         _fail(_in_words(error))
     except MemoryError:  # by whatever a file claims to hold
         _fail("there is not enough memory for this; give it less (--limit), or look for a file that claims to be huge")
-    if code == EXIT_CODE:  # Ctrl-C, as typer hands it on
-        _interrupted()
+    if code == INTERRUPTED:  # Ctrl-C, as typer hands it on
+        raise KeyboardInterrupt
     raise SystemExit(code)
-
-
-def _interrupted() -> NoReturn:
-    tell_interrupted()
-    raise SystemExit(EXIT_CODE) from None
 
 
 LONGEST = 2000

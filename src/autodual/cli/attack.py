@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodual.cascades import Combination
-from autodual.cli.certificates import tell_cascade
 from autodual.cli.options import TARGET, with_config_options
-from autodual.cli.target import check_by_certificates, open_target
 from autodual.cli.terminal import Display, InterruptedRunError, Signals
-from autodual.data import ImageData
-from autodual.evaluation.claims import attacked
-from autodual.evaluation.processes import joined
-from autodual.training.cascade import attack_all, certify_all, check_together
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+
+if TYPE_CHECKING:
+    from autodual.cascades import Combination
+    from autodual.data import ImageData
+    from autodual.training.stage import Watch
 
 STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
 
@@ -31,6 +27,12 @@ def attack(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
+    from autodual.cli.certificates import tell_cascade
+    from autodual.cli.target import check_by_certificates, open_target
+    from autodual.evaluation.claims import attacked
+    from autodual.evaluation.processes import joined
+    from autodual.training.loop import StoppedError
+
     opened = open_target(target, limit, changes or {})
     with Signals() as signals:
         display = Display(signals.stop)
@@ -55,6 +57,8 @@ def attack(
 
 def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> dict[str, Any]:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
+    from autodual.training.cascade import attack_all, certify_all, check_together
+
     certified = certify_all(combination, data, watch.tell, watch.group)
     attacked = attack_all(combination, data, watch.tell, group=watch.group)
     note = check_together(repr(combination), certified, attacked)

@@ -5,27 +5,20 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from autodual._errors import ArgumentError
-from autodual._files import write_json
-from autodual.cli.certificates import asked_about, check_cascade_engine, check_way, default_file, tell_cascade
-from autodual.cli.check import check_file
 from autodual.cli.options import TARGET, with_config_options
-from autodual.cli.target import check_by_evaluation, open_target
-from autodual.cli.terminal import Display, InterruptedRunError, Signals
-from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
-from autodual.evaluation.cascade_lines import cascade_file, certify_to_file
-from autodual.evaluation.judge import Judged, basis, judge_to_file, proved
-from autodual.evaluation.processes import joined, speaks
+from autodual.cli.terminal import Display, InterruptedRunError, Signals, speaks
 from autodual.runs.config import option
-from autodual.runs.lines import record_about
-from autodual.training.loop import StoppedError
+
+if TYPE_CHECKING:
+    from autodual.engines import BoundEngine
+    from autodual.evaluation.judge import Judged
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
-ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}
 
 
 @dataclass(frozen=True)
@@ -35,9 +28,6 @@ class Probability:
     delta: float = option(0.01, "high-probability: the probability, per image, that its bounds fail")
     k: int = option(2000, "high-probability: random projections per estimate; more are tighter and slower")
     seed: int = option(0, "high-probability: of the random numbers; to choose it by its result voids the probability")
-
-    def engine(self) -> HighProbability:
-        return HighProbability(self.delta, self.k, seed=self.seed)
 
 
 @with_config_options(*TARGET)
@@ -90,7 +80,10 @@ def certify(
         _check(target, sample, sample_seed, asked_too, changes or {})
     if sample is not None or sample_seed is not None:
         raise ArgumentError("--sample and --sample-seed are for --check")
-    _certify(target, engine or "dual", limit, out, resume, overwrite, probability or {}, changes or {})
+    engine = engine or "dual"
+    for name in probability or {} if engine != "high-probability" else {}:
+        raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
+    _certify(target, engine, limit, out, resume, overwrite, probability or {}, changes or {})
 
 
 def _check(
@@ -101,6 +94,9 @@ def _check(
             raise ArgumentError(f"--check takes --{name} from the file; leave it out")
     if not speaks():
         raise typer.Exit
+    from autodual.cli.check import check_file
+    from autodual.training.loop import StoppedError
+
     with Signals() as signals:
         try:
             code = check_file(target, 20 if sample is None else sample, seed, changes, Display(signals.stop))
@@ -119,7 +115,16 @@ def _certify(
     probability: dict[str, Any],
     changes: dict[str, Any],
 ) -> None:
-    chosen = choose(engine, probability)
+    from autodual._files import write_json
+    from autodual.cli.certificates import asked_about, check_cascade_engine, check_way, default_file, tell_cascade
+    from autodual.cli.target import check_by_evaluation, open_target
+    from autodual.evaluation.cascade_lines import cascade_file, certify_to_file
+    from autodual.evaluation.judge import basis, judge_to_file, proved
+    from autodual.evaluation.processes import joined
+    from autodual.runs.lines import record_about
+    from autodual.training.loop import StoppedError
+
+    chosen = _chosen(engine, probability)
     opened = open_target(target, limit, changes)
     file = out or default_file(target, opened, engine, limit)
     if opened.combination is not None:
@@ -172,9 +177,10 @@ def _told(found: Judged, rests_on: dict[str, Any]) -> str:
     return f"not certified with probability {1 - rests_on['delta']:.10g} each: {rates}"
 
 
-def choose(engine: Engine, given: dict[str, Any]) -> BoundEngine:
+def _chosen(engine: Engine, given: dict[str, Any]) -> BoundEngine:
+    from autodual.engines import IBP, Crown, Dual, HighProbability
+
     if engine == "high-probability":
-        return Probability(**given).engine()
-    for name in given:
-        raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
-    return ENGINES[engine]
+        asked = Probability(**given)
+        return HighProbability(asked.delta, asked.k, seed=asked.seed)
+    return {"dual": Dual, "crown": Crown, "ibp": IBP}[engine]()

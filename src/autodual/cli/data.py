@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.evaluation.processes import speaks
+from autodual.cli.terminal import speaks
 
 if TYPE_CHECKING:
     from autodual.data import CatalogueEntry

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.evaluation.processes import speaks
+from autodual.cli.terminal import speaks
 from autodual.runs.config import EPS_START, PARTS, TrainConfig, fraction
 
 TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autodual.evaluation.processes import speaks
+from autodual.cli.terminal import speaks
 
 
 def report(

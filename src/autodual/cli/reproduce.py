@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.terminal import Display, InterruptedRunError, Signals
-from autodual.reproduce.campaign import RECIPES, Campaign, Recipe, Step, Task, chosen_tasks, in_order
-from autodual.reproduce.evaluation import ENGINES
-from autodual.reproduce.jobs import Clock, Outcome, run_in_turn, run_side_by_side
-from autodual.reproduce.pack import PART_BYTES, Unit, that_fit, unit_of, write_pack
-from autodual.reproduce.pack import unpack as unpack_parts
+from autodual.reproduce.campaign import PART_BYTES, RECIPES, Campaign, Recipe, Step, Task, chosen_tasks, in_order
 from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS, named_together
-from autodual.reproduce.work import Extent
+
+if TYPE_CHECKING:
+    from autodual.reproduce.jobs import Outcome
+    from autodual.reproduce.pack import Unit
 
 RUN = "run"
 
@@ -101,6 +100,10 @@ def run(
     tasks = chosen_tasks(rows, _recipe(recipe), [seed] if seed is not None else range(seeds), campaign)
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
+    from autodual.reproduce.evaluation import ENGINES
+    from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
+    from autodual.reproduce.work import Extent
+
     extent = Extent(tuple(engine or ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
         clock = Clock.within(minutes, signals.stop, until)
@@ -156,6 +159,8 @@ def pack(
     work: Work = DEFAULT.work,
 ) -> None:
     """Write what must be kept of finished rows, and what the others need to go on, into files that can travel."""
+    from autodual.reproduce.pack import that_fit, unit_of, write_pack
+
     campaign = Campaign(configs, results, work)
     named = {row for name in rows or () for row in named_together(name) or (name,)}
     tasks = [task for task in campaign.tasks() if not rows or task.row in named]
@@ -184,6 +189,8 @@ def unpack(
     work: Work = DEFAULT.work,
 ) -> None:
     """Merge a pack into this tree. What is newer here stays."""
+    from autodual.reproduce.pack import unpack as unpack_parts
+
     for task, what in unpack_parts(Campaign(configs, results, work), parts).items():
         print(f"{task}: {what}")
 

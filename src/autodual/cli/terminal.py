@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import time
@@ -11,15 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from autodual._errors import AutodualError
-from autodual.evaluation.processes import speaks
-from autodual.training.loop import Progress as StepProgress
-from autodual.training.stage import Watch
+
+if TYPE_CHECKING:
+    from autodual.training.loop import Progress as StepProgress
+    from autodual.training.stage import Watch
+
+
+def speaks() -> bool:
+    """Whether this process talks to the user: the first of those that torchrun has started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
 
 # What the library warns of, as a person sees it: one line each, once, without a line of source.
 
@@ -104,6 +112,8 @@ class Display:
         self.stop, self.shown, self.rate = stop, time.monotonic(), Rate()
 
     def watch(self) -> Watch:
+        from autodual.training.stage import Watch
+
         return Watch(self._step, self._draw, self._say, self.stop)
 
     def _say(self, line: str) -> None:

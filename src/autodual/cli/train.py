@@ -8,14 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from autodual.cli.certificates import tell_cascade
 from autodual.cli.options import DEFAULTS, checked, with_config_options
-from autodual.cli.terminal import Display, InterruptedRunError, Signals
-from autodual.evaluation.processes import speaks
+from autodual.cli.terminal import Display, InterruptedRunError, Signals, speaks
 from autodual.runs.folder import Run, read_yaml
-from autodual.training.fitting import train as run_training
-from autodual.training.loop import StoppedError
-from autodual.training.stage import ADVICE
 
 
 @with_config_options()
@@ -33,6 +28,11 @@ def train(
     if resume and config is None and Run(folder).config_file.exists():
         given, place = Run(folder).config().to_mapping(), str(folder)
     options = checked({} if given is None else given, changes or {}, place)
+    from autodual.cli.certificates import tell_cascade
+    from autodual.training.fitting import train as run_training
+    from autodual.training.loop import StoppedError
+    from autodual.training.stage import ADVICE
+
     with Signals() as signals:
         display = Display(signals.stop)
         try:

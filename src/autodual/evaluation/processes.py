@@ -168,11 +168,6 @@ def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def speaks() -> bool:
-    """Whether this process talks to the user: the first of those that torchrun has started, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 @contextmanager
 def joined(chosen: torch.device) -> Iterator[Group]:
     """The group that torchrun has started, or a group of one."""

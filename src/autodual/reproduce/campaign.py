@@ -17,7 +17,6 @@ from typing import Any, Literal
 from autodual._errors import ArgumentError
 from autodual._files import read_json
 from autodual.reproduce.rows import BY_NAME, ROWS, named_together
-from autodual.runs.checkpoint import listed
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run, read_yaml
 
@@ -26,6 +25,8 @@ RECIPES: tuple[Recipe, ...] = ("paper", "best")
 EVALUATION = "evaluation.json"
 CERTIFICATES = "certificates.npz"
 WEIGHTS = "model.safetensors"
+PART_BYTES = 15 * 2**20
+"""Of one file of a pack; what a transfer takes may be 16 MiB."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,8 @@ def _count_lines(file: Path) -> int:
 
 def _trained_so_far(run: Run) -> tuple[int, int, str]:
     """Stages as `Progress` counts them, steps in the one that is trained, and both in words."""
+    from autodual.runs.checkpoint import listed
+
     config, place = run.config(), run.folder / "stages"
     finished, sorted_ = len(list(place.glob("[0-9]*.safetensors"))), len(list(place.glob("open-*[0-9].json")))
     kept = listed(run.checkpoints)

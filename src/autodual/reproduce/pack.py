@@ -25,6 +25,7 @@ from autodual._files import parse_json, read_json, write_bytes
 from autodual.reproduce.campaign import (
     CERTIFICATES,
     EVALUATION,
+    PART_BYTES,
     RECIPES,
     WEIGHTS,
     Campaign,
@@ -37,8 +38,6 @@ from autodual.runs import checkpoint
 from autodual.runs.folder import Run
 
 FORMAT = "autodual pack 1"
-PART_BYTES = 15 * 2**20
-"""Of one file; what a transfer takes may be 16 MiB."""
 MANIFEST = "manifest.json"
 ROOTS = ("results", "work")
 RESULT_FILES = (EVALUATION, CERTIFICATES, WEIGHTS, "config.yaml", "environment.json", "metrics.jsonl")

@@ -1,4 +1,7 @@
-"""A run folder: the config that made it, what was measured, checkpoints, and one process at a time."""
+"""A run folder: the config that made it, what was measured, checkpoints, and one process at a time.
+
+This file does not import PyTorch, nor what imports it, before it is needed: a command that refuses a config does so at once.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-import torch
-
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
-from autodual.data import is_factory
-from autodual.data.known import KNOWN
-from autodual.runs.checkpoint import listed
 from autodual.runs.config import TrainConfig, by_epochs
 
 # How kept files name other files: relative to themselves, so that they say nothing of a machine and move with their project.
@@ -60,6 +58,9 @@ def relative(path: Path, folder: Path) -> str:
 
 def _parts(option: str, text: str, folder: Path = Path()) -> tuple[Path | None, str]:
     """The file that is named, if one is, and what follows it."""
+    from autodual.data import is_factory
+    from autodual.data.known import KNOWN
+
     try:
         if is_factory(text):
             file, _, name = text.rpartition(":")
@@ -172,6 +173,8 @@ class Run:
 
     def _trained(self) -> bool:
         """Whether anything was done: a step of a stage, or a whole one."""
+        from autodual.runs.checkpoint import listed
+
         kept = (self.folder / "stages", self.model_file, self.folder / "evaluation.json")
         return any(place.exists() for place in kept) or any(
             not path.name.endswith("-step-000000000") for path in listed(self.checkpoints)
@@ -238,6 +241,8 @@ class Run:
 
     def note_environment(self, data: dict[str, Any], **more: Any) -> None:
         """Versions, machine and command, once more for every time that the run goes on; refuses to go on with other data."""
+        import torch
+
         from autodual._version import __version__
 
         data = data | {"name": to_folder("dataset", str(data["name"]), self.folder)}
@@ -441,4 +446,6 @@ def _compared(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    import torch
+
     return value.item() if isinstance(value, torch.Tensor) else str(value)

@@ -130,10 +130,14 @@ def _run_network_in_place(rows: list[Tensor]) -> Tensor:
     return rows[(len(rows) - 1) // 2]
 
 
-@torch.compiler.assume_constant_result
 def selection_network(k: int) -> tuple[Comparison, ...]:
     """Comparisons that leave the lower middle of k values at its place."""
     return _selection_network(k)
+
+
+# What `torch.compiler.assume_constant_result` does, in every version from 2.6 on: a compiler calls the function instead of tracing it.
+# The decorator itself would import the compiler, for a second, wherever this file is imported.
+selection_network._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
