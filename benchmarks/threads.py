@@ -2,7 +2,7 @@
 
     python benchmarks/threads.py [--seconds 60] [--threads 8]
 
-The work is that of tests/certify/test_threads.py, which does it for a few seconds. Half of the calls are on models that all
+The work is that of tests/certificates/test_threads.py, which does it for a few seconds. Half of the calls are on models that all
 threads share. One more thread only watches whether the methods of nn.Module are PyTorch's own. Writes
 benchmarks/results/threads.md, and exits with 1 if anything failed or differed.
 """
