@@ -1,30 +1,32 @@
 """Histograms of the relative error of estimated radii: the paper's figure, with two more estimators.
 
-    OMP_NUM_THREADS=1 python benchmarks/estimator_histograms.py          (needs matplotlib)
+    OMP_NUM_THREADS=1 python benchmarks/estimator_histograms.py [--plot-only]
 
 What is estimated: the radius of what enters the second activation of the small MNIST network (its second convolution), l-infinity 0.1,
 with random weights (left) and with the published, robustly trained ones (right). The truth is the radius that `Dual()` finds;
 the band of the first activation is exact in both. One merged Cauchy stream, read by `Median()`, `GeometricMean()` and
 `MaximumLikelihood()` from the same projections. Errors of all units of 4 images and of many independent draws are pooled.
 
-Writes benchmarks/results/estimator_histograms.png and .md.
+Writes benchmarks/results/estimator_histograms.json and .md, and docs/figures/estimator-histograms.svg.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
+from drawing import Key, Panel, sheet, write_figure
 from frozen import SEED, Frozen, cut, small_mnist
 from machine import RESULTS, describe
 
 import autodual as ad
 from autodual.engines.projected.streams import read
+from autodual.report.charts.plots import Axis, Mark, Series, line_chart
 
-mpl.use("Agg")
-
+FIGURE = "estimator-histograms"
 KS = (10, 50, 100)
 EXAMPLES = 4
 PROJECTIONS = 500
@@ -35,7 +37,8 @@ ESTIMATORS: dict[str, ad.Estimator] = {
     "geometric mean": ad.GeometricMean(),
     "maximum likelihood": ad.MaximumLikelihood(),
 }
-COLOURS = {"median": "#4477AA", "geometric mean": "#EE6677", "maximum likelihood": "#228833"}
+TONES = {"median": "run-1", "geometric mean": "run-2", "maximum likelihood": "run-3"}
+BINS = 100
 
 Errors = dict[tuple[int, str], np.ndarray]
 """Relative errors by k and estimator."""
@@ -56,45 +59,57 @@ def collect(frozen: Frozen) -> Errors:
     return {key: np.concatenate(parts) for key, parts in found.items()}
 
 
-def plot(columns: dict[str, Errors]) -> None:
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(len(KS), len(columns), figsize=(10, 9.2), sharex=True, sharey="row", dpi=120)
-    for row, k in enumerate(KS):
-        for place, (title, errors) in enumerate(columns.items()):
-            panel(axes[row, place], {name: errors[k, name] for name in ESTIMATORS})
-            if row == 0:
-                axes[row, place].set_title(title, pad=12, fontsize=13)
-            if row == len(KS) - 1:
-                axes[row, place].set_xlabel("relative error of the radius, estimate / exact − 1")
-        axes[row, 0].set_ylabel(f"k = {k}\ndensity")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncol=len(labels), frameon=False, fontsize=12)
-    figure.tight_layout(rect=(0, 0, 1, 0.96), w_pad=2.5)
-    figure.savefig(RESULTS / "estimator_histograms.png")
-    plt.close(figure)
-
-
-def panel(axes: Any, errors: dict[str, np.ndarray]) -> None:
-    """The median filled, the others as outlines; mean and standard deviation of each in its colour."""
-    bins = np.linspace(*RANGE, 101)
-    axes.axvline(0, color="0.35", linewidth=0.9, linestyle=":")
-    for place, (name, values) in enumerate(errors.items()):
-        colour = COLOURS[name]
-        weights = np.full(len(values), 1 / len(values) / (bins[1] - bins[0]))
-        style: dict[str, Any] = {"histtype": "step", "linewidth": 1.5, "edgecolor": colour}
-        if name == "median":
-            style = {"histtype": "stepfilled", "alpha": 0.45, "color": colour}
-        axes.hist(values, bins, weights=weights, label=name, **style)
-        text = f"mean {values.mean():+.3f}   sd {values.std():.3f}"
-        axes.text(
-            0.98, 0.93 - 0.1 * place, text, transform=axes.transAxes, ha="right", va="top", color=colour, fontsize=10.5
+def summarise(errors: Errors) -> list[dict[str, Any]]:
+    """For every k and estimator: mean, spread, quantiles, and the density between the edges of the picture."""
+    rows = []
+    for (k, name), values in errors.items():
+        low, middle, high = np.quantile(values, (0.05, 0.5, 0.95))
+        counts, _ = np.histogram(values, BINS, RANGE)
+        density = counts / len(values) * BINS / (RANGE[1] - RANGE[0])
+        rows.append(
+            {
+                "k": k,
+                "estimator": name,
+                "mean": float(values.mean()),
+                "standard_deviation": float(values.std()),
+                "quantiles": [float(low), float(middle), float(high)],
+                "above": float((values > RANGE[1]).mean()),
+                "density": [round(float(value), 4) for value in density],
+            }
         )
-    axes.set_xlim(*RANGE)
+    return rows
 
 
-def show(columns: dict[str, Errors], machine: dict[str, Any]) -> str:
+def draw(record: dict[str, Any]) -> str:
+    """The picture: a row of panels for every k, a column for every network."""
+    edges = np.linspace(*record["range"], len(record["columns"][0]["rows"][0]["density"]) + 1)
+    panels = []
+    for k in KS:
+        line = []
+        for column in record["columns"]:
+            rows = [row for row in column["rows"] if row["k"] == k]
+            series = [Series("", _stairs(edges, row["density"]), TONES[row["estimator"]], hover=False) for row in rows]
+            notes = [
+                (f"mean {row['mean']:+.3f}, sd {row['standard_deviation']:.3f}", TONES[row["estimator"]])
+                for row in rows
+            ]
+            across = Axis("relative error of the radius, estimate / exact − 1", zero=False)
+            chart = line_chart(
+                f"k = {k}, {column['title']}", across, Axis("density"), series, marks=[Mark(0.0, "exact")]
+            )
+            line.append(Panel(chart, f"k = {k}, {column['title']}", notes))
+        panels.append(line)
+    legend = {name: Key(tone) for name, tone in TONES.items()}
+    return sheet("How far estimated radii are off", panels, legend)
+
+
+def _stairs(edges: np.ndarray, density: list[float]) -> list[tuple[float, float]]:
+    pairs = zip(edges[:-1], edges[1:], density, strict=True)
+    return [(float(x), value) for left, right, value in pairs for x in (left, right)]
+
+
+def show(record: dict[str, Any]) -> str:
+    machine = record["machine"]
     lines = [
         "# How far estimated radii are off",
         "",
@@ -103,7 +118,7 @@ def show(columns: dict[str, Errors], machine: dict[str, Any]) -> str:
         f"{machine['cpu']}, one thread; Python {machine['python']}, torch {machine['torch']}; "
         f"commit {machine['commit']}, source {machine['source']}.",
         "",
-        "![Histograms of relative errors](estimator_histograms.png)",
+        f"![Histograms of relative errors](../../docs/figures/{FIGURE}.svg)",
         "",
         "Small MNIST network, l-infinity 0.1, what enters its second activation; exact band before it; one merged stream. "
         f"Relative errors of all units of {EXAMPLES} images, {PASSES * (PROJECTIONS // KS[-1])} independent draws at k = {KS[-1]} and "
@@ -112,12 +127,12 @@ def show(columns: dict[str, Errors], machine: dict[str, Any]) -> str:
         "| | k | estimator | mean | standard deviation | 5 % | median | 95 % | above the figure |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for title, errors in columns.items():
-        for (k, name), values in errors.items():
-            low, middle, high = np.quantile(values, (0.05, 0.5, 0.95))
+    for column in record["columns"]:
+        for row in column["rows"]:
+            low, middle, high = row["quantiles"]
             lines.append(
-                f"| {title} | {k} | {name} | {values.mean():+.3f} | {values.std():.3f} | {low:+.2f} | {middle:+.2f} | {high:+.2f} "
-                f"| {100 * (values > RANGE[1]).mean():.1f} % |"
+                f"| {column['title']} | {row['k']} | {row['estimator']} | {row['mean']:+.3f} | {row['standard_deviation']:.3f} "
+                f"| {low:+.2f} | {middle:+.2f} | {high:+.2f} | {row['above']:.1%} |"
             )
     lines += [
         "",
@@ -130,14 +145,22 @@ def show(columns: dict[str, Errors], machine: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    titles = {"random weights": False, "robustly trained weights": True}
-    columns = {title: collect(Frozen.of(small_mnist(EXAMPLES, trained))) for title, trained in titles.items()}
-    RESULTS.mkdir(exist_ok=True)
-    plot(columns)
-    text = show(columns, describe())
-    (RESULTS / "estimator_histograms.md").write_text(text, encoding="utf-8")
-    print(text)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot-only", action="store_true", help="draw the picture from the json file")
+    options = parser.parse_args()
+    kept = RESULTS / "estimator_histograms.json"
+    if not options.plot_only:
+        torch.set_num_threads(1)
+        titles = {"random weights": False, "robustly trained weights": True}
+        columns = []
+        for title, trained in titles.items():
+            print(f"{title} ...", flush=True)
+            columns.append({"title": title, "rows": summarise(collect(Frozen.of(small_mnist(EXAMPLES, trained))))})
+        record = {"machine": describe(), "range": RANGE, "columns": columns}
+        kept.write_text(json.dumps(record) + "\n", encoding="utf-8")
+        (RESULTS / "estimator_histograms.md").write_text(show(record), encoding="utf-8")
+    record = json.loads(kept.read_text(encoding="utf-8"))
+    print(write_figure(FIGURE, draw(record)))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ back the free memory that it kept from these, which would hide growth. Nothing e
 Slopes are least squares through log time and log memory over at least the two largest decades of sizes, and on the GPU also over
 those up to the paper's largest network, 4,202,240 units; smaller sizes are shown, not fitted. Seconds per unit is the slope of a
 line with intercept through the same points; the paper has 2.26e-7 for one convolution on a Titan X. Writes
-linear_scaling_cpu|cuda.json and .md into benchmarks/results or FOLDER; the picture is linear_scaling.png there.
+linear_scaling_cpu|cuda.json and .md into benchmarks/results or FOLDER; the pictures are docs/figures/linear-scaling-*.svg.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from typing import Any
 import torch
 from machine import RESULTS, describe
 from measuring import in_fresh_process, measured, quiet_turns, take_turn
-from scaling_report import EXAMPLES, TRAINING, K, draw, fits, show
+from scaling_report import EXAMPLES, TRAINING, K, draw_all, fits, show
 from torch import Tensor, nn
 
 import autodual as ad
@@ -371,13 +371,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
     parser.add_argument("--exact-seconds", type=float, help="budget of the exact engines")
     parser.add_argument("--projections-only", action="store_true", help="keep the exact engines' rows of the json file")
-    parser.add_argument("--plot-only", action="store_true", help="draw the picture from the json files in the folder")
+    parser.add_argument("--plot-only", action="store_true", help="draw the pictures from the json files in the folder")
     parser.add_argument("--measure", nargs=4, metavar="WHAT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True
     if options.plot_only:
-        draw(options.out)
+        draw_all(options.out)
         return
     limits = LIMITS[options.device]
     seconds = options.exact_seconds or (limits.exact_seconds if options.sizes == "full" else QUICK_SECONDS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from drawing import Key, Panel, sheet, write_figure
 from measuring import MEBIBYTE, QUIET
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from autodual.report.charts.plots import Axis, Series, line_chart, power_tick
+from autodual.report.charts.svg import Svg
 
 EXAMPLES = 10
 TRAINING = 50
@@ -161,76 +162,54 @@ def _point_line(row: Row) -> str:
 # --------------------------------------------------------------------------------------------------------
 # The picture
 
-COLOURS = {"projected": "#1f77b4", "dual": "#2ca02c", "forward": "#d62728"}
-MARKERS = {"projected": "o", "dual": "s", "forward": "^"}
+KEYS = {
+    ("projected", 1): Key("run-1"),
+    ("projected", EXAMPLES): Key("run-4", "6 3"),
+    ("projected", TRAINING): Key("run-5", "2 3"),
+    ("dual", 1): Key("run-3"),
+    ("forward", 1): Key("run-2"),
+}
+PAPER = f"the paper's projections, Titan X: {PAPER_SECONDS_PER_UNIT:.3g} s per unit"
+PAPER_KEY = Key("run-6", "1 4")
+FIGURES = {"cuda": "linear-scaling-gpu", "cpu": "linear-scaling-cpu"}
 
 
-def draw(folder: Path) -> None:
-    """linear_scaling.png from whichever of the two json files are there."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    paths = [folder / f"linear_scaling_{device}.json" for device in ("cpu", "cuda")]
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
-    if not records:
-        raise SystemExit(f"{folder} holds neither linear_scaling_cpu.json nor linear_scaling_cuda.json: measure first")
-    figure, grid = plt.subplots(2, 2 * len(records), figsize=(6.2 * len(records) * 1.6, 9), squeeze=False, sharex="col")
-    for number, record in enumerate(records):
-        where = "GPU" if record["device"] == "cuda" else "CPU"
-        for column, network in enumerate(NETWORKS, start=2 * number):
-            grid[0][column].set_title(f"{network}, {where}")
-            _panel(grid[0][column], record, network, "seconds", "time_slope", 1.0)
-            _panel(grid[1][column], record, network, "bytes", "memory_slope", 1.0 / MEBIBYTE)
-            grid[1][column].set_xlabel("hidden units")
-            if network == "convolution" and where == "GPU":
-                _paper(grid[0][column], record)
-            for axes in (grid[0][column], grid[1][column]):
-                axes.legend(fontsize=8, loc="upper left")
-    for row, label in enumerate((f"seconds for {EXAMPLES} examples", "peak memory, MiB")):
-        limits = [axes.get_ylim() for axes in grid[row]]
-        for axes in grid[row]:
-            axes.set_ylim(min(low for low, _ in limits), 100 * max(high for _, high in limits))
-        grid[row][0].set_ylabel(label)
-    figure.suptitle(f"Bounds of {EXAMPLES} MNIST-sized examples, k = {K}: exact and by random projections")
-    figure.tight_layout()
-    figure.savefig(folder / "linear_scaling.png", dpi=130)
-    print(folder / "linear_scaling.png")
-
-
-def _panel(axes: Axes, record: dict[str, Any], network: str, key: str, slope: str, unit: float) -> None:
-    for (method, batch), name in NAMES.items():
-        points = select(record["rows"], network, method, batch)
-        if not points:
-            continue
-        label = name + _slopes_in_words(record["fits"], (network, method, batch), slope)
-        x, y = [p["units"] for p in points], [max(p[key], 1e-9) * unit for p in points]
-        style = {1: "-", EXAMPLES: "--", TRAINING: ":"}[batch]
-        filled = COLOURS[method] if batch == 1 else "white"
-        axes.plot(
-            x,
-            y,
-            style,
-            color=COLOURS[method],
-            marker=MARKERS[method],
-            markersize=5,
-            markerfacecolor=filled,
-            label=label,
+def draw(record: dict[str, Any]) -> str:
+    """The picture of one device: seconds above, memory below, a column for each network."""
+    panels = [
+        [Panel(_chart(record, network, *quantity), network) for network in NETWORKS]
+        for quantity in (
+            ("seconds", f"seconds for {EXAMPLES} examples", 1.0),
+            ("bytes", "peak memory, MiB", 1 / MEBIBYTE),
         )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_minor_formatter("")
-    axes.grid(True, which="major", alpha=0.3)
+    ]
+    known = {(row["method"], row["batch"]) for row in record["rows"] if "over" not in row}
+    legend = {name: KEYS[key] for key, name in NAMES.items() if key in known}
+    if record["device"] == "cuda":
+        legend[PAPER] = PAPER_KEY
+    where = record["machine"].get("gpu", "CPU")
+    return sheet(f"Bounds of {EXAMPLES} MNIST-sized examples, k = {record['k']}, {where}", panels, legend)
 
 
-def _slopes_in_words(found: list[Row], series: tuple[str, str, int], slope: str) -> str:
-    known = [f for f in found if (f["network"], f["method"], f["batch"]) == series]
-    slopes = [f"{f[slope]:.2f}" for f in known]
-    return f": slope {', beyond '.join(slopes)}" if slopes else ""
+def _chart(record: dict[str, Any], network: str, key: str, title: str, unit: float) -> Svg:
+    series = []
+    for (method, batch), name in NAMES.items():
+        points = [(float(p["units"]), p[key] * unit) for p in select(record["rows"], network, method, batch)]
+        look = KEYS[method, batch]
+        series.append(Series("", points, look.tone, dots=True, dash=look.dash, full=name))
+    if key == "seconds" and network == "convolution" and record["device"] == "cuda":
+        units = [float(point[0]) for one in series for point in one.points]
+        ends = [(u, PAPER_SECONDS_PER_UNIT * u) for u in (min(units), min(max(units), PAPER_UNITS))]
+        series.append(Series("", ends, PAPER_KEY.tone, dash=PAPER_KEY.dash, full=PAPER))
+    across, up = Axis("hidden units", power_tick, log=True), Axis(title, power_tick, log=True)
+    return line_chart(f"{network}: {title}", across, up, series)
 
 
-def _paper(axes: Axes, record: dict[str, Any]) -> None:
-    units = [min(r["units"] for r in record["rows"]), max(r["units"] for r in record["rows"])]
-    label = f"paper's projections, Titan X: {PAPER_SECONDS_PER_UNIT:.3g} s per unit"
-    axes.plot(units, [PAPER_SECONDS_PER_UNIT * u for u in units], ":", color="black", label=label)
+def draw_all(folder: Path) -> None:
+    """docs/figures/linear-scaling-*.svg from whichever of the two json files are there."""
+    paths = {device: folder / f"linear_scaling_{device}.json" for device in FIGURES}
+    found = {device: path for device, path in paths.items() if path.exists()}
+    if not found:
+        raise SystemExit(f"{folder} holds neither linear_scaling_cpu.json nor linear_scaling_cuda.json: measure first")
+    for device, path in found.items():
+        print(write_figure(FIGURES[device], draw(json.loads(path.read_text(encoding="utf-8")))))

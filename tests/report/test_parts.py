@@ -11,8 +11,8 @@ import zlib
 import numpy as np
 import pytest
 
-from autodual.report.charts.plots import Axis, Series, line_chart, make_bins, spread
-from autodual.report.charts.svg import Scale, element, nice_step
+from autodual.report.charts.plots import Axis, Series, line_chart, make_bins, power_tick, spread
+from autodual.report.charts.svg import LogScale, Scale, element, nice_step
 from autodual.report.page import TEMPLATES
 from autodual.report.sections.examples import data_uri, png
 from autodual.report.sections.training import History
@@ -31,6 +31,37 @@ def test_a_scale_covers_its_values() -> None:
         assert 1 < len(scale.ticks) <= 8
         assert all(0 <= scale(value) <= 100 for value in scale.ticks)
         assert all(scale.low <= value <= scale.high * (1 + 1e-9) for value in values if math.isfinite(value))
+
+
+def test_a_logarithmic_scale_covers_its_values_in_powers_of_ten() -> None:
+    for values in ([0.03, 270.0], [5.0], [1.0], [1e-3, 1e3], [], [math.nan, 2.0], [0.0, 20.0]):
+        scale = LogScale.decades(values, 0.0, 100.0)
+        assert len(scale.ticks) > 1
+        assert all(math.log10(tick) == pytest.approx(round(math.log10(tick))) for tick in scale.ticks)
+        assert all(scale.low <= value <= scale.high * (1 + 1e-9) for value in values if value > 0)
+    decade = LogScale.decades([0.1, 100.0], 0.0, 90.0)
+    assert [decade(value) for value in (0.0, 0.1, 1.0, 10.0, 100.0, 1e9)] == pytest.approx([0, 0, 30, 60, 90, 90])
+    fitted = LogScale.decades([3.0, 500.0], 0.0, 100.0, fit=True)
+    assert (fitted(3.0), fitted(500.0), fitted.ticks) == (0.0, 100.0, (10.0, 100.0))
+
+
+def test_powers_of_ten_are_written_as_powers() -> None:
+    assert [power_tick(value) for value in (1e-12, 0.1, 1.0, 1000.0, 250.0, 0.0)] == [
+        "10⁻¹²",
+        "10⁻¹",
+        "10⁰",
+        "10³",
+        "250",
+        "0",
+    ]
+
+
+def test_a_chart_may_have_logarithmic_axes_and_no_places_for_the_pointer() -> None:
+    axis = Axis("x", power_tick, log=True)
+    chart = line_chart("t", axis, axis, [Series("", [(1.0, 1.0), (10.0, 10.0), (100.0, 100.0)], "ink", hover=False)])
+    (left, low), (x, y), (right, high) = (map(float, p.split(",")) for p in re.findall(r"[\d.]+,[\d.]+", chart))
+    assert (x, y) == pytest.approx(((left + right) / 2, (low + high) / 2), abs=0.1)
+    assert "<circle" not in chart
 
 
 def test_labels_are_pushed_apart_and_stay_inside() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autodual.report.charts.svg import CHARACTER, Scale, Svg, element, group, nice_step, shorten, tooltip
+from autodual.report.charts.svg import CHARACTER, LogScale, Scale, Svg, element, group, nice_step, shorten, tooltip
 from autodual.report.values import count
 
 WIDTH, HEIGHT = 400.0, 260.0
@@ -27,14 +27,25 @@ def plain_tick(value: float) -> str:
     return f"{value:.4g}"
 
 
+def power_tick(value: float) -> str:
+    """10³ for a power of ten, digits for other values: on a logarithmic axis the former are ticks, the latter in tooltips."""
+    if value <= 0 or not math.isclose(math.log10(value), round(math.log10(value)), abs_tol=1e-9):
+        return plain_tick(value)
+    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 @dataclass(frozen=True)
 class Axis:
-    """Title with its unit, how ticks are written, and what limits the range: values beyond `most` stand at its edge."""
+    """Title with its unit, how ticks are written, and what limits the range: values beyond `most` stand at its edge.
+
+    log: values are positive and stand at the place of their logarithm; `zero` and `most` say nothing then.
+    """
 
     title: str
     tick: Format = plain_tick
     most: float = float("inf")
     zero: bool = True
+    log: bool = False
 
 
 ERROR_AXIS = Axis("error, %", percent_tick, most=1.0)
@@ -66,8 +77,13 @@ class Frame:
         fit: the horizontal axis ends at the last value instead of the next round one.
         """
         columns = list(xs)
-        y = Scale.around((min(value, up.most) for value in ys), HEIGHT - BOTTOM, TOP, zero=up.zero, most=up.most)
+        if up.log:
+            y: Scale = LogScale.decades(ys, HEIGHT - BOTTOM, TOP)
+        else:
+            y = Scale.around((min(value, up.most) for value in ys), HEIGHT - BOTTOM, TOP, zero=up.zero, most=up.most)
         left = 12 + CHARACTER * max(len(up.tick(value)) for value in y.ticks)
+        if across.log:
+            return cls(LogScale.decades(columns, left, WIDTH - right, fit=fit), y, across, up)
         x = Scale.around(columns, left, WIDTH - right, zero=across.zero, steps=6)
         if fit and columns and max(columns) > x.low:
             x = Scale.exactly(x.low if across.zero else min(columns), max(columns), left, WIDTH - right, steps=6)
@@ -155,6 +171,8 @@ class Series:
     dash: str = ""
     full: str = ""
     """The name in tooltips, where the label is an abbreviation."""
+    hover: bool = True
+    """Whether places without a dot answer to the pointer, too."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +222,7 @@ def _curve(frame: Frame, one: Series) -> Svg:
     points = [point for point in one.points if math.isfinite(point[1])]
     dots = set(points) if one.dots else {part[0] for part in unbroken if len(part) == 1}  # no line shows the latter
     every = -(-len(points) // HOVER_POINTS) or 1
-    thinned = set(points[::-1][::every])  # from the end, so that the last point is kept
+    thinned = set(points[::-1][::every] if one.hover else [])  # from the end, so that the last point is kept
     for x, y in (point for point in points if point in dots or point in thinned):
         words = f"{one.full or one.label}: {frame.up.title} {frame.up.tick(y)} at {frame.across.title} {frame.across.tick(x)}"
         radius, seen = (3, f"dot f-{one.tone}") if (x, y) in dots else (5, "hover")

@@ -95,6 +95,26 @@ class Scale:
         return self.low <= value <= self.high
 
 
+class LogScale(Scale):
+    """Positive values at the place of their logarithm, with ticks at powers of ten."""
+
+    @classmethod
+    def decades(cls, values: Iterable[float], start: float, end: float, *, fit: bool = False) -> LogScale:
+        """Covers the values, in whole powers of ten unless `fit`; what is not positive stands at the lower end."""
+        found = [value for value in values if math.isfinite(value) and value > 0] or [1.0, 10.0]
+        first, last = math.floor(math.log10(min(found)) + 1e-9), math.ceil(math.log10(max(found)) - 1e-9)
+        last = max(last, first + 1)
+        low, high = (min(found), max(found)) if fit and min(found) < max(found) else (10.0**first, 10.0**last)
+        ticks = tuple(
+            10.0**power for power in range(first, last + 1) if low * (1 - 1e-9) <= 10.0**power <= high * (1 + 1e-9)
+        )
+        return cls(low, high, start, end, ticks)
+
+    def __call__(self, value: float) -> float:
+        share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        return self.start + (self.end - self.start) * min(share, 1.0)
+
+
 def _multiples(low: float, high: float, step: float) -> tuple[float, ...]:
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(index * step for index in range(first, last + 1))
