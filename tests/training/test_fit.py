@@ -57,7 +57,7 @@ def model(shape, classes):
 def test_the_advice_for_cascades_works(tmp_path: Path) -> None:
     config = CONFIG.with_changes(cascade=2)
     with pytest.raises(
-        ad.ArgumentError, match=r"`autodual train --cascade .* or `from autodual\.train\.fit import train`"
+        ad.ArgumentError, match=r"`autodual train --cascade .* or `from autodual\.training\.fitting import train`"
     ):
         ad.fit(digits_network(), _data(), _data(), config, tmp_path / "run")
     (tmp_path / "own.py").write_text(OWN)

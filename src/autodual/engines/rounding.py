@@ -71,7 +71,7 @@ def of_sum(terms: int, dtype: torch.dtype) -> float:
 
 
 def of_underflow(terms: int, dtype: torch.dtype) -> float:
-    """What a sum of so many products may lose where they are smaller than normal numbers, also if those are flushed to zero."""
+    """What a sum of so many products may lose where they are smaller than normal numbers."""
     return (terms + LOST) * torch.finfo(dtype).tiny
 
 

@@ -112,6 +112,17 @@ def check_surroundings(model: nn.Module) -> None:
             "model: has parametrizations, and torch.nn.utils.parametrize.cached() is active, so its weights may be out of date; "
             "leave it before you bound a model"
         )
+    if _denormals_are_flushed():
+        raise CaptureError(
+            "model: numbers below the smallest normal one are flushed to zero (torch.set_flush_denormal(True), or a library compiled "
+            "with fast-math), so that a weight of 1e-39 counts as nothing however large its factor is; call "
+            "torch.set_flush_denormal(False) before PyTorch starts its threads"
+        )
+
+
+def _denormals_are_flushed() -> bool:
+    """In this thread, which the threads that share its work have the setting from."""
+    return not bool(torch.tensor(2.0**-140) * 2)
 
 
 def _called(function: Any) -> str:
