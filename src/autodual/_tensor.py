@@ -186,6 +186,21 @@ def tf32_convolutions() -> bool:
         return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
+class _MatmulPrecision:
+    """`torch.set_float32_matmul_precision` as an attribute, like all other switches."""
+
+    @property
+    def precision(self) -> str:
+        return torch.get_float32_matmul_precision()
+
+    @precision.setter
+    def precision(self, value: str) -> None:
+        torch.set_float32_matmul_precision(value)
+
+
+_MATMUL = _MatmulPrecision()
+
+
 def _precision_settings() -> list[tuple[Any, str, Any]]:
     """Where PyTorch keeps the precision of float32 products, and the strict values.
 
@@ -197,6 +212,8 @@ def _precision_settings() -> list[tuple[Any, str, Any]]:
     older = [(cuda, "allow_tf32", False), (cudnn, "allow_tf32", False)]
     said = [getattr(owner, "fp32_precision", "none") for owner in (torch.backends, cudnn)]
     try:
+        if torch.get_float32_matmul_precision() == "medium":  # bf16 on a CPU, which allow_tf32 would not bring back
+            older[0] = (_MATMUL, "precision", "highest")
         for owner, name, _ in older:
             getattr(owner, name)
     except RuntimeError:

@@ -141,3 +141,16 @@ def test_whatever_the_switches_say(state: str) -> None:
         [sys.executable, "-c", PROGRAM.format(state=state)], capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_precision_of_products_comes_back(precision: str) -> None:
+    """In a process of its own: PyTorch refuses to answer once its older and newer switches disagree."""
+    code = (
+        "import torch, autodual as ad; b = torch.backends; "
+        "now = lambda: (torch.get_float32_matmul_precision(), b.cuda.matmul.fp32_precision, b.mkldnn.matmul.fp32_precision); "
+        f"torch.set_float32_matmul_precision({precision!r}); before = now(); "
+        "ad.certify(torch.nn.Linear(3, 2).eval(), torch.rand(2, 3), torch.tensor([0, 1]), ad.LinfBall(0.1)); "
+        "assert before == now(), (before, now())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
