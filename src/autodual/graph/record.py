@@ -92,7 +92,7 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
                 not may_draw and not model.training
             ):  # or else examples that are all the same are normalised: rounding, nothing else
                 with torch.no_grad(), _explained(tracer, example):
-                    check_same(tracer.made, tracer.run_plainly(sample(len(tracer.sample))))
+                    check_same(tracer.calls, tracer.run_plainly(sample(len(tracer.sample))))
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
                 compare(OTHER_BATCH, refuse_random=True)
         finally:

@@ -25,19 +25,13 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
-from autodual.graph.plain import Made, Plain, tensors
+from autodual.graph.plain import FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
+from autodual.graph.plain import Step as MadeBy
 from autodual.graph.registry import Registry
 from autodual.graph.twins import Twins
 
-FACTS = {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "get_device"}
-"""Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
-
 _TELLS_BATCH = {"shape", "nbytes", "itemsize"} | FACTS
-_OUT_OF_SIGHT = frozenset(
-    ("numpy", "storage", "untyped_storage", "_typed_storage", "__array__", "__dlpack__", "apply_", "map_", "map2_")
-)
-"""Methods that hand out a tensor's memory, or write to it without counting: whoever writes there, nobody sees it."""
-_SETTABLE = frozenset(("tracer", "node", "value", "overwritten", "requires_grad", "grad", "names"))
+_ASSIGNED = frozenset(("tracer", "node", "value", "overwritten")) | SETTABLE
 """Attributes of a proxy, and those of a tensor that change no value of it."""
 
 
@@ -61,7 +55,7 @@ class ConcreteProxy(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if name not in _SETTABLE and hasattr(Tensor, name):
+        if name not in _ASSIGNED and hasattr(Tensor, name):
             raise CaptureError(
                 f"{self.tracer.where or 'model'}: assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
             )
@@ -72,6 +66,9 @@ class ConcreteProxy(fx.Proxy):
             f"{self.tracer.where or 'model'}: a tensor that is captured does not support item assignment (x[...] = y), since the "
             f"graph would not show it; put the parts together by torch.cat or torch.stack, or multiply by a constant mask"
         )
+
+    def __repr__(self) -> str:
+        return SHOWN
 
     def __len__(self) -> int:
         self.tracer.told = True
@@ -159,7 +156,7 @@ class ConcreteTracer(fx.Tracer):
         self._proxies: list[ConcreteProxy] = []
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
-        self.made = Made(sample)
+        self.calls = Calls(self._names)
 
     def record(self, sample: Tensor) -> fx.Graph:
         """The graph of the model for a batch like `sample`."""
@@ -180,21 +177,22 @@ class ConcreteTracer(fx.Tracer):
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
 
-    def run_plainly(self, sample: Tensor) -> Made:
-        """What the calls of `forward` make of the sample itself, of which no proxy is told; after a run that has been recorded."""
-        self._buffers.clear()
-        self._plain = Plain(sample)
+    def run_plainly(self, sample: Tensor) -> Calls:
+        """The calls that `forward` makes with the sample itself, instead of a proxy; after a run that has been recorded."""
+        self._plain = Plain(sample, self._names, lambda: self.where)
         try:
             with self._plain as plain:
-                plain.made.output = self._twins.of[id(self.root)].forward(sample)
-            return plain.made
+                plain.calls.output = self._twins.of[id(self.root)].forward(sample)
+            if plain.refusal is not None:
+                raise plain.refusal
+            return plain.calls
         finally:
             self._plain = None
 
     def _forward(self) -> Any:
         x = self.create_proxy("placeholder", "x", (), {})
         result = self._twins.of[id(self.root)].forward(x)
-        self.made.output = map_aggregate(result, _value)
+        self.calls.output = map_aggregate(result, _value)
         result = self.create_arg(result)
         for name, tensor in self.constants.items():
             if not unchanged(tensor, self._copies[name]):
@@ -293,16 +291,16 @@ class ConcreteTracer(fx.Tracer):
         if self.running:
             return twin._call_impl(*args, **kwargs)
         original = self._original_of[id(twin)]
-        if self._plain is not None:
-            return self._call_plainly(self._plain, original, twin, args, kwargs)
         path = self._path_of[id(original)]
         self._stack.append(path)
         try:
+            if self._plain is not None:
+                return self._call_plainly(self._plain, path, original, twin, args, kwargs)
             if id(original) not in self._ways:
                 is_one_call = self.registry.builder_of(original) is not None
                 self._ways[id(original)] = self.registry.rewrite_of(original), is_one_call
             rewrite, is_one_call = self._ways[id(original)]
-            rewritten = NotImplemented if rewrite is None else self._expanded(rewrite, twin, *args, **kwargs)
+            rewritten = NotImplemented if rewrite is None else self._expanded((path,), rewrite, (twin,), args, kwargs)
             self._rewritten[id(original)] = rewritten is not NotImplemented
             if rewritten is not NotImplemented:
                 return rewritten
@@ -316,31 +314,33 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self._stack.pop()
 
-    def _call_plainly(self, plain: Plain, original: nn.Module, twin: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _call_plainly(
+        self, plain: Plain, path: str, original: nn.Module, twin: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """A module's call with tensors; what the graph has as one call is one call here, too."""
         if id(original) not in self._ways or not (self._rewritten[id(original)] or self._ways[id(original)][1]):
             return _forward_with_hooks(twin, args, kwargs)
         self.running = True
         try:
-            return plain.call(twin._call_impl, args, kwargs)
+            return plain.call(path, twin._call_impl, args, kwargs)
         finally:
             self.running = False
 
-    def _expanded(self, rewrite: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _expanded(
+        self, target: Any, rewrite: Callable[..., Any], first: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
         """What a rewrite makes of a call."""
+        step = None
+        if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
+            step = self.calls.begin(target, self._concrete(args), self._concrete(kwargs) if kwargs else {}, self.where)
         self._expanding += 1
         try:
-            made = rewrite(*args, **kwargs)
+            made = rewrite(*first, *args, **kwargs)
         finally:
             self._expanding -= 1
-        if made is not NotImplemented:
-            self._keep(made, args, kwargs)
+        if made is not NotImplemented and step is not None:
+            self.calls.finish(step, map_aggregate(made, _value), [])
         return made
-
-    def _keep(self, made: Any, args: Any, kwargs: Any) -> None:
-        """The result of a call that the user wrote; not of those that a rewrite makes of it."""
-        if self._expanding == 0:
-            self.made.keep(*(map_aggregate(a, _value) for a in (made, args, kwargs)))
 
     def _read_parameter(self, value: Any) -> Any:
         if self._plain is not None and isinstance(value, Tensor) and not self.running:
@@ -350,6 +350,8 @@ class ConcreteTracer(fx.Tracer):
     def _read_buffer(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not (self.running or self._plain is not None):
             return self._read_parameter(value)
+        if self._plain is not None:
+            return self._plain.own(value)
         return self._buffers.setdefault(id(value), value.clone())
 
     def _attribute(self, a: Tensor) -> Any:
@@ -386,7 +388,7 @@ class ConcreteTracer(fx.Tracer):
         if kind in ("call_function", "call_method") and _name(target) in FACTS:
             self.told = True
             return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
-        if kind == "call_method" and target in _OUT_OF_SIGHT:
+        if kind == "call_method" and target in OUT_OF_SIGHT:
             raise CaptureError(
                 f"{self.where or 'model'}: {target}() lets values leave the graph, or be written out of its sight; use operations on "
                 f"tensors instead"
@@ -394,13 +396,14 @@ class ConcreteTracer(fx.Tracer):
         if kind in ("call_function", "call_method"):
             function = target if kind == "call_function" else getattr(torch.Tensor, target, None)
             rewrite = None if function is None else self.registry.rewrite_of(function)
-            rewritten = NotImplemented if rewrite is None else self._expanded(rewrite, *args, **kwargs)
+            rewritten = NotImplemented if rewrite is None else self._expanded(function, rewrite, (), args, kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
         self._check_followed()
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         assert isinstance(proxy, ConcreteProxy)
         args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
+        step = self._noted(kind, target, args, kwargs)
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
@@ -413,10 +416,22 @@ class ConcreteTracer(fx.Tracer):
         if written:
             self._follow_writes(proxy, written)
         self._proxies.append(proxy)
-        picks = target is operator.getitem and not isinstance(args[0], Tensor)  # in Python, not by a call of torch
-        if kind.startswith("call") and not picks:
-            self._keep(proxy, args, kwargs)
+        if kind == "placeholder" or kind == "get_attr":
+            self.calls.name(proxy.value, target)
+        elif step is not None:
+            self.calls.finish(step, proxy.value, written)
         return proxy
+
+    def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MadeBy | None:
+        """The call, as a run on tensors would show it."""
+        if self._expanding or not kind.startswith("call"):
+            return None
+        if target is getattr or target is operator.getitem:
+            if not isinstance(args[0], Tensor):  # picked from a tuple, in Python, and not by a call of torch
+                return None
+            if target is getattr:
+                return self.calls.begin(args[1], args[:1], {}, self.where)
+        return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.where)
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":
