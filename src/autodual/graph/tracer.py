@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
-from autodual._errors import CaptureError
+from autodual._errors import AutodualError, CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
 from autodual.graph.plain import FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
 from autodual.graph.plain import Step as MadeBy
@@ -56,13 +56,13 @@ class ConcreteProxy(fx.Proxy):
     def __setattr__(self, name: str, value: Any) -> None:
         """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
         if name not in _ASSIGNED and hasattr(Tensor, name):
-            raise CaptureError(
+            raise self.tracer.refused(
                 f"{self.tracer.where or 'model'}: assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
             )
         super().__setattr__(name, value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise CaptureError(
+        raise self.tracer.refused(
             f"{self.tracer.where or 'model'}: a tensor that is captured does not support item assignment (x[...] = y), since the "
             f"graph would not show it; put the parts together by torch.cat or torch.stack, or multiply by a constant mask"
         )
@@ -124,6 +124,8 @@ class ConcreteTracer(fx.Tracer):
         self._plain: Plain | None = None
         """Where a run on tensors, without proxies, is kept."""
         self._failure: tuple[Exception | None, str] = (None, "")
+        self._refusal: Exception | None = None
+        """The first refusal. A model that catches it is refused all the same."""
         self._buffers: dict[int, Tensor] = {}
         """What the sample meets in place of the buffers, by their identity, during one operation."""
         self._names: dict[int, str] = {}
@@ -192,6 +194,8 @@ class ConcreteTracer(fx.Tracer):
     def _forward(self) -> Any:
         x = self.create_proxy("placeholder", "x", (), {})
         result = self._twins.of[id(self.root)].forward(x)
+        if self._refusal is not None:
+            raise self._refusal
         self.calls.output = map_aggregate(result, _value)
         result = self.create_arg(result)
         for name, tensor in self.constants.items():
@@ -230,6 +234,12 @@ class ConcreteTracer(fx.Tracer):
         """Path of the module that is being traced; empty for the model itself."""
         return strip(self._stack[-1]) if self._stack else ""
 
+    def refused(self, why: str) -> CaptureError:
+        """The error to raise. The model may catch it, and go on otherwise than with tensors: the capture does not forget."""
+        error = CaptureError(why)
+        self._refusal = self._refusal or error
+        return error
+
     def place_of(self, error: Exception) -> str:
         """Path of the innermost module that raised it."""
         return (self._failure[1] if self._failure[0] is error else self.where) or "model"
@@ -247,7 +257,7 @@ class ConcreteTracer(fx.Tracer):
             return a
         if isinstance(a, ConcreteProxy):
             if a.overwritten:
-                raise CaptureError(a.overwritten)
+                raise self.refused(a.overwritten)
             return a.node if a.node in self.values else self._left_behind(a)
         if isinstance(a, Tensor):
             if id(a) in self._names:
@@ -264,7 +274,7 @@ class ConcreteTracer(fx.Tracer):
     def _left_behind(self, a: ConcreteProxy) -> Any:
         """A value that an earlier run has stored somewhere."""
         if self._graph is not None:
-            raise CaptureError(
+            raise self.refused(
                 f"{self.where or 'model'}: uses a value that an earlier capture has left behind in an object or a global variable; a "
                 f"model that reads what an earlier run has stored there is no function of its input"
             )
@@ -278,7 +288,7 @@ class ConcreteTracer(fx.Tracer):
         if known is not None:
             return known
         if a.grad_fn is not None:
-            raise CaptureError(
+            raise self.refused(
                 f"{self.where or 'model'}: uses a tensor that was computed from parameters out of sight of the capture, so it "
                 f"would not follow them; read parameters as attributes (self.weight), inside forward"
             )
@@ -336,6 +346,9 @@ class ConcreteTracer(fx.Tracer):
         self._expanding += 1
         try:
             made = rewrite(*first, *args, **kwargs)
+        except AutodualError as error:
+            self._refusal = self._refusal or error
+            raise
         finally:
             self._expanding -= 1
         if made is not NotImplemented and step is not None:
@@ -371,12 +384,12 @@ class ConcreteTracer(fx.Tracer):
                 module = frame.f_locals["self"]
                 path = self._path_of.get(id(module))
                 if path is not None:
-                    raise CaptureError(
+                    raise self.refused(
                         f"{self.where or 'model'}: calls its part {strip(path) or 'model'} by a way that the capture cannot follow (a "
                         f"class attribute, a cache, an object of another library); read it as an attribute of the model (self.name)"
                     )
                 if id(module) not in self._original_of:
-                    raise CaptureError(
+                    raise self.refused(
                         f"{self.where or 'model'}: calls a {type(module).__name__} that is not one of its submodules; assign it to an "
                         f"attribute in __init__ (or use nn.ModuleList) so that its parameters belong to the model"
                     )
@@ -389,7 +402,7 @@ class ConcreteTracer(fx.Tracer):
             self.told = True
             return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
         if kind == "call_method" and target in OUT_OF_SIGHT:
-            raise CaptureError(
+            raise self.refused(
                 f"{self.where or 'model'}: {target}() lets values leave the graph, or be written out of its sight; use operations on "
                 f"tensors instead"
             )
@@ -409,6 +422,10 @@ class ConcreteTracer(fx.Tracer):
         try:
             with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
+        except Exception:
+            if self._graph is not None:  # the model may catch it, and the call has made nothing
+                self._graph.erase_node(proxy.node)
+            raise
         finally:
             self.running = False
         self.paths[proxy.node] = self.where
@@ -452,7 +469,7 @@ class ConcreteTracer(fx.Tracer):
         """
         name = _name(proxy.node.target)
         if any(tensor is copy for tensor in written for copy in self._copies.values()):
-            raise CaptureError(
+            raise self.refused(
                 f"{self.where or 'model'}: writes into a tensor that it made itself ({name}); use the "
                 f"out-of-place form, torch.cat or torch.stack instead, so that the graph shows the dependency"
             )
@@ -470,12 +487,19 @@ class ConcreteTracer(fx.Tracer):
                 )
 
     def to_bool(self, obj: Any) -> bool:
-        raise TraceError("a branch depends on the values in a tensor")
+        raise self._depends_on_values("a branch depends on the values in a tensor")
 
     def iter(self, obj: Any) -> Any:
         if isinstance(obj.value, tuple | list):
             return (obj[i] for i in range(len(obj.value)))
-        raise TraceError("a loop runs over the values in a tensor")
+        raise self._depends_on_values("a loop runs over the values in a tensor")
+
+    def _depends_on_values(self, how: str) -> TraceError:
+        error = TraceError(how)
+        if self._refusal is None:
+            self._refusal = error
+            self._failure = error, self.where
+        return error
 
     def _concrete(self, arguments: Any) -> Any:
         def concrete(a: Any) -> Any:
