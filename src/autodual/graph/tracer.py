@@ -27,8 +27,8 @@ from autodual._errors import AutodualError, CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
 from autodual.graph.plain import FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
 from autodual.graph.plain import Step as MadeBy
-from autodual.graph.registry import Registry
-from autodual.graph.twins import Twins
+from autodual.graph.registry import Registry, hooked_parameters
+from autodual.graph.twins import State, Twins, own_classes
 
 _TELLS_BATCH = {"shape", "nbytes", "itemsize"} | FACTS
 _ASSIGNED = frozenset(("tracer", "node", "value", "overwritten")) | SETTABLE
@@ -142,6 +142,13 @@ class ConcreteTracer(fx.Tracer):
         self._twin_at = {path: self._twins.of[i] for i, path in self._path_of.items()}
         self._ways: dict[int, tuple[Any, bool]] = {}
         """By the identity of a module: how it is rewritten, and whether it is one call."""
+        self._states: dict[int, State] = {}
+        """By the identity of a module that is one call, or rewritten: its twin as it was before the first run."""
+        for i, module in self._twins.originals.items():
+            rewrite, is_one_call = registry.rewrite_of(module), registry.builder_of(module) is not None
+            self._ways[i] = rewrite, is_one_call
+            if rewrite is not None or is_one_call:
+                self._states[i] = State(self._twins.of[i], hooked_parameters(module))
         self._rewritten: dict[int, bool] = {}
         """By the identity of a module: whether its last call was."""
 
@@ -185,8 +192,9 @@ class ConcreteTracer(fx.Tracer):
         try:
             with self._plain as plain:
                 plain.calls.output = self._twins.of[id(self.root)].forward(sample)
-            if plain.refusal is not None:
-                raise plain.refusal
+            refusal = plain.refusal or self._refusal
+            if refusal is not None:
+                raise refusal
             return plain.calls
         finally:
             self._plain = None
@@ -306,16 +314,16 @@ class ConcreteTracer(fx.Tracer):
         try:
             if self._plain is not None:
                 return self._call_plainly(self._plain, path, original, twin, args, kwargs)
-            if id(original) not in self._ways:
-                is_one_call = self.registry.builder_of(original) is not None
-                self._ways[id(original)] = self.registry.rewrite_of(original), is_one_call
+            self._check_state(original)
             rewrite, is_one_call = self._ways[id(original)]
             rewritten = NotImplemented if rewrite is None else self._expanded((path,), rewrite, (twin,), args, kwargs)
             self._rewritten[id(original)] = rewritten is not NotImplemented
             if rewritten is not NotImplemented:
                 return rewritten
             if is_one_call:
-                return self.create_proxy("call_module", path, args, kwargs)
+                made = self.create_proxy("call_module", path, args, kwargs)
+                self._keep_state(original)
+                return made
             return _forward_with_hooks(twin, args, kwargs)
         except Exception as error:
             if self._failure[0] is not error:
@@ -324,17 +332,36 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self._stack.pop()
 
+    def _check_state(self, original: nn.Module) -> None:
+        """Refuse to call a module that `forward` has changed, where its dual layer is built from the module as it is otherwise."""
+        state = self._states.get(id(original))
+        name = None if state is None else state.changed()
+        if name is not None:
+            raise self.refused(
+                f"{self.where or 'model'}: its attribute {name} is changed by a forward that then calls it, and it is bounded as it "
+                f"is outside of forward. Set attributes and hooks of modules before you certify, or give each setting a module of "
+                f"its own"
+            )
+
+    def _keep_state(self, original: nn.Module) -> None:
+        """After its call, which may store something in a module of the user's own; its dual layer answers for that."""
+        if own_classes(original) and self._states[id(original)].changed() is not None:
+            self._states[id(original)].keep()
+
     def _call_plainly(
         self, plain: Plain, path: str, original: nn.Module, twin: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         """A module's call with tensors; what the graph has as one call is one call here, too."""
-        if id(original) not in self._ways or not (self._rewritten[id(original)] or self._ways[id(original)][1]):
+        if not (self._rewritten.get(id(original)) or self._ways[id(original)][1]):
             return _forward_with_hooks(twin, args, kwargs)
+        self._check_state(original)
         self.running = True
         try:
-            return plain.call(path, twin._call_impl, args, kwargs)
+            made = plain.call(path, twin._call_impl, args, kwargs)
         finally:
             self.running = False
+        self._keep_state(original)
+        return made
 
     def _expanded(
         self, target: Any, rewrite: Callable[..., Any], first: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any
