@@ -25,6 +25,7 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
+from autodual.graph.guards import odd_tensor
 from autodual.graph.plain import FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
 from autodual.graph.plain import Step as MadeBy
 from autodual.graph.registry import Registry, hooked_parameters
@@ -295,6 +296,9 @@ class ConcreteTracer(fx.Tracer):
         known = next((n for n, t in self.constants.items() if t is a), None)
         if known is not None:
             return known
+        odd = odd_tensor(a, f"{self.where or 'model'}: a tensor that it computes with")
+        if odd is not None:
+            raise self.refused(odd)
         if a.grad_fn is not None:
             raise self.refused(
                 f"{self.where or 'model'}: uses a tensor that was computed from parameters out of sight of the capture, so it "
