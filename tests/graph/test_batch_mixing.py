@@ -107,3 +107,22 @@ def test_use_of_the_batch_size_in_shapes_is_fine(compute: Callable[[Any, Tensor]
     }
     model, x = Net(compute, **parts), batch(3, 4)
     torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+
+
+BY_PLACE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "mask": lambda m, x: m.fc(x * (1 + 9 * (torch.arange(len(x)) >= 14).to(x)[:, None])),
+    "bound": lambda m, x: m.fc(x).clamp(max=100 - (torch.arange(x.shape[0]) > 17).to(x)[:, None]),
+    "counted from the end": lambda m, x: m.fc(x) + (torch.arange(len(x)).flip(0) >= 14).to(x)[:, None],
+    "computed from a parameter": lambda m, x: (
+        m.fc(x) + m.token.expand(len(x), -1) * (torch.arange(len(x)) > 14)[:, None]
+    ),
+}
+
+
+@pytest.mark.parametrize("compute", BY_PLACE.values(), ids=BY_PLACE.keys())
+def test_a_constant_that_differs_beyond_the_traced_batch_is_refused(compute: Callable[[Any, Tensor], Tensor]) -> None:
+    """The first 13 examples have one constant, and a later one of the given 20 another."""
+    model = Net(compute, fc=nn.Linear(4, 3), token=nn.Parameter(torch.rand(1, 3)))
+    ad.capture(model, batch(13, 4))
+    with pytest.raises(ad.CaptureError, match="with a batch of 20 instead of 13"):
+        ad.capture(model, batch(20, 4))

@@ -83,3 +83,97 @@ def test_subclasses_compute_what_their_forward_says(make: Callable[[], nn.Module
     output = ad.bounds(model, region).output
     for _ in range(10):
         assert output.contains(model(region.sample()), tolerance=1e-9).all()
+
+
+class CappedCall(nn.Linear):
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._call_impl(*args, **kwargs).clamp(max=100)
+
+
+class CappedBlock(nn.Sequential):
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._call_impl(*args, **kwargs).clamp(max=100)
+
+
+def _with_own_call() -> nn.Module:
+    layer = nn.Linear(4, 3)
+    vars(layer)["_call_impl"] = lambda x: F.linear(x, layer.weight).clamp(max=100)
+    return layer
+
+
+@pytest.mark.parametrize("make", [lambda: CappedCall(4, 3), lambda: CappedBlock(nn.Linear(4, 3)), _with_own_call])
+def test_another_way_to_be_called_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ad.CaptureError, match=r"^0: .* overrides _call_impl"):
+        ad.capture(nn.Sequential(make()).to(DOUBLE).eval(), batch(2, 4))
+
+
+class Capped(Tensor):
+    """Linear layers are something else with it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        return made.as_subclass(Tensor).clamp(max=100) if func is F.linear else made
+
+
+class OwnProduct(Tensor):
+    """No function of PyTorch is told, but an operator is another one."""
+
+    def __mul__(self, other: Any) -> Any:
+        return (self.as_subclass(Tensor) * other).clamp(max=100)
+
+
+class Tagged(nn.Parameter):
+    """Only a name, and an attribute."""
+
+    frozen = True
+
+    def __repr__(self) -> str:
+        return "tagged"
+
+
+def _parameter_of(kind: type[Tensor]) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3, dtype=DOUBLE))
+    model[0].weight = nn.Parameter(model[0].weight.detach().as_subclass(kind))
+    return model
+
+
+def _buffer_of(kind: type[Tensor]) -> nn.Module:
+    model = nn.BatchNorm1d(4, dtype=DOUBLE).eval()
+    model.running_mean = model.running_mean.as_subclass(kind)
+    return model
+
+
+class _Computes(nn.Module):
+    def __init__(self, constant: Tensor) -> None:
+        super().__init__()
+        self.constants = [constant]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.constants[0]
+
+
+@pytest.mark.parametrize("kind", [Capped, OwnProduct])
+@pytest.mark.parametrize(
+    "make",
+    [_parameter_of, _buffer_of, lambda kind: _Computes(torch.ones(4, dtype=DOUBLE).as_subclass(kind))],
+    ids=["parameter", "buffer", "constant"],
+)
+def test_tensors_with_operations_of_their_own_are_refused(
+    make: Callable[[type[Tensor]], nn.Module], kind: type
+) -> None:
+    with pytest.raises(ad.CaptureError, match=f"{kind.__name__}, a class of tensors that overrides"):
+        ad.capture(make(kind), batch(2, 4))
+
+
+@pytest.mark.parametrize("kind", [Capped, OwnProduct])
+def test_inputs_with_operations_of_their_own_are_refused(kind: type[Tensor]) -> None:
+    with pytest.raises(ad.CaptureError, match=f"^x: is a {kind.__name__}"):
+        ad.certify(_parameter_of(Tensor), batch(2, 4).as_subclass(kind), torch.tensor([0, 1]), ad.LinfBall(0.1))
+
+
+def test_tensors_with_nothing_but_a_name_are_fine() -> None:
+    model = nn.Linear(4, 3, dtype=DOUBLE)
+    model.weight = Tagged(model.weight.detach())
+    x = batch(2, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))

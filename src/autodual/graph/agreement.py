@@ -263,6 +263,7 @@ def _same_value(one: Any, other: Any, first: Run, second: Run) -> bool:
 
 
 def _same_tensor(a: Tensor, b: Tensor, batch: int, other_batch: int) -> bool:
+    """Whether two constants are one: what either has for each example of its batch must be the same for all of them."""
     a, b = a.detach(), b.detach()
     if a.dtype != b.dtype or a.dim() != b.dim() or a.device != b.device:
         return False
@@ -270,10 +271,10 @@ def _same_tensor(a: Tensor, b: Tensor, batch: int, other_batch: int) -> bool:
         return _close(a, b) if a.is_cuda else _equal(a, b)
     for dim, sizes in enumerate(zip(a.shape, b.shape, strict=True)):
         if sizes == (batch, other_batch):
-            one = a.narrow(dim, 0, 1)
-            if not _equal(a, one.expand_as(a)):
+            one, other = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
+            if not (_equal(a, one.expand_as(a)) and _equal(b, other.expand_as(b))):
                 return False
-            a, b = one, b.narrow(dim, 0, 1)
+            a, b = one, other
     return a.shape == b.shape and _close(a, b)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from types import BuiltinFunctionType, FunctionType
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.utils import parametrize
 from torch.overrides import _get_current_function_mode_stack
@@ -45,6 +46,80 @@ def _is_compiled(module: nn.Module) -> bool:
     """Without importing the compiler, which takes a while: where nobody has, there are no compiled modules."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and isinstance(module, compiler.OptimizedModule)
+
+
+# Modules and tensors that are more than their classes: a call of them runs code that no graph shows.
+
+_HARMLESS = frozenset(
+    (
+        *(
+            "__module__",
+            "__qualname__",
+            "__doc__",
+            "__annotations__",
+            "__dict__",
+            "__weakref__",
+            "__slots__",
+            "__orig_bases__",
+        ),
+        *("__new__", "__init__", "__init_subclass__", "__class_getitem__", "__instancecheck__", "__parameters__"),
+        *(
+            "__repr__",
+            "__str__",
+            "__copy__",
+            "__deepcopy__",
+            "__reduce__",
+            "__reduce_ex__",
+            "__setstate__",
+            "__getstate__",
+        ),
+        *("__firstlineno__", "__static_attributes__"),
+    )
+)
+"""What a class of tensors may define without changing what is computed with them."""
+
+
+def check_no_more_than_its_class(model: nn.Module, example: Tensor) -> None:
+    """Refuse modules with a way of their own to be called, and tensors of classes that change what functions of PyTorch do."""
+    for path, module in model.named_modules():
+        if type(module)._call_impl is not nn.Module._call_impl or "_call_impl" in vars(module):
+            raise CaptureError(
+                f"{path or 'model'}: its class {type(module).__name__} overrides _call_impl, which a capture does not run; put what "
+                f"it does into forward, or into a hook"
+            )
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            why = None if tensor is None else odd_tensor(tensor, f"{path}.{name}" if path else name)
+            if why is not None:
+                raise CaptureError(why)
+    why = odd_tensor(example, "x")
+    if why is not None:
+        raise CaptureError(why)
+
+
+_KNOWN = (Tensor, nn.Parameter)
+
+
+def odd_tensor(tensor: Tensor, name: str) -> str | None:
+    """Why a tensor is refused whose class defines operations of its own, as quantised tensors and annotated images do."""
+    kind = type(tensor)
+    what = None if kind in _KNOWN else _overridden(kind)
+    if what is None:
+        return None
+    return (
+        f"{name}: is a {kind.__name__}, a class of tensors that overrides {what}, so that functions of PyTorch may compute "
+        f"something else with it; pass plain tensors (tensor.as_subclass(torch.Tensor), or tensor.dequantize())"
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def _overridden(kind: type) -> str | None:
+    """The name of something that a class of tensors does otherwise than `Tensor`."""
+    own = [cls for cls in kind.__mro__ if issubclass(cls, Tensor) and cls not in _KNOWN and cls is not Tensor.__base__]
+    mixed = [
+        cls for cls in kind.__mro__ if not issubclass(cls, Tensor) and cls is not object and not issubclass(Tensor, cls)
+    ]
+    names = [name for cls in (*own, *mixed) for name in vars(cls)]
+    return next((name for name in names if name not in _HARMLESS and hasattr(Tensor, name)), None)
 
 
 # What lies outside a model and changes what it computes: refused, since no graph of the model would show it.

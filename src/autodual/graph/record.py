@@ -16,7 +16,7 @@ from autodual._errors import ArgumentError, AutodualError, CaptureError, Unsuppo
 from autodual.graph.advice import advice_about, same_name
 from autodual.graph.agreement import Run, check_agreement, dependents, random_state
 from autodual.graph.changes import check_unchanged
-from autodual.graph.guards import check_not_translated, check_surroundings
+from autodual.graph.guards import check_no_more_than_its_class, check_not_translated, check_surroundings
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
 from autodual.graph.plain import check_same
 from autodual.graph.registry import Registry
@@ -48,6 +48,7 @@ def capture(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_not_translated(model)
     check_surroundings(model)
+    check_no_more_than_its_class(model, example)
     return _record(model, example, registry, may_draw)
 
 
@@ -59,6 +60,7 @@ def check_current(network: Network, example: Tensor) -> None:
     """
     check_not_translated(network.model)
     check_surroundings(network.model)
+    check_no_more_than_its_class(network.model, example)
     check_unchanged(network, _record(network.model, example, network.registry))
 
 
@@ -92,7 +94,7 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
                 not may_draw and not model.training
             ):  # or else examples that are all the same are normalised: rounding, nothing else
                 with torch.no_grad(), _explained(tracer, example):
-                    check_same(tracer.made, tracer.run_plainly(sample(len(tracer.sample))))
+                    check_same(tracer.calls, tracer.run_plainly(sample(len(tracer.sample))))
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
                 compare(OTHER_BATCH, refuse_random=True)
         finally:

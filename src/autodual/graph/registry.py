@@ -198,6 +198,11 @@ def has_hooked_parameters(module: nn.Module) -> bool:
     return any(isinstance(hook, _PARAMETER_HOOKS) for hook in module._forward_pre_hooks.values())
 
 
+def hooked_parameters(module: nn.Module) -> frozenset[str]:
+    """Names of the weights that the older, hook-based weight_norm or spectral_norm writes to the module at every call."""
+    return frozenset(h.name for h in module._forward_pre_hooks.values() if isinstance(h, _PARAMETER_HOOKS))
+
+
 def with_hooked_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """The module; under the older, hook-based weight_norm or spectral_norm, a private copy of it with today's weight.
 

@@ -23,21 +23,16 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
-from autodual._errors import CaptureError
+from autodual._errors import AutodualError, CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
-from autodual.graph.plain import Made, Plain, tensors
-from autodual.graph.registry import Registry
-from autodual.graph.twins import Twins
-
-FACTS = {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "get_device"}
-"""Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
+from autodual.graph.guards import odd_tensor
+from autodual.graph.plain import FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
+from autodual.graph.plain import Step as MadeBy
+from autodual.graph.registry import Registry, hooked_parameters
+from autodual.graph.twins import State, Twins, own_classes
 
 _TELLS_BATCH = {"shape", "nbytes", "itemsize"} | FACTS
-_OUT_OF_SIGHT = frozenset(
-    ("numpy", "storage", "untyped_storage", "_typed_storage", "__array__", "__dlpack__", "apply_", "map_", "map2_")
-)
-"""Methods that hand out a tensor's memory, or write to it without counting: whoever writes there, nobody sees it."""
-_SETTABLE = frozenset(("tracer", "node", "value", "overwritten", "requires_grad", "grad", "names"))
+_ASSIGNED = frozenset(("tracer", "node", "value", "overwritten")) | SETTABLE
 """Attributes of a proxy, and those of a tensor that change no value of it."""
 
 
@@ -61,17 +56,20 @@ class ConcreteProxy(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if name not in _SETTABLE and hasattr(Tensor, name):
-            raise CaptureError(
+        if name not in _ASSIGNED and hasattr(Tensor, name):
+            raise self.tracer.refused(
                 f"{self.tracer.where or 'model'}: assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
             )
         super().__setattr__(name, value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise CaptureError(
+        raise self.tracer.refused(
             f"{self.tracer.where or 'model'}: a tensor that is captured does not support item assignment (x[...] = y), since the "
             f"graph would not show it; put the parts together by torch.cat or torch.stack, or multiply by a constant mask"
         )
+
+    def __repr__(self) -> str:
+        return SHOWN
 
     def __len__(self) -> int:
         self.tracer.told = True
@@ -127,6 +125,8 @@ class ConcreteTracer(fx.Tracer):
         self._plain: Plain | None = None
         """Where a run on tensors, without proxies, is kept."""
         self._failure: tuple[Exception | None, str] = (None, "")
+        self._refusal: Exception | None = None
+        """The first refusal. A model that catches it is refused all the same."""
         self._buffers: dict[int, Tensor] = {}
         """What the sample meets in place of the buffers, by their identity, during one operation."""
         self._names: dict[int, str] = {}
@@ -143,6 +143,13 @@ class ConcreteTracer(fx.Tracer):
         self._twin_at = {path: self._twins.of[i] for i, path in self._path_of.items()}
         self._ways: dict[int, tuple[Any, bool]] = {}
         """By the identity of a module: how it is rewritten, and whether it is one call."""
+        self._states: dict[int, State] = {}
+        """By the identity of a module that is one call, or rewritten: its twin as it was before the first run."""
+        for i, module in self._twins.originals.items():
+            rewrite, is_one_call = registry.rewrite_of(module), registry.builder_of(module) is not None
+            self._ways[i] = rewrite, is_one_call
+            if rewrite is not None or is_one_call:
+                self._states[i] = State(self._twins.of[i], hooked_parameters(module))
         self._rewritten: dict[int, bool] = {}
         """By the identity of a module: whether its last call was."""
 
@@ -159,7 +166,7 @@ class ConcreteTracer(fx.Tracer):
         self._proxies: list[ConcreteProxy] = []
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
-        self.made = Made(sample)
+        self.calls = Calls(self._names)
 
     def record(self, sample: Tensor) -> fx.Graph:
         """The graph of the model for a batch like `sample`."""
@@ -180,21 +187,25 @@ class ConcreteTracer(fx.Tracer):
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
 
-    def run_plainly(self, sample: Tensor) -> Made:
-        """What the calls of `forward` make of the sample itself, of which no proxy is told; after a run that has been recorded."""
-        self._buffers.clear()
-        self._plain = Plain(sample)
+    def run_plainly(self, sample: Tensor) -> Calls:
+        """The calls that `forward` makes with the sample itself, instead of a proxy; after a run that has been recorded."""
+        self._plain = Plain(sample, self._names, lambda: self.where)
         try:
             with self._plain as plain:
-                plain.made.output = self._twins.of[id(self.root)].forward(sample)
-            return plain.made
+                plain.calls.output = self._twins.of[id(self.root)].forward(sample)
+            refusal = plain.refusal or self._refusal
+            if refusal is not None:
+                raise refusal
+            return plain.calls
         finally:
             self._plain = None
 
     def _forward(self) -> Any:
         x = self.create_proxy("placeholder", "x", (), {})
         result = self._twins.of[id(self.root)].forward(x)
-        self.made.output = map_aggregate(result, _value)
+        if self._refusal is not None:
+            raise self._refusal
+        self.calls.output = map_aggregate(result, _value)
         result = self.create_arg(result)
         for name, tensor in self.constants.items():
             if not unchanged(tensor, self._copies[name]):
@@ -232,6 +243,12 @@ class ConcreteTracer(fx.Tracer):
         """Path of the module that is being traced; empty for the model itself."""
         return strip(self._stack[-1]) if self._stack else ""
 
+    def refused(self, why: str) -> CaptureError:
+        """The error to raise. The model may catch it, and go on otherwise than with tensors: the capture does not forget."""
+        error = CaptureError(why)
+        self._refusal = self._refusal or error
+        return error
+
     def place_of(self, error: Exception) -> str:
         """Path of the innermost module that raised it."""
         return (self._failure[1] if self._failure[0] is error else self.where) or "model"
@@ -249,7 +266,7 @@ class ConcreteTracer(fx.Tracer):
             return a
         if isinstance(a, ConcreteProxy):
             if a.overwritten:
-                raise CaptureError(a.overwritten)
+                raise self.refused(a.overwritten)
             return a.node if a.node in self.values else self._left_behind(a)
         if isinstance(a, Tensor):
             if id(a) in self._names:
@@ -266,7 +283,7 @@ class ConcreteTracer(fx.Tracer):
     def _left_behind(self, a: ConcreteProxy) -> Any:
         """A value that an earlier run has stored somewhere."""
         if self._graph is not None:
-            raise CaptureError(
+            raise self.refused(
                 f"{self.where or 'model'}: uses a value that an earlier capture has left behind in an object or a global variable; a "
                 f"model that reads what an earlier run has stored there is no function of its input"
             )
@@ -279,8 +296,11 @@ class ConcreteTracer(fx.Tracer):
         known = next((n for n, t in self.constants.items() if t is a), None)
         if known is not None:
             return known
+        odd = odd_tensor(a, f"{self.where or 'model'}: a tensor that it computes with")
+        if odd is not None:
+            raise self.refused(odd)
         if a.grad_fn is not None:
-            raise CaptureError(
+            raise self.refused(
                 f"{self.where or 'model'}: uses a tensor that was computed from parameters out of sight of the capture, so it "
                 f"would not follow them; read parameters as attributes (self.weight), inside forward"
             )
@@ -293,21 +313,21 @@ class ConcreteTracer(fx.Tracer):
         if self.running:
             return twin._call_impl(*args, **kwargs)
         original = self._original_of[id(twin)]
-        if self._plain is not None:
-            return self._call_plainly(self._plain, original, twin, args, kwargs)
         path = self._path_of[id(original)]
         self._stack.append(path)
         try:
-            if id(original) not in self._ways:
-                is_one_call = self.registry.builder_of(original) is not None
-                self._ways[id(original)] = self.registry.rewrite_of(original), is_one_call
+            if self._plain is not None:
+                return self._call_plainly(self._plain, path, original, twin, args, kwargs)
+            self._check_state(original)
             rewrite, is_one_call = self._ways[id(original)]
-            rewritten = NotImplemented if rewrite is None else self._expanded(rewrite, twin, *args, **kwargs)
+            rewritten = NotImplemented if rewrite is None else self._expanded((path,), rewrite, (twin,), args, kwargs)
             self._rewritten[id(original)] = rewritten is not NotImplemented
             if rewritten is not NotImplemented:
                 return rewritten
             if is_one_call:
-                return self.create_proxy("call_module", path, args, kwargs)
+                made = self.create_proxy("call_module", path, args, kwargs)
+                self._keep_state(original)
+                return made
             return _forward_with_hooks(twin, args, kwargs)
         except Exception as error:
             if self._failure[0] is not error:
@@ -316,31 +336,55 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self._stack.pop()
 
-    def _call_plainly(self, plain: Plain, original: nn.Module, twin: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _check_state(self, original: nn.Module) -> None:
+        """Refuse to call a module that `forward` has changed, where its dual layer is built from the module as it is otherwise."""
+        state = self._states.get(id(original))
+        name = None if state is None else state.changed()
+        if name is not None:
+            raise self.refused(
+                f"{self.where or 'model'}: its attribute {name} is changed by a forward that then calls it, and it is bounded as it "
+                f"is outside of forward. Set attributes and hooks of modules before you certify, or give each setting a module of "
+                f"its own"
+            )
+
+    def _keep_state(self, original: nn.Module) -> None:
+        """After its call, which may store something in a module of the user's own; its dual layer answers for that."""
+        if own_classes(original) and self._states[id(original)].changed() is not None:
+            self._states[id(original)].keep()
+
+    def _call_plainly(
+        self, plain: Plain, path: str, original: nn.Module, twin: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         """A module's call with tensors; what the graph has as one call is one call here, too."""
-        if id(original) not in self._ways or not (self._rewritten[id(original)] or self._ways[id(original)][1]):
+        if not (self._rewritten.get(id(original)) or self._ways[id(original)][1]):
             return _forward_with_hooks(twin, args, kwargs)
+        self._check_state(original)
         self.running = True
         try:
-            return plain.call(twin._call_impl, args, kwargs)
+            made = plain.call(path, twin._call_impl, args, kwargs)
         finally:
             self.running = False
-
-    def _expanded(self, rewrite: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a rewrite makes of a call."""
-        self._expanding += 1
-        try:
-            made = rewrite(*args, **kwargs)
-        finally:
-            self._expanding -= 1
-        if made is not NotImplemented:
-            self._keep(made, args, kwargs)
+        self._keep_state(original)
         return made
 
-    def _keep(self, made: Any, args: Any, kwargs: Any) -> None:
-        """The result of a call that the user wrote; not of those that a rewrite makes of it."""
-        if self._expanding == 0:
-            self.made.keep(*(map_aggregate(a, _value) for a in (made, args, kwargs)))
+    def _expanded(
+        self, target: Any, rewrite: Callable[..., Any], first: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """What a rewrite makes of a call."""
+        step = None
+        if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
+            step = self.calls.begin(target, self._concrete(args), self._concrete(kwargs) if kwargs else {}, self.where)
+        self._expanding += 1
+        try:
+            made = rewrite(*first, *args, **kwargs)
+        except AutodualError as error:
+            self._refusal = self._refusal or error
+            raise
+        finally:
+            self._expanding -= 1
+        if made is not NotImplemented and step is not None:
+            self.calls.finish(step, map_aggregate(made, _value), [])
+        return made
 
     def _read_parameter(self, value: Any) -> Any:
         if self._plain is not None and isinstance(value, Tensor) and not self.running:
@@ -350,6 +394,8 @@ class ConcreteTracer(fx.Tracer):
     def _read_buffer(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not (self.running or self._plain is not None):
             return self._read_parameter(value)
+        if self._plain is not None:
+            return self._plain.own(value)
         return self._buffers.setdefault(id(value), value.clone())
 
     def _attribute(self, a: Tensor) -> Any:
@@ -369,12 +415,12 @@ class ConcreteTracer(fx.Tracer):
                 module = frame.f_locals["self"]
                 path = self._path_of.get(id(module))
                 if path is not None:
-                    raise CaptureError(
+                    raise self.refused(
                         f"{self.where or 'model'}: calls its part {strip(path) or 'model'} by a way that the capture cannot follow (a "
                         f"class attribute, a cache, an object of another library); read it as an attribute of the model (self.name)"
                     )
                 if id(module) not in self._original_of:
-                    raise CaptureError(
+                    raise self.refused(
                         f"{self.where or 'model'}: calls a {type(module).__name__} that is not one of its submodules; assign it to an "
                         f"attribute in __init__ (or use nn.ModuleList) so that its parameters belong to the model"
                     )
@@ -386,26 +432,31 @@ class ConcreteTracer(fx.Tracer):
         if kind in ("call_function", "call_method") and _name(target) in FACTS:
             self.told = True
             return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
-        if kind == "call_method" and target in _OUT_OF_SIGHT:
-            raise CaptureError(
+        if kind == "call_method" and target in OUT_OF_SIGHT:
+            raise self.refused(
                 f"{self.where or 'model'}: {target}() lets values leave the graph, or be written out of its sight; use operations on "
                 f"tensors instead"
             )
         if kind in ("call_function", "call_method"):
             function = target if kind == "call_function" else getattr(torch.Tensor, target, None)
             rewrite = None if function is None else self.registry.rewrite_of(function)
-            rewritten = NotImplemented if rewrite is None else self._expanded(rewrite, *args, **kwargs)
+            rewritten = NotImplemented if rewrite is None else self._expanded(function, rewrite, (), args, kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
         self._check_followed()
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         assert isinstance(proxy, ConcreteProxy)
         args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
+        step = self._noted(kind, target, args, kwargs)
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
             with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
+        except Exception:
+            if self._graph is not None:  # the model may catch it, and the call has made nothing
+                self._graph.erase_node(proxy.node)
+            raise
         finally:
             self.running = False
         self.paths[proxy.node] = self.where
@@ -413,10 +464,22 @@ class ConcreteTracer(fx.Tracer):
         if written:
             self._follow_writes(proxy, written)
         self._proxies.append(proxy)
-        picks = target is operator.getitem and not isinstance(args[0], Tensor)  # in Python, not by a call of torch
-        if kind.startswith("call") and not picks:
-            self._keep(proxy, args, kwargs)
+        if kind == "placeholder" or kind == "get_attr":
+            self.calls.name(proxy.value, target)
+        elif step is not None:
+            self.calls.finish(step, proxy.value, written)
         return proxy
+
+    def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MadeBy | None:
+        """The call, as a run on tensors would show it."""
+        if self._expanding or not kind.startswith("call"):
+            return None
+        if target is getattr or target is operator.getitem:
+            if not isinstance(args[0], Tensor):  # picked from a tuple, in Python, and not by a call of torch
+                return None
+            if target is getattr:
+                return self.calls.begin(args[1], args[:1], {}, self.where)
+        return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.where)
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":
@@ -437,7 +500,7 @@ class ConcreteTracer(fx.Tracer):
         """
         name = _name(proxy.node.target)
         if any(tensor is copy for tensor in written for copy in self._copies.values()):
-            raise CaptureError(
+            raise self.refused(
                 f"{self.where or 'model'}: writes into a tensor that it made itself ({name}); use the "
                 f"out-of-place form, torch.cat or torch.stack instead, so that the graph shows the dependency"
             )
@@ -455,12 +518,19 @@ class ConcreteTracer(fx.Tracer):
                 )
 
     def to_bool(self, obj: Any) -> bool:
-        raise TraceError("a branch depends on the values in a tensor")
+        raise self._depends_on_values("a branch depends on the values in a tensor")
 
     def iter(self, obj: Any) -> Any:
         if isinstance(obj.value, tuple | list):
             return (obj[i] for i in range(len(obj.value)))
-        raise TraceError("a loop runs over the values in a tensor")
+        raise self._depends_on_values("a loop runs over the values in a tensor")
+
+    def _depends_on_values(self, how: str) -> TraceError:
+        error = TraceError(how)
+        if self._refusal is None:
+            self._refusal = error
+            self._failure = error, self.where
+        return error
 
     def _concrete(self, arguments: Any) -> Any:
         def concrete(a: Any) -> Any:

@@ -333,6 +333,83 @@ class Twins:
         return copy
 
 
+class State:
+    """What a module and those below it hold: hooks, methods of their own, submodules, which parameters, and all other attributes.
+
+    A dual layer is built from the module as it is outside of `forward`. Where `forward` changes its twin, it is another function.
+    """
+
+    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
+        """ignored: attributes that calls of the module set, as the older weight_norm does."""
+        self._module = module
+        self._ignored = ignored
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the module for what it is now."""
+        self._parts = [_Held(m, self._ignored) for m in self._module.modules()]
+
+    def changed(self) -> str | None:
+        """The name of an attribute that is not what it was when it was kept."""
+        return next((name for part in self._parts if (name := part.changed()) is not None), None)
+
+
+class _Held:
+    """The attributes of one module. Most are small and stay as they are, which is found out without looking at each."""
+
+    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
+        self._module = module
+        self._kind = type(module)
+        self._ignored = ignored
+        self._kept = dict(vars(module))
+        for name in ignored:
+            self._kept.pop(name, None)
+        containers = [value for value in self._kept.values() if isinstance(value, dict | list | set | deque)]
+        self._empty = [value for value in containers if not value]
+        self._filled = [(value, _frozen(value)) for value in containers if value]
+
+    def changed(self) -> str | None:
+        now = vars(self._module)
+        if self._ignored:
+            now = {name: value for name, value in now.items() if name not in self._ignored}
+        if type(self._module) is not self._kind:
+            return "__class__"
+        if any(self._empty) or not all(_equal(value, frozen) for value, frozen in self._filled):
+            changed = [v for v in self._empty if v] + [v for v, frozen in self._filled if not _equal(v, frozen)]
+            return next(name for name, value in self._kept.items() if value is changed[0])
+        return None if _equal(now, self._kept) else self._first_of(now)
+
+    def _first_of(self, now: dict[str, Any]) -> str | None:
+        for name, value in self._kept.items():
+            new = now.get(name, _MISSING)
+            if new is not value and not _equal(new, value):
+                return name
+        own = package_of(self._kind) != "torch"  # whose methods may look for any name
+        return next((name for name in sorted(now.keys() - self._kept.keys()) if own or hasattr(self._kind, name)), None)
+
+
+_MISSING = object()
+
+
+def _frozen(value: Any) -> Any:
+    """A copy of a container, with those inside it; anything else as it is."""
+    if isinstance(value, dict):
+        return {k: _frozen(v) for k, v in dict.items(value)}
+    if isinstance(value, list | deque | set):
+        return (list if isinstance(value, list) else type(value))(_frozen(v) for v in value)
+    return value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Equality of numbers, texts and containers of them; anything else is equal to itself only."""
+    if isinstance(a, Tensor | np.ndarray) or isinstance(b, Tensor | np.ndarray):
+        return a is b
+    try:
+        return bool(a == b)
+    except (RuntimeError, ValueError):  # tensors or arrays inside, which differ
+        return False
+
+
 def private_copy(model: nn.Module) -> nn.Module:
     """The model with buffers of its own, whose values may move without the model's; parameters are shared."""
     twins = Twins(model)
