@@ -209,7 +209,7 @@ def _precision_settings() -> list[tuple[Any, str, Any]]:
     """
     cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     new = [getattr(mkldnn, part) for part in ("conv", "rnn", "matmul") if hasattr(mkldnn, part)]
-    older = [(cuda, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    older: list[tuple[Any, str, Any]] = [(cuda, "allow_tf32", False), (cudnn, "allow_tf32", False)]
     said = [getattr(owner, "fp32_precision", "none") for owner in (torch.backends, cudnn)]
     try:
         if torch.get_float32_matmul_precision() == "medium":  # bf16 on a CPU, which allow_tf32 would not bring back
