@@ -106,6 +106,11 @@ def added(terms: list[Tensor]) -> Tensor:
     return sum(terms[1:], terms[0])
 
 
+def put_at(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
+    """[N, *shape] with other values [N or 1, len(units)] at some units."""
+    return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
+
+
 def safe_sqrt(a: Tensor) -> Tensor:
     """Square root whose gradient at zero is zero instead of infinite."""
     positive = a > 0

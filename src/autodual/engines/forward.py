@@ -146,13 +146,13 @@ class ForwardDual(BoundEngine):
         run = self._run(network, region)
         rounding = Rounding(network, region, generators(network))
         self._pull_back(run, rounding)
-        outside = {i: rounding.outside[network.nodes[i].inputs[0]] for i in network.activations}
-        return Preactivations(run.preactivations, outside=outside)
+        return Preactivations(run.preactivations, outside=rounding.outside_of(network.activations))
 
     def enclose(self, network: DualNetwork, region: InputSet) -> SoundBounds:
         run, rounding = self._run(network, region), Rounding(network, region, generators(network))
         self._pull_back(run, rounding).bound(network.output)
-        inside = {i: rounding.outside[network.nodes[i].inputs[0]].around(v) for i, v in run.preactivations.items()}
+        outside = rounding.outside_of(network.activations)
+        inside = {i: outside[i].around(v) for i, v in run.preactivations.items()}
         output = rounding.outside[network.output].around(run.interval(run.output))
         return SoundBounds(output, name_layers(network, inside))
 

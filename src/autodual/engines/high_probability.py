@@ -32,7 +32,7 @@ from autodual.engines.results import (
     require_bands,
     warn_of_exact_bounds,
 )
-from autodual.engines.rounding import OWN, Outside, Rounding
+from autodual.engines.rounding import OWN, Errors, NoErrors, Outside, Rounding
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
@@ -227,7 +227,7 @@ class HighProbability(BoundEngine):
         return True
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return self._found(network, region, Dual().preactivations, None)
+        return self._found(network, region, Dual().preactivations, NoErrors())
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
         return self._found(network, region, Dual().provable, Rounding(network, region))
@@ -237,7 +237,7 @@ class HighProbability(BoundEngine):
         network: DualNetwork,
         region: InputSet,
         exactly: Callable[[DualNetwork, InputSet], Preactivations],
-        rounding: Rounding | None,
+        rounding: Errors,
     ) -> Preactivations:
         if region.dual_norm is None:
             raise ArgumentError(
@@ -326,7 +326,7 @@ class _Found:
     once for its centre and once for its radius, which is no larger than what the centre is summed from.
     """
 
-    def __init__(self, network: DualNetwork, region: InputSet, rounding: Rounding | None) -> None:
+    def __init__(self, network: DualNetwork, region: InputSet, rounding: Errors) -> None:
         self.network, self.rounding = network, rounding
         self.intervals: dict[int, Interval] = {}
         self.bands: dict[int, Band] = {}
@@ -339,12 +339,10 @@ class _Found:
         centre = self._centres.at(source)
         self.intervals[index] = interval = Interval.around(centre, radius.expand_as(centre))
         self.bands[index] = self.wide[index] = band = band_of(self.network, index, interval)
-        if self.rounding is not None:
+        if isinstance(self.rounding, Rounding):
             self.rounding.note(source, self.rounding.at(source).since)
-            self.rounding.enter(index, interval, (band.slope,), band.radius)
+            self.rounding.enter_band(index, interval, band)
             self.wide[index] = replace(band, radius=band.radius + OWN * self.rounding.errors[index])
 
     def outside(self) -> dict[int, Outside]:
-        if self.rounding is None:
-            return {}
-        return {i: self.rounding.outside[self.network.nodes[i].inputs[0]] for i in self.intervals}
+        return self.rounding.outside_of(self.intervals)

@@ -13,7 +13,7 @@ from autodual.dual.network import Evaluation
 from autodual.engines.backward.solvers import DualSolver, constant_bands
 from autodual.engines.memory import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
-from autodual.engines.rounding import FEW, OWN, Outside, Rounding, of_sum, outside_of_both
+from autodual.engines.rounding import FEW, OWN, Errors, NoErrors, Outside, Rounding, of_sum, outside_of_both
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
@@ -57,30 +57,47 @@ class IntervalErrors(Pass[Tensor]):
 class IntervalBounds:
     """Intervals of all nodes, computed when asked for; a node's interval may be narrowed from outside."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, rounding: Rounding | None = None) -> None:
-        """rounding: of the computation that these intervals are part of, for a proof."""
-        self.network, self._rounding = network, rounding
+    def __init__(self, network: DualNetwork, region: InputSet) -> None:
+        self.network = network
         self._intervals = OnDemand(network, Intervals(region))
-        self._errors = None if rounding is None else OnDemand(network, IntervalErrors(rounding))
 
     def at(self, index: int) -> Interval:
         return self._intervals.at(index)
-
-    def outside(self, index: int) -> Outside:
-        """How far rounding may have moved the interval of a node."""
-        assert self._errors is not None
-        return Outside.both(self._errors.at(index))
 
     def intersect(self, index: int, found: Interval) -> Interval:
         """What this pass and another bound on a node allow, from which the pass goes on."""
         own = self.at(index)
         both = found.intersect(own)
-        if self._errors is not None and self._rounding is not None:
-            outside = outside_of_both(both, [(found, self._rounding.outside[index]), (own, self.outside(index))])
-            self._rounding.outside[index] = outside
-            self._errors.put(index, outside.farther)
         self._intervals.put(index, both)
         return both
+
+
+class ProvableIntervals(IntervalBounds):
+    """Interval bounds whose errors are counted, as parts of a computation with this rounding."""
+
+    def __init__(self, network: DualNetwork, region: InputSet, rounding: Rounding) -> None:
+        super().__init__(network, region)
+        self._rounding = rounding
+        self._errors = OnDemand(network, IntervalErrors(rounding))
+
+    def outside(self, index: int) -> Outside:
+        """How far rounding may have moved the interval of a node."""
+        return Outside.both(self._errors.at(index))
+
+    def intersect(self, index: int, found: Interval) -> Interval:
+        own, its_outside = self.at(index), self.outside(index)
+        both = super().intersect(index, found)
+        outside = outside_of_both(both, [(found, self._rounding.outside[index]), (own, its_outside)])
+        self._rounding.outside[index] = outside
+        self._errors.put(index, outside.farther)
+        return both
+
+
+def interval_bounds(network: DualNetwork, region: InputSet, rounding: Errors) -> IntervalBounds:
+    """Interval bounds beside another computation, as provable as that is."""
+    if isinstance(rounding, Rounding):
+        return ProvableIntervals(network, region, rounding)
+    return IntervalBounds(network, region)
 
 
 # Interval bounds: the cheapest engine.
@@ -99,26 +116,25 @@ class IBP(BoundEngine):
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         found = self.preactivations(network, region)
-        solver = DualSolver(network, region, Budget.of(None, region.centre.device))
+        solver = DualSolver(network, region, Budget.of(None, region.centre.device), NoErrors())
         return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec))
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
         rounding = Rounding(network, region)
-        intervals = self._noted(IntervalBounds(network, region, rounding), rounding)
-        outside = {i: rounding.outside[network.nodes[i].inputs[0]] for i in intervals}
-        return Preactivations(intervals, outside=outside)
+        intervals = self._noted(ProvableIntervals(network, region, rounding), rounding)
+        return Preactivations(intervals, outside=rounding.outside_of(intervals))
 
     def enclose(self, network: DualNetwork, region: InputSet) -> SoundBounds:
         rounding = Rounding(network, region)
-        intervals = IntervalBounds(network, region, rounding)
+        intervals = ProvableIntervals(network, region, rounding)
         found = self._noted(intervals, rounding)
-        layers = {i: rounding.outside[network.nodes[i].inputs[0]].around(v) for i, v in found.items()}
+        layers = {i: outside.around(found[i]) for i, outside in rounding.outside_of(found).items()}
         output = intervals.outside(network.output).around(intervals.at(network.output))
         return SoundBounds(output, name_layers(network, layers))
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         rounding = Rounding(network, region)
-        intervals = self._noted(IntervalBounds(network, region, rounding), rounding)
+        intervals = self._noted(ProvableIntervals(network, region, rounding), rounding)
         solver = DualSolver(network, region, Budget.of(None, region.centre.device), rounding)
         return Proof(*constant_bands(solver, intervals).prove(network.output, spec))
 
@@ -128,7 +144,7 @@ class IBP(BoundEngine):
         return {i: intervals.at(network.nodes[i].inputs[0]) for i in network.activations}
 
     @staticmethod
-    def _noted(intervals: IntervalBounds, rounding: Rounding) -> dict[int, Interval]:
+    def _noted(intervals: ProvableIntervals, rounding: Rounding) -> dict[int, Interval]:
         """Intervals of what enters every activation, with their errors noted on the way."""
         found: dict[int, Interval] = {}
         for index in rounding.network.activations:

@@ -41,15 +41,16 @@ where run_since adds up, as `since` does, what evaluating the affine nodes since
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from autodual._tensor import flat, values_at_hand
-from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass
+from autodual._tensor import flat, put_at, values_at_hand
+from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
 from autodual.interval import Interval
 from autodual.sets import InputSet
 
@@ -265,7 +266,93 @@ class _AffineErrors(Pass[NodeErrors]):
         return values if self.are_zero([values]) else factor * values
 
 
-class Rounding:
+class Errors(ABC):
+    """What a computation tells of its bounds on the way. `Rounding` finds the errors of all of it; `NoErrors` does not listen."""
+
+    errors: dict[int, Tensor]
+    """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
+    run_errors: dict[int, Tensor]
+    """By activation: how far it may be from its line as the network runs, and what evaluating the affine nodes before it adds."""
+
+    @abstractmethod
+    def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
+        """A node has been bounded, where the errors of activations before it add up to these."""
+
+    @abstractmethod
+    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
+        """Some units of a node have been bounded, [N or 1, len(units)]; the bounds of the others have room for their errors."""
+
+    @abstractmethod
+    def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
+        """Somebody else has bounded a node, and says how far outside values may lie; None: not at all."""
+
+    @abstractmethod
+    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
+        """Activation `index` has been relaxed for an interval, by a band."""
+
+    @abstractmethod
+    def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
+        """Activation `index` has been relaxed for an interval, by two lines."""
+
+    @abstractmethod
+    def alive(self, index: int, band: Band) -> tuple[Tensor, ...]:
+        """What is zero for the units of an activation that no row needs to pass."""
+
+    @abstractmethod
+    def of_activation(self, index: int, by_image: bool) -> tuple[Tensor, ...]:
+        """Error and run error of an activation, whose values are bounded by its band, or by an interval of their own; or nothing."""
+
+    @abstractmethod
+    def with_room(self, index: int, reach: Tensor) -> Tensor:
+        """How far values may be from a node's centre, if without rounding it is `reach`."""
+
+    @abstractmethod
+    def reach(self, index: int, interval: Interval) -> Tensor:
+        """How far values may be from the centre of a node that has been bounded."""
+
+    @abstractmethod
+    def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
+        """By activation: how far outside its interval values may enter it; nothing where nobody counts."""
+
+
+class NoErrors(Errors):
+    """For bounds that claim nothing about rounding."""
+
+    def __init__(self) -> None:
+        self.errors, self.run_errors = {}, {}
+
+    def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
+        pass
+
+    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
+        pass
+
+    def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
+        pass
+
+    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
+        pass
+
+    def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
+        pass
+
+    def alive(self, index: int, band: Band) -> tuple[Tensor, ...]:
+        return band.slope, band.radius
+
+    def of_activation(self, index: int, by_image: bool) -> tuple[Tensor, ...]:
+        return ()
+
+    def with_room(self, index: int, reach: Tensor) -> Tensor:
+        return reach
+
+    def reach(self, index: int, interval: Interval) -> Tensor:
+        return interval.radius
+
+    def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
+        return {}
+
+
+class Rounding(Errors):
     """The errors of one computation, in the order in which its activations are relaxed."""
 
     def __init__(
@@ -280,10 +367,7 @@ class Rounding:
         """By activation: what its relaxation was made for."""
         self.outside: dict[int, Outside] = {}
         """By node, as far as bounds were computed for it."""
-        self.errors: dict[int, Tensor] = {}
-        """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
-        self.run_errors: dict[int, Tensor] = {}
-        """By activation: how far it may be from its line as the network runs, and what evaluating the affine nodes before it adds."""
+        self.errors, self.run_errors = {}, {}
         self._leaning: dict[int, Tensor] = {}
         self._pass = _AffineErrors(network, region, more_terms, pulls_centres)
         self._nodes = OnDemand(network, self._pass)
@@ -299,8 +383,9 @@ class Rounding:
         """[N]: what coefficients that underflow on their way back may add to any row of size 1."""
         return self._pass.lost
 
-    def note(self, index: int, error: Tensor | None) -> None:
-        """A node has been bounded, where the errors of activations add up to `error`."""
+    def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
+        if run_error is not None:
+            self._note_run(index, run_error)
         node = self.at(index)
         total = node.since if error is None else error + node.since
         total = OWN * (total + self.lost.reshape(-1, *[1] * (total.dim() - 1)))
@@ -309,11 +394,20 @@ class Rounding:
             return
         self.outside[index] = Outside((total - node.drift).clamp(min=0), (total + node.drift).clamp(min=0))
 
-    def note_run(self, index: int, error: Tensor) -> None:
-        """The run errors of activations before a node, pulled back as its bounds were, add up to `error`.
+    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
+        none = torch.zeros_like(self.at(index).size)
+        unknown = None if run_error is None else put_at(torch.full_like(none, torch.inf), units, run_error)
+        self.note(index, None if error is None else put_at(none, units, error), unknown)
+        found = self.outside[index]
+        below = put_at(none, units, flat(found.below, 1)[:, units])
+        above = below if found.above is found.below else put_at(none, units, flat(found.above, 1)[:, units])
+        self.outside[index] = Outside(below, above)
 
-        That is mostly less than what absolute weights add up to from layer to layer, which holds as well.
-        """
+    def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
+        self.outside[index] = Outside.both(torch.zeros_like(interval.lower)) if outside is None else outside
+
+    def _note_run(self, index: int, error: Tensor) -> None:
+        """Run errors that were pulled back are mostly less than what absolute weights add up to, which holds as well."""
         node = self.at(index)
         found = error + node.run_since
         found = OWN * (found + self._run_lost.reshape(-1, *[1] * (found.dim() - 1)))
@@ -323,6 +417,22 @@ class Rounding:
         """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
         node = self.at(index)
         return node.since + self._pass.over_features(index, node.size)
+
+    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
+        self.enter(index, interval, (band.slope,), band.radius)
+
+    def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
+        offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
+        self.enter(index, interval, (lines.lower_slope, lines.upper_slope), offset)
+
+    def alive(self, index: int, band: Band) -> tuple[Tensor, ...]:
+        """A unit whose band is not zero has an error that is not zero, if only for underflow."""
+        return self.errors[index], self.run_errors[index]
+
+    def of_activation(self, index: int, by_image: bool) -> tuple[Tensor, ...]:
+        if by_image:
+            return self.error_of_image(index), self.at(index).run
+        return self.errors[index], self.run_errors[index]
 
     def enter(self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor) -> None:
         """Activation `index` has been relaxed for an interval, by lines of these slopes; `offset` is what is added up there."""
@@ -392,8 +502,14 @@ class Rounding:
         strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat_line))
         return self._error(index, flat_line[0], size, strayed)
 
+    def reach(self, index: int, interval: Interval) -> Tensor:
+        return self.with_room(index, interval.radius + self.outside[index].farther)
+
+    def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
+        return {i: self.outside[self._source(i)] for i in activations}
+
     def with_room(self, index: int, reach: Tensor) -> Tensor:
-        """How far values may be from a node's centre, whatever rounding did to both, to the errors before it and to this sum."""
+        """Whatever rounding did to centre and reach, to the errors before the node and to this sum."""
         wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
         return torch.add((1 + 2 * self._pass.grains(index)[0]) * wider, self.at(index).local, alpha=2)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
 from autodual.engines.backward.solvers import CrownSolver, DualSolver, Solver, constant_bands
-from autodual.engines.ibp import IBP, IntervalBounds
+from autodual.engines.ibp import IBP, IntervalBounds, interval_bounds
 from autodual.engines.memory import Budget, check_max_bytes
 from autodual.engines.results import (
     BoundEngine,
@@ -28,7 +28,7 @@ from autodual.engines.results import (
     name_layers,
     require_bands,
 )
-from autodual.engines.rounding import Outside, Rounding
+from autodual.engines.rounding import Errors, NoErrors, Outside, Rounding
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
@@ -69,23 +69,24 @@ class BackwardEngine(BoundEngine):
         return self.intermediate is not None and self.intermediate.random
 
     @abstractmethod
-    def solver(
-        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
-    ) -> Solver:
+    def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> Solver:
         """A fresh computation."""
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return _join_all(self._in_parts(network, region, None, lambda part: self._relaxed(network, part)[1]))
+        return self._preactivations(network, region, proof=False)
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        def one(part: Part) -> Preactivations:
-            return self._relaxed(network, part, rounding=self._rounding(network, part.region))[1]
+        return self._preactivations(network, region, proof=True)
 
-        return _join_all(self._in_parts(network, region, None, one, proof=True))
+    def _preactivations(self, network: DualNetwork, region: InputSet, proof: bool) -> Preactivations:
+        def one(part: Part) -> Preactivations:
+            return self._relaxed(network, part, self._errors(network, part.region, proof))[1]
+
+        return _join_all(self._in_parts(network, region, None, one, proof))
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         def one(part: Part) -> tuple[Interval, Preactivations]:
-            solver, found, intervals = self._relaxed(network, part)
+            solver, found, intervals = self._relaxed(network, part, NoErrors())
             output = solver.bound(network.output)
             return output.intersect(intervals.at(network.output)) if intervals else output, found
 
@@ -94,7 +95,7 @@ class BackwardEngine(BoundEngine):
     def enclose(self, network: DualNetwork, region: InputSet) -> Bounds | None:
         def one(part: Part) -> tuple[Interval, Preactivations]:
             rounding = self._rounding(network, part.region)
-            solver, found, intervals = self._relaxed(network, part, rounding=rounding)
+            solver, found, intervals = self._relaxed(network, part, rounding)
             inside = {i: found.outside[i].around(interval) for i, interval in found.intervals.items()}
             output = solver.bound(network.output)
             if intervals is not None:
@@ -107,7 +108,7 @@ class BackwardEngine(BoundEngine):
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         def one(part: Part) -> Tensor:
             assert part.spec is not None
-            solver, found, beside = self._relaxed(network, part, exact=False)
+            solver, found, beside = self._relaxed(network, part, NoErrors(), exact=False)
             return _tighter(solver.minimum(network.output, part.spec), part.spec, solver, found, beside)
 
         return Minimum(torch.cat(self._in_parts(network, region, spec, one)))
@@ -116,7 +117,7 @@ class BackwardEngine(BoundEngine):
         def one(part: Part) -> Proof | ProbableProof:
             assert part.spec is not None
             rounding = self._rounding(network, part.region)
-            solver, found, beside = self._relaxed(network, part, exact=False, rounding=rounding)
+            solver, found, beside = self._relaxed(network, part, rounding, exact=False)
             lower, slack, run_error = solver.prove(network.output, part.spec)
             if beside is not None:
                 plain = constant_bands(DualSolver(network, part.region, solver.budget, rounding), found.intervals)
@@ -130,13 +131,14 @@ class BackwardEngine(BoundEngine):
         return join_proofs(self._in_parts(network, region, spec, one, proof=True))
 
     def _relaxed(
-        self, network: DualNetwork, part: Part, exact: bool = True, rounding: Rounding | None = None
+        self, network: DualNetwork, part: Part, rounding: Errors, exact: bool = True
     ) -> tuple[Solver, Preactivations, IntervalBounds | None]:
         """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest."""
         region = part.region
         solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device), rounding)
-        given = self._given(network, region, rounding is not None) if part.given is None else part.given
-        beside = IntervalBounds(network, region, rounding) if self.intersect else None
+        proof = isinstance(rounding, Rounding)
+        given = self._given(network, region, proof) if part.given is None else part.given
+        beside = interval_bounds(network, region, rounding) if self.intersect else None
         exact = exact or self.intersect  # the interval pass goes on from these bounds, also from those of stable units
         intervals: dict[int, Interval] = {}
         known: dict[int, Interval] = {}
@@ -147,20 +149,21 @@ class BackwardEngine(BoundEngine):
                     known[source] = solver.bound(source) if exact else solver.settle(index)
                 else:
                     known[source] = given.intervals[index]
-                    if rounding is not None:
-                        none = Outside.both(torch.zeros_like(known[source].lower))
-                        rounding.outside[source] = given.outside.get(index, none)
+                    rounding.take(source, known[source], given.outside.get(index))
                 if beside is not None:
                     known[source] = beside.intersect(source, known[source])
             intervals[index] = known[source]
             solver.relax(index, known[source])
-        outside = {} if rounding is None else {i: rounding.outside[network.nodes[i].inputs[0]] for i in intervals}
+        outside = rounding.outside_of(intervals)
         if given is None:
             return solver, Preactivations(intervals, outside=outside), beside
         return solver, replace(given, intervals=intervals, outside=outside), beside
 
     def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
         return Rounding(network, region)
+
+    def _errors(self, network: DualNetwork, region: InputSet, proof: bool) -> Errors:
+        return self._rounding(network, region) if proof else NoErrors()
 
     def _given(self, network: DualNetwork, region: InputSet, proof: bool) -> Preactivations | None:
         """What another engine is asked for."""
@@ -193,9 +196,7 @@ class BackwardEngine(BoundEngine):
 class Dual(BackwardEngine):
     """The paper's exact bound: one common slope per unit, u / (u - l) for ReLU. [SPAD Thm 1, Cor. 1 and 2]"""
 
-    def solver(
-        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
-    ) -> DualSolver:
+    def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> DualSolver:
         require_bands(network, "Dual")
         return DualSolver(network, region, budget, rounding)
 
@@ -204,9 +205,7 @@ class Dual(BackwardEngine):
 class Crown(BackwardEngine):
     """Two lines per unit; for ReLU the lower slope is 0 or 1, whichever leaves less area. Usually tighter than `Dual`."""
 
-    def solver(
-        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
-    ) -> CrownSolver:
+    def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> CrownSolver:
         return CrownSolver(network, region, budget, rounding)
 
     @property
@@ -225,7 +224,7 @@ def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, b
     """The better of a bound and of the interval bound, where intervals run beside."""
     if beside is None:
         return lower
-    plain = constant_bands(DualSolver(solver.network, solver.region, solver.budget), found.intervals)
+    plain = constant_bands(DualSolver(solver.network, solver.region, solver.budget, NoErrors()), found.intervals)
     return torch.maximum(lower, plain.minimum(solver.network.output, spec))
 
 

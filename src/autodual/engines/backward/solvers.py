@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from autodual._tensor import added, channels_inside, flat, laid_out_like
+from autodual._tensor import added, channels_inside, flat, laid_out_like, put_at
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
 from autodual.engines.backward.radius import RadiusPass, alive_channels, over_chunks, prune, pull_back
 from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_windows, plan_for
 from autodual.engines.memory import Budget
-from autodual.engines.rounding import OWN, Outside, Rounding, of_underflow
+from autodual.engines.rounding import OWN, Errors, Rounding, of_underflow
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
@@ -47,20 +47,17 @@ class Reaches(Pass[Tensor]):
 
     region: InputSet
     bands: dict[int, Band]
-    rounding: Rounding | None
+    rounding: Errors
 
     def input(self) -> Tensor:
-        return self._with_room(0, self.region.radius.expand_as(self.region.centre))
+        return self.rounding.with_room(0, self.region.radius.expand_as(self.region.centre))
 
     def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
-        return self._with_room(index, layer.absolute(*operands))
+        return self.rounding.with_room(index, layer.absolute(*operands))
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         band = self.bands[index]
-        return self._with_room(index, band.slope.abs() * operands[0] + band.radius)
-
-    def _with_room(self, index: int, reach: Tensor) -> Tensor:
-        return reach if self.rounding is None else self.rounding.with_room(index, reach)
+        return self.rounding.with_room(index, band.slope.abs() * operands[0] + band.radius)
 
 
 # The state of one backward computation: relaxations found so far, and bounds from them.
@@ -73,10 +70,8 @@ class Solver(ABC):
     are relaxed, and `minimum` any linear function of it.
     """
 
-    def __init__(
-        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
-    ) -> None:
-        """rounding: told what happens, for a proof."""
+    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
+        """rounding: told what happens on the way."""
         self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
 
     @abstractmethod
@@ -87,50 +82,34 @@ class Solver(ABC):
     def bound(self, index: int) -> Interval:
         """Bounds on the value of a node."""
 
-    def _errors(self) -> dict[int, Tensor]:
-        """Errors of activations, for the channels that coefficients are kept for."""
-        return {} if self.rounding is None else self._narrowed(self.rounding.errors)
-
-    def _run_errors(self) -> dict[int, Tensor]:
-        """Errors of activations as the network runs."""
-        return {} if self.rounding is None else self._narrowed(self.rounding.run_errors)
-
-    def _narrowed(self, errors: dict[int, Tensor]) -> dict[int, Tensor]:
-        return {i: self.narrow(i, error) for i, error in errors.items()}
-
     def settle(self, index: int) -> Interval:
         """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
         return self.bound(self.network.nodes[index].inputs[0])
 
     @abstractmethod
-    def lower(self, index: int, rows: Rows) -> Tensor:
-        """Bounds from below on the rows."""
-
-    @abstractmethod
-    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Bounds from below, and what the errors of activations add up to, multiplied by their coefficients: those of the bound, and,
-        if asked for, those of the network as it runs."""
+    def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds from below on the rows, and what the errors of activations add up to, multiplied by their coefficients: those of the
+        bound, and, if asked for, those of the network as it runs."""
 
     def minimum(self, index: int, spec: Spec) -> Tensor:
         """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
-        return self.lower(index, self.rows(index, spec)).T
+        return self.lower(index, self.rows(index, spec))[0].T
 
     def prove(self, index: int, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
         """Bounds from below, their rounding slack, and the error of the network as it runs; [N, K] each."""
         rounding = self.rounding
-        assert rounding is not None
+        assert isinstance(rounding, Rounding)
         rows = self.rows(index, spec)
-        lower, error, run_error = self.lower_with_errors(index, rows, as_run=True)
+        lower, error, run_error = self.lower(index, rows, as_run=True)
         total = OWN * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
         products = sum(math.prod(node.shape) for node in self.network.nodes)
         total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
-        slack = total - rows.inner(index, rows.seed, self._drift(index))
+        slack = total - rows.inner(index, rows.seed, self._drift(index, rounding))
         run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))
         return lower.T, slack.T, run_error.T
 
-    def _drift(self, index: int) -> Tensor:
-        assert self.rounding is not None
-        return self.rounding.at(index).drift
+    def _drift(self, index: int, rounding: Rounding) -> Tensor:
+        return rounding.at(index).drift
 
     def rows(self, index: int, spec: Spec) -> DenseRows:
         return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))
@@ -156,9 +135,7 @@ WORTHWHILE = 0.7
 class DualSolver(Solver):
     """One common slope per unit."""
 
-    def __init__(
-        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
-    ) -> None:
+    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
         super().__init__(network, region, budget, rounding)
         self.bands: dict[int, Band] = {}
         self.constant: set[int] = set()
@@ -176,12 +153,8 @@ class DualSolver(Solver):
     def set_band(self, index: int, interval: Interval, band: Band) -> None:
         self.bands[index] = band
         self._ready.pop(index, None)
-        parts = [band.slope, band.radius]
-        if self.rounding is not None:
-            self.rounding.enter(index, interval, (band.slope,), band.radius)
-            # A unit whose band is not zero has an error that is not zero, if only for underflow.
-            parts = [self.rounding.errors[index], self.rounding.run_errors[index]]
-        alive = None if torch.is_grad_enabled() else alive_channels(*parts)
+        self.rounding.enter_band(index, interval, band)
+        alive = None if torch.is_grad_enabled() else alive_channels(*self.rounding.alive(index, band))
         if alive is not None:
             self._alive[index] = alive
             self._slim, self._kept = prune(self.network, self._alive)
@@ -201,10 +174,7 @@ class DualSolver(Solver):
     def _bound(self, index: int, radius: RadiusPass) -> Interval:
         centre = self.centre(index)
         reach = radius.of_units(index)
-        if self.rounding is not None:
-            self.rounding.note(index, reach.error)
-            if reach.run_error is not None:
-                self.rounding.note_run(index, reach.run_error)
+        self.rounding.note(index, reach.error, reach.run_error)
         return Interval(centre - reach.below, centre + reach.above)
 
     def settle(self, index: int) -> Interval:
@@ -226,56 +196,34 @@ class DualSolver(Solver):
         error = run_error = None
         if len(units) > 0:
             exact = radius.of_some_units(source, units)
-            reach, error, run_error = _put(reach, units, exact.below), exact.error, exact.run_error
-        self._note_some(source, units, error)
-        if self.rounding is not None and run_error is not None:
-            unknown = torch.full_like(self.centre(source), torch.inf)
-            self.rounding.note_run(source, _put(unknown, units, run_error))
+            reach, error, run_error = put_at(reach, units, exact.below), exact.error, exact.run_error
+        self.rounding.note_some(source, units, error, run_error)
         return self._remember(source, Interval.around(centre, reach))
 
-    def _note_some(self, index: int, units: Tensor, error: Tensor | None) -> None:
-        """Errors of some units; the others' bounds have room for theirs."""
-        if self.rounding is None:
-            return
-        none = torch.zeros_like(self.centre(index))
-        self.rounding.note(index, None if error is None else _put(none, units, error))
-        found = self.rounding.outside[index]
-        below = _put(none, units, flat(found.below, 1)[:, units])
-        above = below if found.above is found.below else _put(none, units, flat(found.above, 1)[:, units])
-        self.rounding.outside[index] = Outside(below, above)
-
     def _remember(self, index: int, interval: Interval) -> Interval:
-        reach = interval.radius
-        if self.rounding is not None:
-            reach = self.rounding.with_room(index, reach + self.rounding.outside[index].farther)
-        self._reaches.put(index, reach)
+        self._reaches.put(index, self.rounding.reach(index, interval))
         return interval
 
-    def lower(self, index: int, rows: Rows) -> Tensor:
-        return rows.inner(index, rows.seed, self.centre(index)) - self._radius().of_rows(index, rows)
-
-    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         radius, error, run_error = self._radius(as_run).of_rows_with_errors(index, rows)
         return rows.inner(index, rows.seed, self.centre(index)) - radius, error, run_error
 
-    def _drift(self, index: int) -> Tensor:
-        return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index)
+    def _drift(self, index: int, rounding: Rounding) -> Tensor:
+        return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index, rounding)
 
     def _radius(self, as_run: bool | None = None) -> RadiusPass:
         """as_run: with the errors of the network as it runs; if nothing is said, where it is deep."""
         for i, band in self.bands.items():
             if i not in self._ready:
                 self._ready[i] = Band(self._laid_out(i, band.slope), band.centre, self._laid_out(i, band.radius))
-                if self.rounding is not None:
-                    error = self.rounding.error_of_image(i) if i in self.constant else self.rounding.errors[i]
-                    self._ready_errors[i] = self._laid_out(i, error)
-                    run_error = self.rounding.at(i).run if i in self.constant else self.rounding.run_errors[i]
-                    self._ready_run_errors[i] = self._laid_out(i, run_error)
-        bands, errors = dict(self._ready), dict(self._ready_errors)
+                errors = self.rounding.of_activation(i, by_image=i in self.constant)
+                for ready, error in zip((self._ready_errors, self._ready_run_errors), errors, strict=False):
+                    ready[i] = self._laid_out(i, error)
+        bands, known = dict(self._ready), dict(self._ready_errors)
         with_run = len(bands) >= DEEP if as_run is None else as_run
         run_errors = dict(self._ready_run_errors) if with_run else {}
         constant = frozenset(self.constant)
-        return RadiusPass(self._slim, self.region, bands, self.budget, constant, errors=errors, run_errors=run_errors)
+        return RadiusPass(self._slim, self.region, bands, self.budget, constant, errors=known, run_errors=run_errors)
 
 
 def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
@@ -287,37 +235,25 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
     return solver
 
 
-def _put(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
-    """[N, *shape] with other values [N or 1, len(units)] at some units."""
-    return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
-
-
 # Bounds from two lines per unit.
 
 
 class CrownSolver(Solver):
     """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back."""
 
-    def __init__(
-        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Rounding | None = None
-    ) -> None:
+    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
         super().__init__(network, region, budget, rounding)
         self.chosen: dict[int, Lines] = {}
 
     def relax(self, index: int, interval: Interval) -> None:
         lines = self.activation(index).lines(interval)
         self.chosen[index] = Lines(*(channels_inside(getattr(lines, f.name)) for f in fields(lines)))
-        if self.rounding is not None:
-            offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
-            self.rounding.enter(index, interval, (lines.lower_slope, lines.upper_slope), offset)
+        self.rounding.enter_lines(index, interval, lines)
 
-    def lower(self, index: int, rows: Rows) -> Tensor:
-        return self._lower(index, rows, [])
-
-    def lower_with_errors(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        kinds = [self._errors(), self._run_errors()] if as_run else [self._errors()]
+    def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        kinds = [self.rounding.errors, self.rounding.run_errors] if as_run else [self.rounding.errors]
         found: list[list[Tensor]] = [[] for _ in kinds]
-        lower = self._lower(index, rows, list(zip(kinds, found, strict=True)))
+        lower = self._lower(index, rows, [(known, to) for known, to in zip(kinds, found, strict=True) if known])
         sums = [added(parts or [torch.zeros_like(lower)]) for parts in found]
         return lower, sums[0], sums[-1]
 
@@ -357,17 +293,17 @@ class CrownSolver(Solver):
         def of_all(work: Callable[[Rows], Tensor]) -> Tensor:
             return over_chunks(self.network, index, plan, self.budget, self.region.centre, work)
 
-        if self.rounding is None:
-            below, above = of_all(lambda r: self.lower(index, r)), of_all(lambda r: self.lower(index, r.flipped()))
-            return Interval(below, -above)
-        below, error = of_all(lambda r: self._with_errors(index, r)).chunk(2)
-        above, other = of_all(lambda r: self._with_errors(index, r.flipped())).chunk(2)
-        self.rounding.note(index, torch.maximum(error, other))
-        return Interval(below, -above)
+        count = 1 + bool(self.rounding.errors)
 
-    def _with_errors(self, index: int, rows: Rows) -> Tensor:
-        """[R, 2 N, ...]: results and, after them, errors."""
-        return torch.cat(torch.broadcast_tensors(*self.lower_with_errors(index, rows)[:2]), dim=1)
+        def found(rows: Rows) -> Tensor:
+            """[R, N or 2 N, ...]: results and, after them, errors, if there are any."""
+            results = self.lower(index, rows)[:count]
+            return results[0] if count == 1 else torch.cat(torch.broadcast_tensors(*results), dim=1)
+
+        below, *error = of_all(found).chunk(count)
+        above, *other = of_all(lambda rows: found(rows.flipped())).chunk(count)
+        self.rounding.note(index, torch.maximum(error[0], other[0]) if error else None)
+        return Interval(below, -above)
 
 
 def _bias(network: DualNetwork, index: int, like: Tensor) -> Tensor | None:
