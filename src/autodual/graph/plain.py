@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -31,6 +32,21 @@ OUT_OF_SIGHT = frozenset(
 """Methods that hand out a tensor's memory, or write to it without counting: whoever writes there, nobody sees it."""
 SETTABLE = frozenset(("requires_grad", "grad", "names"))
 """Attributes of a tensor that may be assigned to, since they change no value of it."""
+
+CIRCUMSTANCES = frozenset(
+    (
+        "is_contiguous",
+        "stride",
+        "storage_offset",
+        "requires_grad",
+        "is_leaf",
+        "grad_fn",
+        "_version",
+        "_base",
+        "is_inference",
+    )
+)
+"""Methods and properties that tell how a tensor lies in memory, or that gradients are wanted."""
 
 _OTHER_FACTS = frozenset(("__len__", "__hash__", "__dir__", "__sizeof__", "storage_offset", "element_size", "type"))
 _NO_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(None), fx.Proxy)
@@ -221,9 +237,11 @@ class Plain(TorchFunctionMode):
         self.calls = Calls(names)
         self.calls.name(x, "x")
         self.refusal: CaptureError | None = None
+        self.asked = False
+        """Whether the model has asked for circumstances of a tensor."""
         self._where = where
         self._own: dict[int, Tensor] = {}
-        self._within = False
+        self.within = False
 
     def own(self, tensor: Tensor) -> Tensor:
         """A copy of one of the model's tensors, always the same, so that a write cannot reach the model."""
@@ -237,15 +255,21 @@ class Plain(TorchFunctionMode):
 
     def call(self, path: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module that is kept as one, whatever it calls in turn."""
-        before, self._within = self._within, True
-        try:
+        with self.one_call():
             return self._kept((path,), path, function, args, kwargs)
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """What is called inside is not kept."""
+        before, self.within = self.within, True
+        try:
+            yield
         finally:
-            self._within = before
+            self.within = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._within:
+        if self.within:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name == "__set__" and getattr(func.__self__, "__name__", "") not in SETTABLE:
@@ -259,6 +283,7 @@ class Plain(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if step.varies and name in _SHOWS:
             return SHOWN
+        self.asked |= name in CIRCUMSTANCES or (name == "__get__" and _key_of(function) in CIRCUMSTANCES)
         versions = [t._version for t in step.given]
         made = function(*args, **kwargs)
         if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made)):

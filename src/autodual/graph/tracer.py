@@ -14,7 +14,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.fx.proxy import TraceError
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
 from autodual.graph.guards import odd_tensor
-from autodual.graph.plain import FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
+from autodual.graph.plain import CIRCUMSTANCES, FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
 from autodual.graph.plain import Step as MadeBy
 from autodual.graph.registry import Registry, hooked_parameters
 from autodual.graph.twins import State, Twins, own_classes
@@ -49,6 +49,7 @@ class ConcreteProxy(fx.Proxy):
         if name == "value":  # not known yet
             raise AttributeError(name)
         self.tracer.told |= name in _TELLS_BATCH
+        self.tracer.asked |= name in CIRCUMSTANCES
         found = getattr(self.value, name)
         if isinstance(found, Tensor):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
@@ -117,6 +118,9 @@ class ConcreteTracer(fx.Tracer):
         self.root = root
         self.told = False
         """Whether forward has asked for anything that tells the size of the batch."""
+        self.asked = False
+        """Whether forward has asked for the layout of a tensor, or whether it requires gradients."""
+        self._with_gradients = False
         self.running = False
         """True while the sample passes through an operation: nothing is recorded then."""
         self._stack: list[str] = []
@@ -179,11 +183,15 @@ class ConcreteTracer(fx.Tracer):
         """Objects that random numbers come from, as far as the model holds them."""
         return self._twins.holding(GENERATORS)
 
-    def repeat(self, sample: Tensor, refuse_random: bool = False) -> Run:
-        """Another run of the model, after whatever earlier runs have stored in it, without a graph."""
+    def repeat(self, sample: Tensor, refuse_random: bool = False, with_gradients: bool = False) -> Run:
+        """Another run of the model, after whatever earlier runs have stored in it, without a graph.
+
+        with_gradients: also of the operations; or else the model runs in inference mode.
+        """
         self._start(sample, None)
+        self._with_gradients = with_gradients
         refusal = no_random_numbers(lambda: self.where, self.generators())
-        with refusal if refuse_random else nullcontext():
+        with refusal if refuse_random else nullcontext(), nullcontext() if with_gradients else torch.inference_mode():
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
 
@@ -193,6 +201,7 @@ class ConcreteTracer(fx.Tracer):
         try:
             with self._plain as plain:
                 plain.calls.output = self._twins.of[id(self.root)].forward(sample)
+            self.asked |= plain.asked
             refusal = plain.refusal or self._refusal
             if refusal is not None:
                 raise refusal
@@ -299,13 +308,14 @@ class ConcreteTracer(fx.Tracer):
         odd = odd_tensor(a, f"{self.where or 'model'}: a tensor that it computes with")
         if odd is not None:
             raise self.refused(odd)
-        if a.grad_fn is not None:
+        if a.grad_fn is not None and self._plain is None:
             raise self.refused(
                 f"{self.where or 'model'}: uses a tensor that was computed from parameters out of sight of the capture, so it "
                 f"would not follow them; read parameters as attributes (self.weight), inside forward"
             )
         name = f"_tensor_{len(self.constants)}"
-        self.constants[name], self._copies[name] = a, a.detach().clone()
+        with self._outside_inference_mode():
+            self.constants[name], self._copies[name] = a, a.detach().clone()
         return name
 
     def _call(self, twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -429,8 +439,12 @@ class ConcreteTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
+        if self._plain is not None and not self._plain.within:  # a proxy that an earlier run has stored
+            with self._plain.one_call():
+                return self.create_proxy(kind, target, args, kwargs, *rest, **named)
         if kind in ("call_function", "call_method") and _name(target) in FACTS:
             self.told = True
+            self.asked |= _name(target) in CIRCUMSTANCES
             return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
         if kind == "call_method" and target in OUT_OF_SIGHT:
             raise self.refused(
@@ -451,7 +465,7 @@ class ConcreteTracer(fx.Tracer):
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
-            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+            with self._outside_inference_mode(), nullcontext() if self._with_gradients else torch.no_grad():
                 proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         except Exception:
             if self._graph is not None:  # the model may catch it, and the call has made nothing
@@ -480,6 +494,10 @@ class ConcreteTracer(fx.Tracer):
             if target is getattr:
                 return self.calls.begin(args[1], args[:1], {}, self.where)
         return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.where)
+
+    def _outside_inference_mode(self) -> AbstractContextManager[Any]:
+        """Where the model runs in inference mode, its operations do not: tensors made there do not tell who writes to them."""
+        return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":
