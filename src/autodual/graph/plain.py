@@ -69,7 +69,7 @@ _REFLECTED = {
 _EITHER_WAY = frozenset(("add", "mul", "eq", "ne", "and", "or", "xor"))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Step:
     """One call: its function or the path of its module, and its arguments, in which tensors are a `Value` or a `Constant`."""
 
@@ -88,7 +88,7 @@ class Step:
         return f"{getattr(self.key, '__name__', self.key)}({', '.join(told)})"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Value:
     """A tensor of a run: what made it, and which of its results it is. A parameter, a buffer and the input have a name instead."""
 
@@ -100,7 +100,7 @@ class Value:
         return "..."
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Constant:
     """A tensor that was made of neither the input nor a parameter, as it was when it was used."""
 
@@ -182,7 +182,7 @@ class Calls:
             if value is None and id(a) in self.names:
                 value = Value(self.names[id(a)], 0, False)
             return Constant(a.detach().clone()) if value is None else value
-        if isinstance(a, tuple | list):
+        if isinstance(a, _SEQUENCES):
             return tuple(self.seen(part) for part in a)
         if isinstance(a, dict):
             return {name: self.seen(part) for name, part in a.items()}
@@ -215,6 +215,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
 
 
+_SEQUENCES = (tuple, list)
 _signature = functools.lru_cache(maxsize=512)(inspect.signature)
 
 
@@ -327,32 +328,41 @@ def _difference(by_proxies: Calls, by_tensors: Calls) -> tuple[str, str] | None:
     if by_tensors.written - by_proxies.written:
         return "", f"writes into {min(by_tensors.written - by_proxies.written)}"
     compared: set[tuple[Any, ...]] = set()
-    waiting = [(by_proxies.seen(by_proxies.output), by_tensors.seen(by_tensors.output), "", "another output")]
+    waiting: list[tuple[Any, Any, Any]] = [
+        (by_proxies.seen(by_proxies.output), by_tensors.seen(by_tensors.output), None)
+    ]
     while waiting:
-        one, other, path, how = waiting.pop()
+        one, other, users = waiting.pop()
         if not (isinstance(one, Value) and isinstance(other, Value)):
             if not _same(one, other, []):
-                return path, how
-            continue
-        if not (isinstance(one.maker, Step) and isinstance(other.maker, Step)):
-            if not (isinstance(one.maker, str) and one.maker == other.maker):
-                return path, how
+                return _told(users)
             continue
         a, b = one.maker, other.maker
+        if not (isinstance(a, Step) and isinstance(b, Step)):
+            if not (isinstance(a, str) and a == b):
+                return _told(users)
+            continue
         pair = id(a), one.position, id(b), other.position
         if pair in compared:
             continue
         compared.add(pair)
-        how = f"{b!r} instead of {a!r}" if repr(a) != repr(b) else f"{a!r} of something else"
         inputs: list[tuple[Any, Any]] = []
         if (
             one.position != other.position
             or a.key != b.key
             or not _same((a.args, a.kwargs), (b.args, b.kwargs), inputs)
         ):
-            return b.path or a.path, how
-        waiting += [(x, y, b.path or a.path, how) for x, y in inputs]
+            return _told((a, b))
+        waiting += [(x, y, (a, b)) for x, y in inputs]
     return None
+
+
+def _told(users: tuple[Step, Step] | None) -> tuple[str, str]:
+    """Where and how two calls differ, or what they use."""
+    if users is None:
+        return "", "another output"
+    a, b = users
+    return b.path or a.path, f"{b!r} instead of {a!r}" if repr(a) != repr(b) else f"{a!r} of something else"
 
 
 def _same(a: Any, b: Any, inputs: list[tuple[Any, Any]]) -> bool:
@@ -383,4 +393,4 @@ def tensors(a: Any) -> list[Tensor]:
         return [a]
     if isinstance(a, dict):
         a = tuple(a.values())
-    return [t for part in a for t in tensors(part)] if isinstance(a, tuple | list) else []
+    return [t for part in a for t in tensors(part)] if isinstance(a, _SEQUENCES) else []

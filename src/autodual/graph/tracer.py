@@ -171,6 +171,7 @@ class ConcreteTracer(fx.Tracer):
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
         self.calls = Calls(self._names)
+        """Noted where there is no graph: a run on tensors is compared with the last of those runs."""
 
     def record(self, sample: Tensor) -> fx.Graph:
         """The graph of the model for a batch like `sample`."""
@@ -382,7 +383,9 @@ class ConcreteTracer(fx.Tracer):
     ) -> Any:
         """What a rewrite makes of a call."""
         step = None
-        if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
+        if (
+            not self._expanding and self._graph is None
+        ):  # only what the user wrote is noted, and not what a rewrite makes of it
             step = self.calls.begin(target, self._concrete(args), self._concrete(kwargs) if kwargs else {}, self.where)
         self._expanding += 1
         try:
@@ -478,7 +481,7 @@ class ConcreteTracer(fx.Tracer):
         if written:
             self._follow_writes(proxy, written)
         self._proxies.append(proxy)
-        if kind == "placeholder" or kind == "get_attr":
+        if (kind == "placeholder" or kind == "get_attr") and self._graph is None:
             self.calls.name(proxy.value, target)
         elif step is not None:
             self.calls.finish(step, proxy.value, written)
@@ -486,7 +489,7 @@ class ConcreteTracer(fx.Tracer):
 
     def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MadeBy | None:
         """The call, as a run on tensors would show it."""
-        if self._expanding or not kind.startswith("call"):
+        if self._graph is not None or self._expanding or not kind.startswith("call"):
             return None
         if target is getattr or target is operator.getitem:
             if not isinstance(args[0], Tensor):  # picked from a tuple, in Python, and not by a call of torch
