@@ -168,6 +168,10 @@ _FUNCTIONS = [[getattr(owner, name) for name in names] for owner, names in _OWNE
 """Functions of PyTorch that models, and the bounds themselves, are computed with, as they were when this library was imported."""
 
 
+def hooks_on_all_modules() -> bool:
+    return any(_GLOBAL_HOOKS.values())
+
+
 def check_surroundings(model: nn.Module) -> None:
     """Refuse hooks on all modules, modes, replaced functions of PyTorch, and cached parametrizations."""
     for registered_by, hooks in _GLOBAL_HOOKS.items():

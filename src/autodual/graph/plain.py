@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -47,6 +47,13 @@ CIRCUMSTANCES = frozenset(
     )
 )
 """Methods and properties that tell how a tensor lies in memory, or that gradients are wanted."""
+
+_SHAPED_BY_VALUES = frozenset(
+    ("nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave",
+     "_unique", "_unique2", "unique_dim", "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts")
+)  # fmt: skip
+"""Functions whose result has a shape that depends on values: whoever asks for it reads them."""
+_CHANGE_NO_VALUES = frozenset(("requires_grad_", "rename_", "share_memory_"))
 
 _OTHER_FACTS = frozenset(("__len__", "__hash__", "__dir__", "__sizeof__", "storage_offset", "element_size", "type"))
 _NO_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(None), fx.Proxy)
@@ -121,12 +128,17 @@ class Calls:
     """Names of parameters and buffers that a call has written to."""
     _values: dict[int, Value] = field(default_factory=dict)
     _kept: list[Tensor] = field(default_factory=list)  # so that no identity is used twice
+    _memory: dict[int, int] = field(default_factory=dict)
+    """Where a tensor lay when it was kept. `set_` moves it, and nobody is told."""
 
     def name(self, tensor: Tensor, name: str) -> Tensor:
         """Note that a tensor is the input, or stands for a parameter or buffer."""
-        self._values[id(tensor)] = Value(name, 0, name == "x")
-        self._kept.append(tensor)
+        self._keep(tensor, Value(name, 0, name == "x"))
         return tensor
+
+    def _keep(self, tensor: Tensor, value: Value) -> None:
+        self._values[id(tensor)], self._memory[id(tensor)] = value, _place(tensor)
+        self._kept.append(tensor)
 
     def begin(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Step | None:
         """A call that is about to run; None where nothing of the model or of its input is among its arguments.
@@ -163,22 +175,23 @@ class Calls:
             and isinstance(step.args[0], Value)
             and _alike(found[0], step.given[0])
         ):
-            self._values[id(found[0])] = step.args[0]
-            self._kept += found
+            self._keep(found[0], step.args[0])
             return
         for position, tensor in enumerate(found):
             if id(tensor) in changed or id(tensor) not in passed:  # what is only passed on stays what it was
-                self._values[id(tensor)] = Value(step, position, step.varies)
-                self._kept.append(tensor)
+                self._keep(tensor, Value(step, position, step.varies))
 
     def forget(self, tensor: Tensor) -> None:
         """Nobody can say what the tensor holds from now on."""
-        self._values[id(tensor)] = Value(object(), 0, True)
+        self._keep(tensor, Value(object(), 0, True))
 
     def seen(self, a: Any) -> Any:
         """An argument, with every tensor in it replaced by what is known about it."""
         if isinstance(a, Tensor):
             value = self._values.get(id(a))
+            if value is not None and _place(a) != self._memory[id(a)]:
+                self.forget(a)
+                return self._values[id(a)]
             if value is None and id(a) in self.names:
                 value = Value(self.names[id(a)], 0, False)
             return Constant(a.detach().clone()) if value is None else value
@@ -192,12 +205,30 @@ class Calls:
         before = self._values.get(id(tensor))
         if before is not None and isinstance(before.maker, str) and not before.varies:
             self.written.add(before.maker)
-        memory = tensor.untyped_storage().data_ptr()
-        for other in self._kept:
-            if other is not tensor and other.untyped_storage().data_ptr() == memory:
+        memory = _storage(tensor)
+        for other in list(self._kept):
+            if other is not tensor and _storage(other) == memory:
                 self.forget(other)
         place = next(i for i, t in enumerate(step.given) if t is tensor)
-        self._values[id(tensor)] = Value(step, -1 - place, step.varies)
+        self._keep(tensor, Value(step, -1 - place, step.varies))
+
+
+def shaped_by_values(step: Step | None) -> bool:
+    """Whether the shape of what a call makes depends on values that were made of the input."""
+    if step is None or not step.varies:
+        return False
+    if step.key == "getitem":
+        return any(t.dtype in (torch.bool, torch.uint8) for t in step.given[1:])
+    return step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1)
+
+
+def written_to(name: str, given: Iterable[tuple[Tensor, int]], first: Any) -> list[Tensor]:
+    """The tensors that a call has written to. given: with what they counted before; `set_` and its like do not count.
+
+    first: the call's first argument.
+    """
+    by_name = name.endswith("_") and not name.endswith("__") and name not in _CHANGE_NO_VALUES
+    return [t for t, version in given if t._version != version or (by_name and t is first)]
 
 
 def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -209,6 +240,14 @@ def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     if name in _EITHER_WAY and len(args) == 2 and not isinstance(args[0], Value | Constant):
         args = args[::-1]
     return name, args
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -287,9 +326,9 @@ class Plain(TorchFunctionMode):
         self.asked |= name in CIRCUMSTANCES or (name == "__get__" and _key_of(function) in CIRCUMSTANCES)
         versions = [t._version for t in step.given]
         made = function(*args, **kwargs)
-        if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made)):
+        if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step)):
             raise self._refused(step, name)
-        written = [t for t, version in zip(step.given, versions, strict=True) if t._version != version]
+        written = written_to(name, zip(step.given, versions, strict=True), args[0] if args else None)
         self.calls.finish(step, made, written)
         return made
 

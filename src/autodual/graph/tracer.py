@@ -25,8 +25,19 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
-from autodual.graph.guards import odd_tensor
-from autodual.graph.plain import CIRCUMSTANCES, FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
+from autodual.graph.guards import hooks_on_all_modules, odd_tensor
+from autodual.graph.plain import (
+    CIRCUMSTANCES,
+    FACTS,
+    OUT_OF_SIGHT,
+    SETTABLE,
+    SHOWN,
+    Calls,
+    Plain,
+    shaped_by_values,
+    tensors,
+    written_to,
+)
 from autodual.graph.plain import Step as MadeBy
 from autodual.graph.registry import Registry, hooked_parameters
 from autodual.graph.twins import State, Twins, own_classes
@@ -351,6 +362,8 @@ class ConcreteTracer(fx.Tracer):
         """Refuse to call a module that `forward` has changed, where its dual layer is built from the module as it is otherwise."""
         state = self._states.get(id(original))
         name = None if state is None else state.changed()
+        if state is not None and name is None and hooks_on_all_modules():
+            name = "hooks, those on every module,"
         if name is not None:
             raise self.refused(
                 f"{self.where or 'model'}: its attribute {name} is changed by a forward that then calls it, and it is bounded as it "
@@ -465,6 +478,11 @@ class ConcreteTracer(fx.Tracer):
         assert isinstance(proxy, ConcreteProxy)
         args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
         step = self._noted(kind, target, args, kwargs)
+        if shaped_by_values(step):
+            raise self.refused(
+                f"{self.where or 'model'}: the shape of what {_name(target)} makes depends on the input's values, so that the model "
+                f"could branch on them; use operations whose result always has one shape"
+            )
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
@@ -477,7 +495,7 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self.running = False
         self.paths[proxy.node] = self.where
-        written = [tensor for tensor, version in given if tensor._version != version]
+        written = written_to(_name(target), given, args[0] if args else None)
         if written:
             self._follow_writes(proxy, written)
         self._proxies.append(proxy)

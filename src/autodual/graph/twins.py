@@ -361,6 +361,7 @@ class _Held:
     def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
         self._module = module
         self._kind = type(module)
+        self._forward = self._kind.forward
         self._ignored = ignored
         self._kept = dict(vars(module))
         for name in ignored:
@@ -375,6 +376,8 @@ class _Held:
             now = {name: value for name, value in now.items() if name not in self._ignored}
         if type(self._module) is not self._kind:
             return "__class__"
+        if self._kind.forward is not self._forward:
+            return "forward"
         if any(self._empty) or not all(_equal(value, frozen) for value, frozen in self._filled):
             changed = [v for v in self._empty if v] + [v for v, frozen in self._filled if not _equal(v, frozen)]
             return next(name for name, value in self._kept.items() if value is changed[0])
