@@ -93,7 +93,26 @@ def _below(m: Any, x: Any) -> Any:
     return m.pair(m.fc(x))
 
 
+def _forward_of_its_class(m: Any, x: Any) -> Any:
+    before = nn.Hardtanh.forward
+    nn.Hardtanh.forward = lambda self, x: F.hardtanh(x, -50.0, 5.5)  # type: ignore[method-assign]
+    try:
+        return m.act(m.fc(x))
+    finally:
+        nn.Hardtanh.forward = before  # type: ignore[method-assign]
+
+
+def _hook_on_all(m: Any, x: Any) -> Any:
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, made: made.clamp(max=100))
+    try:
+        return m.act(m.fc(x))
+    finally:
+        handle.remove()
+
+
 CHANGES: dict[str, Compute] = {
+    "forward of its class": _forward_of_its_class,
+    "hook on all modules": _hook_on_all,
     "number": _set("act.max_val", 5.5),
     "slope": _set("leaky.negative_slope", 0.5),
     "set back": _set_back,

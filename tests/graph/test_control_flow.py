@@ -67,6 +67,34 @@ def test_values_that_leave_the_graph_are_refused(compute: Callable[[Any, Tensor]
         ad.bounds(Net(compute), ad.LinfBall(0.1).around(batch(1, 4)))
 
 
+SHAPES: dict[str, Callable[[Any, Tensor], Any]] = {
+    "nonzero": lambda m, x: x * 2 if len(torch.nonzero(x > 6)) else x,
+    "nonzero as a method": lambda m, x: x * 2 if (x > 6).nonzero().shape[0] else x,
+    "where of one argument": lambda m, x: x * 2 if torch.where(x > 6)[0].numel() else x,
+    "mask": lambda m, x: x * 2 if x[x > 6].numel() else x,
+    "mask among indices": lambda m, x: x * 2 if x[x[:, 0] > 6, 1].shape[0] else x,
+    "masked_select": lambda m, x: x * 2 if x.masked_select(x > 6).numel() else x,
+    "unique": lambda m, x: x * 2 if (x > 6).unique().numel() > 1 else x,
+    "argwhere": lambda m, x: x * 2 if torch.argwhere(x > 6).size(0) else x,
+    "bincount": lambda m, x: x * 2 if (x > 6).long().flatten().bincount().numel() > 1 else x,
+    "with tensors only": lambda m, x: x * 2 if isinstance(x, Tensor) and len(torch.nonzero(x > 6)) else x,
+}
+
+
+@pytest.mark.parametrize("compute", SHAPES.values(), ids=SHAPES.keys())
+def test_shapes_that_tell_values_are_refused(compute: Callable[[Any, Tensor], Any]) -> None:
+    with pytest.raises(ad.CaptureError):
+        ad.capture(Net(compute), batch(2, 4))
+
+
+def test_shapes_that_tell_values_of_parameters_are_fine() -> None:
+    model, x = (
+        Net(lambda m, x: x[:, : len(torch.nonzero(m.w))] + m.w[m.w > 0], w=nn.Parameter(torch.ones(3))),
+        batch(2, 4),
+    )
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+
+
 def _facts(m: Any, x: Tensor) -> Tensor:
     assert x.dim() == x.ndim == x.ndimension() == 3
     assert x.shape[1:] == (2, 4)

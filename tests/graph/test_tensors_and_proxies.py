@@ -67,6 +67,13 @@ def _written_behind(m: Any, x: Any) -> Any:
     return h * 1
 
 
+def _replaced(m: Any, x: Any) -> Any:
+    h = m.fc(x)
+    if isinstance(h, Tensor):
+        h.set_(capped(h))
+    return h
+
+
 def _assigned(m: Any, x: Any) -> Any:
     h = m.fc(x)
     if isinstance(h, Tensor):
@@ -120,6 +127,7 @@ BRANCHES: dict[str, Compute] = {
     "another result": lambda m, x: m.fc(x).flip(1).chunk(2, 1)[0 if isinstance(x, Tensor) else 1] + m.fc(x) * 0,
     "written through a view": _written_behind,
     "assigned to .data": _assigned,
+    "set_": _replaced,
 }
 
 

@@ -31,6 +31,8 @@ _TAKES_SHAPE = frozenset(
 )
 """Operations among whose arguments the size of the batch may be: nothing but a shape depends on it, or its value is compared."""
 
+_COPIES = frozenset(("contiguous", "clone", "detach"))
+
 _RANDOM = frozenset(
     (
         *(
@@ -197,8 +199,9 @@ def check_agreement(first: Run, second: Run, depends: set[fx.Node], paths: dict[
     node, how = min(found, key=lambda difference: order.get(difference[0], len(order)))
     raise CaptureError(
         f"{paths.get(node, '') or 'model'}: computes something else when it runs again, with a batch of {second.batch} instead of "
-        f"{first.batch} ({how}). It may depend on the batch size, on random numbers, on what an earlier run has stored, on the time "
-        f"or on torch.is_grad_enabled(); certificates need one function per example. What is filled once may be filled in __init__"
+        f"{first.batch} ({how}). It may depend on the batch size, on random numbers, on what an earlier run has stored, on the time, "
+        f"on how x lies in memory, or on whether gradients are wanted (torch.is_grad_enabled(), inference mode, x.requires_grad); "
+        f"certificates need one function per example. What is filled once may be filled in __init__"
     )
 
 
@@ -207,7 +210,7 @@ def _differences(first: Run, second: Run, depends: set[fx.Node]) -> list[tuple[A
     partner: dict[Any, Any] = {}
     waiting: list[tuple[Any, Any]] = [(first.output, second.output)]
     while waiting:
-        one, other = waiting.pop()
+        one, other = (_behind_copies(a) for a in waiting.pop())
         if one in partner:
             if partner[one] is not other:
                 found.append((one, f"{_name(one)} is used where another value was"))
@@ -225,6 +228,19 @@ def _differences(first: Run, second: Run, depends: set[fx.Node]) -> list[tuple[A
         else:
             found.append((one, f"{_name(one)}: {how}"))
     return found
+
+
+def _behind_copies(a: Any) -> Any:
+    """The call that made a value. Where a tensor lies in memory, `contiguous` and its like may be called or not: they copy."""
+    while (
+        _is_call(a)
+        and a.op in ("call_method", "call_function")
+        and _name(a) in _COPIES
+        and a.args
+        and _is_call(a.args[0])
+    ):
+        a = a.args[0]
+    return a
 
 
 def _different_call(one: Any, other: Any, first: Run, second: Run, inputs: list[tuple[Any, Any]]) -> str | None:

@@ -81,22 +81,30 @@ _HARMLESS = frozenset(
 
 def check_no_more_than_its_class(model: nn.Module, example: Tensor) -> None:
     """Refuse modules with a way of their own to be called, and tensors of classes that change what functions of PyTorch do."""
-    for path, module in model.named_modules():
-        if type(module)._call_impl is not nn.Module._call_impl or "_call_impl" in vars(module):
-            raise CaptureError(
-                f"{path or 'model'}: its class {type(module).__name__} overrides _call_impl, which a capture does not run; put what "
-                f"it does into forward, or into a hook"
-            )
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            why = None if tensor is None else odd_tensor(tensor, f"{path}.{name}" if path else name)
-            if why is not None:
-                raise CaptureError(why)
+    for module in model.modules():
+        held = (*module._parameters.values(), *module._buffers.values())
+        usual = type(module)._call_impl is nn.Module._call_impl and "_call_impl" not in vars(module)
+        if not usual or any(type(t) not in _KNOWN for t in held):
+            path = next(path for path, m in model.named_modules() if m is module)
+            _check_module(module, path, usual)
     why = odd_tensor(example, "x")
     if why is not None:
         raise CaptureError(why)
 
 
-_KNOWN = (Tensor, nn.Parameter)
+_KNOWN = (Tensor, nn.Parameter, type(None))
+
+
+def _check_module(module: nn.Module, path: str, usual: bool) -> None:
+    if not usual:
+        raise CaptureError(
+            f"{path or 'model'}: its class {type(module).__name__} overrides _call_impl, which a capture does not run; put what it "
+            f"does into forward, or into a hook"
+        )
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        why = None if tensor is None else odd_tensor(tensor, f"{path}.{name}" if path else name)
+        if why is not None:
+            raise CaptureError(why)
 
 
 def odd_tensor(tensor: Tensor, name: str) -> str | None:
@@ -158,6 +166,10 @@ _OWNERS: list[tuple[Any, list[str]]] = [
 ]
 _FUNCTIONS = [[getattr(owner, name) for name in names] for owner, names in _OWNERS]
 """Functions of PyTorch that models, and the bounds themselves, are computed with, as they were when this library was imported."""
+
+
+def hooks_on_all_modules() -> bool:
+    return any(_GLOBAL_HOOKS.values())
 
 
 def check_surroundings(model: nn.Module) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -32,6 +33,28 @@ OUT_OF_SIGHT = frozenset(
 SETTABLE = frozenset(("requires_grad", "grad", "names"))
 """Attributes of a tensor that may be assigned to, since they change no value of it."""
 
+CIRCUMSTANCES = frozenset(
+    (
+        "is_contiguous",
+        "stride",
+        "storage_offset",
+        "requires_grad",
+        "is_leaf",
+        "grad_fn",
+        "_version",
+        "_base",
+        "is_inference",
+    )
+)
+"""Methods and properties that tell how a tensor lies in memory, or that gradients are wanted."""
+
+_SHAPED_BY_VALUES = frozenset(
+    ("nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave",
+     "_unique", "_unique2", "unique_dim", "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts")
+)  # fmt: skip
+"""Functions whose result has a shape that depends on values: whoever asks for it reads them."""
+_CHANGE_NO_VALUES = frozenset(("requires_grad_", "rename_", "share_memory_"))
+
 _OTHER_FACTS = frozenset(("__len__", "__hash__", "__dir__", "__sizeof__", "storage_offset", "element_size", "type"))
 _NO_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(None), fx.Proxy)
 _SHOWS = frozenset(("__repr__", "__str__", "__format__"))
@@ -53,7 +76,7 @@ _REFLECTED = {
 _EITHER_WAY = frozenset(("add", "mul", "eq", "ne", "and", "or", "xor"))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Step:
     """One call: its function or the path of its module, and its arguments, in which tensors are a `Value` or a `Constant`."""
 
@@ -72,7 +95,7 @@ class Step:
         return f"{getattr(self.key, '__name__', self.key)}({', '.join(told)})"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Value:
     """A tensor of a run: what made it, and which of its results it is. A parameter, a buffer and the input have a name instead."""
 
@@ -84,7 +107,7 @@ class Value:
         return "..."
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Constant:
     """A tensor that was made of neither the input nor a parameter, as it was when it was used."""
 
@@ -105,12 +128,17 @@ class Calls:
     """Names of parameters and buffers that a call has written to."""
     _values: dict[int, Value] = field(default_factory=dict)
     _kept: list[Tensor] = field(default_factory=list)  # so that no identity is used twice
+    _memory: dict[int, int] = field(default_factory=dict)
+    """Where a tensor lay when it was kept. `set_` moves it, and nobody is told."""
 
     def name(self, tensor: Tensor, name: str) -> Tensor:
         """Note that a tensor is the input, or stands for a parameter or buffer."""
-        self._values[id(tensor)] = Value(name, 0, name == "x")
-        self._kept.append(tensor)
+        self._keep(tensor, Value(name, 0, name == "x"))
         return tensor
+
+    def _keep(self, tensor: Tensor, value: Value) -> None:
+        self._values[id(tensor)], self._memory[id(tensor)] = value, _place(tensor)
+        self._kept.append(tensor)
 
     def begin(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Step | None:
         """A call that is about to run; None where nothing of the model or of its input is among its arguments.
@@ -147,26 +175,27 @@ class Calls:
             and isinstance(step.args[0], Value)
             and _alike(found[0], step.given[0])
         ):
-            self._values[id(found[0])] = step.args[0]
-            self._kept += found
+            self._keep(found[0], step.args[0])
             return
         for position, tensor in enumerate(found):
             if id(tensor) in changed or id(tensor) not in passed:  # what is only passed on stays what it was
-                self._values[id(tensor)] = Value(step, position, step.varies)
-                self._kept.append(tensor)
+                self._keep(tensor, Value(step, position, step.varies))
 
     def forget(self, tensor: Tensor) -> None:
         """Nobody can say what the tensor holds from now on."""
-        self._values[id(tensor)] = Value(object(), 0, True)
+        self._keep(tensor, Value(object(), 0, True))
 
     def seen(self, a: Any) -> Any:
         """An argument, with every tensor in it replaced by what is known about it."""
         if isinstance(a, Tensor):
             value = self._values.get(id(a))
+            if value is not None and _place(a) != self._memory[id(a)]:
+                self.forget(a)
+                return self._values[id(a)]
             if value is None and id(a) in self.names:
                 value = Value(self.names[id(a)], 0, False)
             return Constant(a.detach().clone()) if value is None else value
-        if isinstance(a, tuple | list):
+        if isinstance(a, _SEQUENCES):
             return tuple(self.seen(part) for part in a)
         if isinstance(a, dict):
             return {name: self.seen(part) for name, part in a.items()}
@@ -176,12 +205,30 @@ class Calls:
         before = self._values.get(id(tensor))
         if before is not None and isinstance(before.maker, str) and not before.varies:
             self.written.add(before.maker)
-        memory = tensor.untyped_storage().data_ptr()
-        for other in self._kept:
-            if other is not tensor and other.untyped_storage().data_ptr() == memory:
+        memory = _storage(tensor)
+        for other in list(self._kept):
+            if other is not tensor and _storage(other) == memory:
                 self.forget(other)
         place = next(i for i, t in enumerate(step.given) if t is tensor)
-        self._values[id(tensor)] = Value(step, -1 - place, step.varies)
+        self._keep(tensor, Value(step, -1 - place, step.varies))
+
+
+def shaped_by_values(step: Step | None) -> bool:
+    """Whether the shape of what a call makes depends on values that were made of the input."""
+    if step is None or not step.varies:
+        return False
+    if step.key == "getitem":
+        return any(t.dtype in (torch.bool, torch.uint8) for t in step.given[1:])
+    return step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1)
+
+
+def written_to(name: str, given: Iterable[tuple[Tensor, int]], first: Any) -> list[Tensor]:
+    """The tensors that a call has written to. given: with what they counted before; `set_` and its like do not count.
+
+    first: the call's first argument.
+    """
+    by_name = name.endswith("_") and not name.endswith("__") and name not in _CHANGE_NO_VALUES
+    return [t for t, version in given if t._version != version or (by_name and t is first)]
 
 
 def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -195,10 +242,19 @@ def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     return name, args
 
 
+def _place(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
 
 
+_SEQUENCES = (tuple, list)
 _signature = functools.lru_cache(maxsize=512)(inspect.signature)
 
 
@@ -221,9 +277,11 @@ class Plain(TorchFunctionMode):
         self.calls = Calls(names)
         self.calls.name(x, "x")
         self.refusal: CaptureError | None = None
+        self.asked = False
+        """Whether the model has asked for circumstances of a tensor."""
         self._where = where
         self._own: dict[int, Tensor] = {}
-        self._within = False
+        self.within = False
 
     def own(self, tensor: Tensor) -> Tensor:
         """A copy of one of the model's tensors, always the same, so that a write cannot reach the model."""
@@ -237,15 +295,21 @@ class Plain(TorchFunctionMode):
 
     def call(self, path: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module that is kept as one, whatever it calls in turn."""
-        before, self._within = self._within, True
-        try:
+        with self.one_call():
             return self._kept((path,), path, function, args, kwargs)
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """What is called inside is not kept."""
+        before, self.within = self.within, True
+        try:
+            yield
         finally:
-            self._within = before
+            self.within = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._within:
+        if self.within:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name == "__set__" and getattr(func.__self__, "__name__", "") not in SETTABLE:
@@ -259,11 +323,12 @@ class Plain(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if step.varies and name in _SHOWS:
             return SHOWN
+        self.asked |= name in CIRCUMSTANCES or (name == "__get__" and _key_of(function) in CIRCUMSTANCES)
         versions = [t._version for t in step.given]
         made = function(*args, **kwargs)
-        if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made)):
+        if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step)):
             raise self._refused(step, name)
-        written = [t for t, version in zip(step.given, versions, strict=True) if t._version != version]
+        written = written_to(name, zip(step.given, versions, strict=True), args[0] if args else None)
         self.calls.finish(step, made, written)
         return made
 
@@ -302,32 +367,41 @@ def _difference(by_proxies: Calls, by_tensors: Calls) -> tuple[str, str] | None:
     if by_tensors.written - by_proxies.written:
         return "", f"writes into {min(by_tensors.written - by_proxies.written)}"
     compared: set[tuple[Any, ...]] = set()
-    waiting = [(by_proxies.seen(by_proxies.output), by_tensors.seen(by_tensors.output), "", "another output")]
+    waiting: list[tuple[Any, Any, Any]] = [
+        (by_proxies.seen(by_proxies.output), by_tensors.seen(by_tensors.output), None)
+    ]
     while waiting:
-        one, other, path, how = waiting.pop()
+        one, other, users = waiting.pop()
         if not (isinstance(one, Value) and isinstance(other, Value)):
             if not _same(one, other, []):
-                return path, how
-            continue
-        if not (isinstance(one.maker, Step) and isinstance(other.maker, Step)):
-            if not (isinstance(one.maker, str) and one.maker == other.maker):
-                return path, how
+                return _told(users)
             continue
         a, b = one.maker, other.maker
+        if not (isinstance(a, Step) and isinstance(b, Step)):
+            if not (isinstance(a, str) and a == b):
+                return _told(users)
+            continue
         pair = id(a), one.position, id(b), other.position
         if pair in compared:
             continue
         compared.add(pair)
-        how = f"{b!r} instead of {a!r}" if repr(a) != repr(b) else f"{a!r} of something else"
         inputs: list[tuple[Any, Any]] = []
         if (
             one.position != other.position
             or a.key != b.key
             or not _same((a.args, a.kwargs), (b.args, b.kwargs), inputs)
         ):
-            return b.path or a.path, how
-        waiting += [(x, y, b.path or a.path, how) for x, y in inputs]
+            return _told((a, b))
+        waiting += [(x, y, (a, b)) for x, y in inputs]
     return None
+
+
+def _told(users: tuple[Step, Step] | None) -> tuple[str, str]:
+    """Where and how two calls differ, or what they use."""
+    if users is None:
+        return "", "another output"
+    a, b = users
+    return b.path or a.path, f"{b!r} instead of {a!r}" if repr(a) != repr(b) else f"{a!r} of something else"
 
 
 def _same(a: Any, b: Any, inputs: list[tuple[Any, Any]]) -> bool:
@@ -358,4 +432,4 @@ def tensors(a: Any) -> list[Tensor]:
         return [a]
     if isinstance(a, dict):
         a = tuple(a.values())
-    return [t for part in a for t in tensors(part)] if isinstance(a, tuple | list) else []
+    return [t for part in a for t in tensors(part)] if isinstance(a, _SEQUENCES) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,11 +95,63 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
             ):  # or else examples that are all the same are normalised: rounding, nothing else
                 with torch.no_grad(), _explained(tracer, example):
                     check_same(tracer.calls, tracer.run_plainly(sample(len(tracer.sample))))
+                if tracer.asked:
+                    _vary_circumstances(tracer, sample(OTHER_BATCH), example, first, depends, paths)
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
                 compare(OTHER_BATCH, refuse_random=True)
         finally:
             tracer.dissolve()
     return network
+
+
+def _vary_circumstances(
+    tracer: ConcreteTracer,
+    sample: Tensor,
+    example: Tensor,
+    first: Run,
+    depends: set[fx.Node],
+    paths: dict[fx.Node, str],
+) -> None:
+    """Refuse a model that computes something else for a tensor that lies otherwise in memory, or that requires gradients.
+
+    Only for a model that has asked. It may raise an error there: it is no function of such inputs then, and not another one.
+    """
+    sample.requires_grad_()
+    for layout in _layouts(sample.dim()):
+        with torch.enable_grad():
+            second, failed = _attempted(tracer.repeat, layout(sample), with_gradients=True)
+            plain, failed_plainly = _attempted(tracer.run_plainly, layout(sample))
+        faults = [error for error in (failed, failed_plainly) if error is not None]
+        refusals = [error for error in faults if isinstance(error, AutodualError | TraceError)]
+        if len(faults) == 2 and not refusals:
+            continue
+        if faults:
+            with _explained(tracer, example):
+                raise (refusals or faults)[0]
+        check_agreement(first, second, depends, paths)
+        check_same(tracer.calls, plain)
+
+
+def _attempted(run: Callable[..., Any], sample: Tensor, **named: Any) -> tuple[Any, Exception | None]:
+    try:
+        return run(sample, **named), None
+    except Exception as error:  # judged by the caller
+        return None, error
+
+
+def _layouts(dims: int) -> list[Callable[[Tensor], Tensor]]:
+    """Ways for a tensor to lie in memory: as usual, with gaps between the examples, in reverse order, with channels last.
+
+    None of them returns the tensor itself, so that the result may be written to.
+    """
+    backwards = tuple(reversed(range(dims)))
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x * 1,
+        lambda x: torch.stack([x, x], 1)[:, 1],
+        lambda x: (x * 1).permute(backwards).clone(memory_format=torch.contiguous_format).permute(backwards),
+    ]
+    inside = {4: torch.channels_last, 5: torch.channels_last_3d}.get(dims)
+    return ways if inside is None else [*ways, lambda x: x.clone(memory_format=inside)]
 
 
 def _other_batches(given: int, tracer: ConcreteTracer, model: nn.Module) -> set[int]:

@@ -14,7 +14,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -25,8 +25,19 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
-from autodual.graph.guards import odd_tensor
-from autodual.graph.plain import FACTS, OUT_OF_SIGHT, SETTABLE, SHOWN, Calls, Plain, tensors
+from autodual.graph.guards import hooks_on_all_modules, odd_tensor
+from autodual.graph.plain import (
+    CIRCUMSTANCES,
+    FACTS,
+    OUT_OF_SIGHT,
+    SETTABLE,
+    SHOWN,
+    Calls,
+    Plain,
+    shaped_by_values,
+    tensors,
+    written_to,
+)
 from autodual.graph.plain import Step as MadeBy
 from autodual.graph.registry import Registry, hooked_parameters
 from autodual.graph.twins import State, Twins, own_classes
@@ -49,6 +60,7 @@ class ConcreteProxy(fx.Proxy):
         if name == "value":  # not known yet
             raise AttributeError(name)
         self.tracer.told |= name in _TELLS_BATCH
+        self.tracer.asked |= name in CIRCUMSTANCES
         found = getattr(self.value, name)
         if isinstance(found, Tensor):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
@@ -117,6 +129,9 @@ class ConcreteTracer(fx.Tracer):
         self.root = root
         self.told = False
         """Whether forward has asked for anything that tells the size of the batch."""
+        self.asked = False
+        """Whether forward has asked for the layout of a tensor, or whether it requires gradients."""
+        self._with_gradients = False
         self.running = False
         """True while the sample passes through an operation: nothing is recorded then."""
         self._stack: list[str] = []
@@ -167,6 +182,7 @@ class ConcreteTracer(fx.Tracer):
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
         self.calls = Calls(self._names)
+        """Noted where there is no graph: a run on tensors is compared with the last of those runs."""
 
     def record(self, sample: Tensor) -> fx.Graph:
         """The graph of the model for a batch like `sample`."""
@@ -179,11 +195,15 @@ class ConcreteTracer(fx.Tracer):
         """Objects that random numbers come from, as far as the model holds them."""
         return self._twins.holding(GENERATORS)
 
-    def repeat(self, sample: Tensor, refuse_random: bool = False) -> Run:
-        """Another run of the model, after whatever earlier runs have stored in it, without a graph."""
+    def repeat(self, sample: Tensor, refuse_random: bool = False, with_gradients: bool = False) -> Run:
+        """Another run of the model, after whatever earlier runs have stored in it, without a graph.
+
+        with_gradients: also of the operations; or else the model runs in inference mode.
+        """
         self._start(sample, None)
+        self._with_gradients = with_gradients
         refusal = no_random_numbers(lambda: self.where, self.generators())
-        with refusal if refuse_random else nullcontext():
+        with refusal if refuse_random else nullcontext(), nullcontext() if with_gradients else torch.inference_mode():
             output = self._forward()
         return Run(len(sample), output, self.values, self.constants)
 
@@ -193,6 +213,7 @@ class ConcreteTracer(fx.Tracer):
         try:
             with self._plain as plain:
                 plain.calls.output = self._twins.of[id(self.root)].forward(sample)
+            self.asked |= plain.asked
             refusal = plain.refusal or self._refusal
             if refusal is not None:
                 raise refusal
@@ -299,13 +320,14 @@ class ConcreteTracer(fx.Tracer):
         odd = odd_tensor(a, f"{self.where or 'model'}: a tensor that it computes with")
         if odd is not None:
             raise self.refused(odd)
-        if a.grad_fn is not None:
+        if a.grad_fn is not None and self._plain is None:
             raise self.refused(
                 f"{self.where or 'model'}: uses a tensor that was computed from parameters out of sight of the capture, so it "
                 f"would not follow them; read parameters as attributes (self.weight), inside forward"
             )
         name = f"_tensor_{len(self.constants)}"
-        self.constants[name], self._copies[name] = a, a.detach().clone()
+        with self._outside_inference_mode():
+            self.constants[name], self._copies[name] = a, a.detach().clone()
         return name
 
     def _call(self, twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -340,6 +362,8 @@ class ConcreteTracer(fx.Tracer):
         """Refuse to call a module that `forward` has changed, where its dual layer is built from the module as it is otherwise."""
         state = self._states.get(id(original))
         name = None if state is None else state.changed()
+        if state is not None and name is None and hooks_on_all_modules():
+            name = "hooks, those on every module,"
         if name is not None:
             raise self.refused(
                 f"{self.where or 'model'}: its attribute {name} is changed by a forward that then calls it, and it is bounded as it "
@@ -372,7 +396,9 @@ class ConcreteTracer(fx.Tracer):
     ) -> Any:
         """What a rewrite makes of a call."""
         step = None
-        if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
+        if (
+            not self._expanding and self._graph is None
+        ):  # only what the user wrote is noted, and not what a rewrite makes of it
             step = self.calls.begin(target, self._concrete(args), self._concrete(kwargs) if kwargs else {}, self.where)
         self._expanding += 1
         try:
@@ -429,8 +455,12 @@ class ConcreteTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
+        if self._plain is not None and not self._plain.within:  # a proxy that an earlier run has stored
+            with self._plain.one_call():
+                return self.create_proxy(kind, target, args, kwargs, *rest, **named)
         if kind in ("call_function", "call_method") and _name(target) in FACTS:
             self.told = True
+            self.asked |= _name(target) in CIRCUMSTANCES
             return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
         if kind == "call_method" and target in OUT_OF_SIGHT:
             raise self.refused(
@@ -448,10 +478,15 @@ class ConcreteTracer(fx.Tracer):
         assert isinstance(proxy, ConcreteProxy)
         args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
         step = self._noted(kind, target, args, kwargs)
+        if shaped_by_values(step):
+            raise self.refused(
+                f"{self.where or 'model'}: the shape of what {_name(target)} makes depends on the input's values, so that the model "
+                f"could branch on them; use operations whose result always has one shape"
+            )
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
-            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+            with self._outside_inference_mode(), nullcontext() if self._with_gradients else torch.no_grad():
                 proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         except Exception:
             if self._graph is not None:  # the model may catch it, and the call has made nothing
@@ -460,11 +495,11 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self.running = False
         self.paths[proxy.node] = self.where
-        written = [tensor for tensor, version in given if tensor._version != version]
+        written = written_to(_name(target), given, args[0] if args else None)
         if written:
             self._follow_writes(proxy, written)
         self._proxies.append(proxy)
-        if kind == "placeholder" or kind == "get_attr":
+        if (kind == "placeholder" or kind == "get_attr") and self._graph is None:
             self.calls.name(proxy.value, target)
         elif step is not None:
             self.calls.finish(step, proxy.value, written)
@@ -472,7 +507,7 @@ class ConcreteTracer(fx.Tracer):
 
     def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MadeBy | None:
         """The call, as a run on tensors would show it."""
-        if self._expanding or not kind.startswith("call"):
+        if self._graph is not None or self._expanding or not kind.startswith("call"):
             return None
         if target is getattr or target is operator.getitem:
             if not isinstance(args[0], Tensor):  # picked from a tuple, in Python, and not by a call of torch
@@ -480,6 +515,10 @@ class ConcreteTracer(fx.Tracer):
             if target is getattr:
                 return self.calls.begin(args[1], args[:1], {}, self.where)
         return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.where)
+
+    def _outside_inference_mode(self) -> AbstractContextManager[Any]:
+        """Where the model runs in inference mode, its operations do not: tensors made there do not tell who writes to them."""
+        return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":

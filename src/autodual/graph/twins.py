@@ -347,7 +347,8 @@ class State:
 
     def keep(self) -> None:
         """Take the module for what it is now."""
-        self._parts = [_Held(m, self._ignored) for m in self._module.modules()]
+        modules = self._module.modules() if self._module._modules else (self._module,)
+        self._parts = [_Held(m, self._ignored) for m in modules]
 
     def changed(self) -> str | None:
         """The name of an attribute that is not what it was when it was kept."""
@@ -360,11 +361,12 @@ class _Held:
     def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
         self._module = module
         self._kind = type(module)
+        self._forward = self._kind.forward
         self._ignored = ignored
         self._kept = dict(vars(module))
         for name in ignored:
             self._kept.pop(name, None)
-        containers = [value for value in self._kept.values() if isinstance(value, dict | list | set | deque)]
+        containers = [value for value in self._kept.values() if isinstance(value, _WRITABLE)]
         self._empty = [value for value in containers if not value]
         self._filled = [(value, _frozen(value)) for value in containers if value]
 
@@ -374,6 +376,8 @@ class _Held:
             now = {name: value for name, value in now.items() if name not in self._ignored}
         if type(self._module) is not self._kind:
             return "__class__"
+        if self._kind.forward is not self._forward:
+            return "forward"
         if any(self._empty) or not all(_equal(value, frozen) for value, frozen in self._filled):
             changed = [v for v in self._empty if v] + [v for v, frozen in self._filled if not _equal(v, frozen)]
             return next(name for name, value in self._kept.items() if value is changed[0])
@@ -389,6 +393,8 @@ class _Held:
 
 
 _MISSING = object()
+_WRITABLE = (dict, list, set, deque)
+_ARRAYS = (Tensor, np.ndarray)
 
 
 def _frozen(value: Any) -> Any:
@@ -402,7 +408,7 @@ def _frozen(value: Any) -> Any:
 
 def _equal(a: Any, b: Any) -> bool:
     """Equality of numbers, texts and containers of them; anything else is equal to itself only."""
-    if isinstance(a, Tensor | np.ndarray) or isinstance(b, Tensor | np.ndarray):
+    if isinstance(a, _ARRAYS) or isinstance(b, _ARRAYS):
         return a is b
     try:
         return bool(a == b)
