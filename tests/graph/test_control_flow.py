@@ -78,6 +78,11 @@ SHAPES: dict[str, Callable[[Any, Tensor], Any]] = {
     "argwhere": lambda m, x: x * 2 if torch.argwhere(x > 6).size(0) else x,
     "bincount": lambda m, x: x * 2 if (x > 6).long().flatten().bincount().numel() > 1 else x,
     "with tensors only": lambda m, x: x * 2 if isinstance(x, Tensor) and len(torch.nonzero(x > 6)) else x,
+    "tensor_split": lambda m, x: x * 2 if torch.tensor_split(torch.ones(9), x[:, 0].long())[0].numel() > 6 else x,
+    "one_hot": lambda m, x: x * 2 if nn.functional.one_hot((x > 6).long()).shape[-1] > 1 else x,
+    "size of a repetition": lambda m, x: x * 2 if torch.ones(1).repeat((x > 6).sum()).numel() else x,
+    "end of a slice": lambda m, x: x * 2 if torch.ones(9)[: (x > 6).sum()].numel() else x,
+    "end of a range": lambda m, x: x * 2 if torch.arange((x > 6).sum()).numel() else x,
 }
 
 
@@ -184,6 +189,21 @@ def test_checkpointed_parts_are_followed() -> None:
 
     model, x = Net(compute, body=mlp(4, 5, 3)), batch(2, 4)
     torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
+
+
+class _InInferenceMode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3, dtype=DOUBLE)
+
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).relu() + 1
+
+
+def test_a_forward_in_inference_mode_is_followed() -> None:
+    model, x = _InInferenceMode().eval(), batch(2, 4)
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x).clone())
 
 
 def test_capture_works_inside_inference_mode() -> None:

@@ -132,7 +132,8 @@ class OnDemand(Generic[T]):
         return index in self._values
 
     def _missing(self, index: int) -> list[int]:
-        found, waiting = set[int](), [index]
+        found: set[int] = set()
+        waiting = [index]
         while waiting:
             one = waiting.pop()
             if one not in self._values and one not in found:

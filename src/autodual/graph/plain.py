@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -49,10 +49,16 @@ CIRCUMSTANCES = frozenset(
 """Methods and properties that tell how a tensor lies in memory, or that gradients are wanted."""
 
 _SHAPED_BY_VALUES = frozenset(
-    ("nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave",
-     "_unique", "_unique2", "unique_dim", "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts")
+    ("nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique", "_unique2", "unique_dim",
+     "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts", "bincount", "repeat_interleave",
+     "tensor_split", "one_hot", "arange", "range", "linspace", "logspace")
 )  # fmt: skip
 """Functions whose result has a shape that depends on values: whoever asks for it reads them."""
+_ARITHMETIC = frozenset(
+    ("add", "sub", "mul", "div", "mod", "floordiv", "pow", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "where",
+     "maximum", "minimum", "stack", "cat", "clamp", "add_", "sub_", "mul_", "div_", "type_as", "to")
+)  # fmt: skip
+"""Functions to which a whole number in a tensor is a value; to others it may be a size or a place."""
 _CHANGE_NO_VALUES = frozenset(("requires_grad_", "rename_", "share_memory_"))
 
 _OTHER_FACTS = frozenset(("__len__", "__hash__", "__dir__", "__sizeof__", "storage_offset", "element_size", "type"))
@@ -217,9 +223,13 @@ def shaped_by_values(step: Step | None) -> bool:
     """Whether the shape of what a call makes depends on values that were made of the input."""
     if step is None or not step.varies:
         return False
-    if step.key == "getitem":
-        return any(t.dtype in (torch.bool, torch.uint8) for t in step.given[1:])
-    return step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1)
+    if step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1):
+        return True
+    others = step.given[1:] if step.args and isinstance(step.args[0], Value) else step.given
+    if step.key == "getitem" and any(t.dtype in (torch.bool, torch.uint8) for t in others):
+        return True
+    sizes = any(t.dim() == 0 and not t.is_floating_point() and t.dtype is not torch.bool for t in others)
+    return sizes and step.key not in _ARITHMETIC and not isinstance(step.key, tuple)
 
 
 def written_to(name: str, given: Iterable[tuple[Tensor, int]], first: Any) -> list[Tensor]:
@@ -269,6 +279,17 @@ def _key_of(function: Any) -> Any:
     return name
 
 
+@contextmanager
+def _normal_tensors() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def outside_inference_mode() -> AbstractContextManager[None]:
+    """Where a model runs in inference mode, its operations do not: tensors made there do not tell who writes to them."""
+    return _normal_tensors() if torch.is_inference_mode_enabled() else nullcontext()
+
+
 class Plain(TorchFunctionMode):
     """While it is entered, keeps the calls that a model makes with tensors, and refuses it the values of what is made of x."""
 
@@ -286,7 +307,7 @@ class Plain(TorchFunctionMode):
     def own(self, tensor: Tensor) -> Tensor:
         """A copy of one of the model's tensors, always the same, so that a write cannot reach the model."""
         if id(tensor) not in self._own:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), outside_inference_mode():
                 copy = tensor.detach().clone()
                 copy = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
             name = self.calls.names.get(id(tensor))
@@ -296,7 +317,7 @@ class Plain(TorchFunctionMode):
     def call(self, path: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module that is kept as one, whatever it calls in turn."""
         with self.one_call():
-            return self._kept((path,), path, function, args, kwargs)
+            return self._kept((path,), self._where(), function, args, kwargs)
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
@@ -325,7 +346,8 @@ class Plain(TorchFunctionMode):
             return SHOWN
         self.asked |= name in CIRCUMSTANCES or (name == "__get__" and _key_of(function) in CIRCUMSTANCES)
         versions = [t._version for t in step.given]
-        made = function(*args, **kwargs)
+        with outside_inference_mode():
+            made = function(*args, **kwargs)
         if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step)):
             raise self._refused(step, name)
         written = written_to(name, zip(step.given, versions, strict=True), args[0] if args else None)
@@ -432,4 +454,6 @@ def tensors(a: Any) -> list[Tensor]:
         return [a]
     if isinstance(a, dict):
         a = tuple(a.values())
+    elif isinstance(a, slice):
+        a = a.start, a.stop, a.step
     return [t for part in a for t in tensors(part)] if isinstance(a, _SEQUENCES) else []

@@ -14,7 +14,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -34,6 +34,7 @@ from autodual.graph.plain import (
     SHOWN,
     Calls,
     Plain,
+    outside_inference_mode,
     shaped_by_values,
     tensors,
     written_to,
@@ -326,7 +327,7 @@ class ConcreteTracer(fx.Tracer):
                 f"would not follow them; read parameters as attributes (self.weight), inside forward"
             )
         name = f"_tensor_{len(self.constants)}"
-        with self._outside_inference_mode():
+        with outside_inference_mode():
             self.constants[name], self._copies[name] = a, a.detach().clone()
         return name
 
@@ -372,8 +373,8 @@ class ConcreteTracer(fx.Tracer):
             )
 
     def _keep_state(self, original: nn.Module) -> None:
-        """After its call, which may store something in a module of the user's own; its dual layer answers for that."""
-        if own_classes(original) and self._states[id(original)].changed() is not None:
+        """After its call: a module of one's own may store something, for which its dual layer answers; in training, statistics move."""
+        if (original.training or own_classes(original)) and self._states[id(original)].changed() is not None:
             self._states[id(original)].keep()
 
     def _call_plainly(
@@ -486,7 +487,7 @@ class ConcreteTracer(fx.Tracer):
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
-            with self._outside_inference_mode(), nullcontext() if self._with_gradients else torch.no_grad():
+            with outside_inference_mode(), nullcontext() if self._with_gradients else torch.no_grad():
                 proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         except Exception:
             if self._graph is not None:  # the model may catch it, and the call has made nothing
@@ -515,10 +516,6 @@ class ConcreteTracer(fx.Tracer):
             if target is getattr:
                 return self.calls.begin(args[1], args[:1], {}, self.where)
         return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.where)
-
-    def _outside_inference_mode(self) -> AbstractContextManager[Any]:
-        """Where the model runs in inference mode, its operations do not: tensors made there do not tell who writes to them."""
-        return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":
