@@ -373,7 +373,7 @@ class ConcreteTracer(fx.Tracer):
             )
 
     def _keep_state(self, original: nn.Module) -> None:
-        """After its call: a module of one's own may store something, for which its dual layer answers; in training, statistics move."""
+        """After its call. Own code may store something, for which its dual layer answers; in training, statistics move."""
         if (original.training or own_classes(original)) and self._states[id(original)].changed() is not None:
             self._states[id(original)].keep()
 
