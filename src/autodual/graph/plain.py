@@ -279,15 +279,21 @@ def _key_of(function: Any) -> Any:
     return name
 
 
-@contextmanager
-def _normal_tensors() -> Iterator[None]:
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+class _NormalTensors:
+    """Neither inference mode nor gradients; the state before comes back with the one guard."""
+
+    def __enter__(self) -> None:
+        self._guard = torch.inference_mode(False)
+        self._guard.__enter__()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        self._guard.__exit__(*error)
 
 
 def outside_inference_mode() -> AbstractContextManager[None]:
     """Where a model runs in inference mode, its operations do not: tensors made there do not tell who writes to them."""
-    return _normal_tensors() if torch.is_inference_mode_enabled() else nullcontext()
+    return _NormalTensors() if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class Plain(TorchFunctionMode):
@@ -338,20 +344,22 @@ class Plain(TorchFunctionMode):
         return self._kept(func, self._where(), func, args, kwargs)
 
     def _kept(self, target: Any, path: str, function: Any, args: Any, kwargs: Any) -> Any:
-        step = self.calls.begin(target, args, kwargs, path)
+        with torch._C.DisableTorchFunction():  # what is asked here is no question of the model's
+            step = self.calls.begin(target, args, kwargs, path)
+            versions = [t._version for t in step.given] if step is not None else []
         if step is None:
             return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if step.varies and name in _SHOWS:
             return SHOWN
         self.asked |= name in CIRCUMSTANCES or (name == "__get__" and _key_of(function) in CIRCUMSTANCES)
-        versions = [t._version for t in step.given]
         with outside_inference_mode():
             made = function(*args, **kwargs)
-        if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step)):
-            raise self._refused(step, name)
-        written = written_to(name, zip(step.given, versions, strict=True), args[0] if args else None)
-        self.calls.finish(step, made, written)
+        with torch._C.DisableTorchFunction():
+            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step)):
+                raise self._refused(step, name)
+            written = written_to(name, zip(step.given, versions, strict=True), args[0] if args else None)
+            self.calls.finish(step, made, written)
         return made
 
     def _refused(self, step: Step, name: str) -> CaptureError:

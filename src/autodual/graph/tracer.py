@@ -14,7 +14,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -487,7 +487,7 @@ class ConcreteTracer(fx.Tracer):
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
-            with outside_inference_mode(), nullcontext() if self._with_gradients else torch.no_grad():
+            with self._mode():
                 proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         except Exception:
             if self._graph is not None:  # the model may catch it, and the call has made nothing
@@ -516,6 +516,12 @@ class ConcreteTracer(fx.Tracer):
             if target is getattr:
                 return self.calls.begin(args[1], args[:1], {}, self.where)
         return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.where)
+
+    def _mode(self) -> AbstractContextManager[Any]:
+        """In which the operations of a run are computed."""
+        if torch.is_inference_mode_enabled():
+            return outside_inference_mode()
+        return torch.no_grad() if torch.is_grad_enabled() and not self._with_gradients else nullcontext()
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":
