@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-all lint docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -16,6 +16,10 @@ demo: $(READY)
 
 # One thread per worker, so that two workers on two cores do not fight. PYTEST_ARGS='-k relu' narrows the run.
 test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow' $(PYTEST_ARGS)
+
+# Everything there is: long searches, launches of several processes, compilers, browsers.
+test-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 lint: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -184,6 +185,7 @@ def joined(chosen: torch.device) -> Iterator[Group]:
         yield Group(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
+        gc.collect()  # a wrapped module that waits in a cycle keeps the threads of the group alive, and Python must not end before them
 
 
 Tell = Callable[[str, int, int], None]
