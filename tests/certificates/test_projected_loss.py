@@ -45,6 +45,7 @@ def test_the_step_compiles_as_one_graph(make: type[nn.Module], ball: ad.Perturba
     _check_compiles(make(), ball, ad.Projected(9, merged))
 
 
+@pytest.mark.slow
 def test_a_step_with_smooth_activations_and_many_projections_compiles() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(100, 90), nn.Tanh(), nn.Linear(90, 60), nn.ReLU(), nn.Linear(60, 5))
     _check_compiles(model, ad.LinfBall(0.05), ad.Projected(130))
@@ -266,6 +267,7 @@ def test_more_projections_than_generators_mean_exact_bounds(ball: ad.Perturbatio
         torch.testing.assert_close(loss(X, LABELS), found)
 
 
+@pytest.mark.slow
 def test_exact_bounds_instead_of_projections_compile_with_and_without_gradients() -> None:
     torch.compiler.reset()
     loss = ad.RobustCrossEntropy(_plain(), ad.L2Ball(0.3), ad.Projected(10**9))

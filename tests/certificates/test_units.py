@@ -105,6 +105,7 @@ def test_a_loss_says_it_once() -> None:
     assert len(told) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_compiled_loss_does_not_look_at_values() -> None:
     torch.compiler.reset()

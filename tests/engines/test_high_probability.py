@@ -90,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_coverage_over_two_thousand_independent_draws(case: str) -> None:
     ball, engine = CASES[case]

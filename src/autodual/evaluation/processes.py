@@ -185,7 +185,7 @@ def joined(chosen: torch.device) -> Iterator[Group]:
         yield Group(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
-        gc.collect()  # a wrapped module that waits in a cycle keeps the threads of the group alive, and Python must not end before them
+        gc.collect()  # a wrapped module in a cycle keeps the threads of the group alive, which must not outlive Python
 
 
 Tell = Callable[[str, int, int], None]
