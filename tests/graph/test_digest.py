@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, weight_norm
 
 import autodual as ad
-from autodual.graph.digest import digest_network, digest_tensors
+from autodual.graph.digest import LARGE, digest_network, digest_tensors, digesting
 from autodual.graph.network import Network, Node, Ref
 from small import Net
 from zoo import WILD
@@ -282,3 +282,11 @@ def test_training_does_not_change_because_of_a_digest() -> None:
     before = copy.deepcopy(layer.state_dict())
     assert digest_network(network) == digest_network(network)
     assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("entries", [10, LARGE])
+def test_a_digest_beside_other_work_is_the_same(entries: int) -> None:
+    tensors = torch.arange(entries, dtype=torch.float32), torch.tensor([3])
+    with digesting(tensors) as digest:
+        torch.ones(3).sum()
+    assert digest() == digest_tensors(tensors) != digest_tensors(tensors[:1])

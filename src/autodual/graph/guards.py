@@ -208,7 +208,7 @@ def check_surroundings(model: nn.Module) -> None:
 
 
 def _denormals_are_flushed() -> bool:
-    """In this thread, which the threads that share its work have the setting from."""
+    """In this thread; threads that were started while it was so keep the setting, which is not asked here."""
     return not bool(torch.tensor(2.0**-140) * 2)
 
 
