@@ -1,5 +1,6 @@
 """Certificates are per example: a model whose examples influence one another is refused, whatever the shapes happen to be."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -95,9 +96,19 @@ HARMLESS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "zeros for the batch": lambda m, x: m.fc(x) + torch.zeros(x.shape[0], 3, dtype=x.dtype),
     "column of ones": lambda m, x: torch.cat([torch.ones(len(x), 1, dtype=x.dtype), m.fc(x)], dim=1),
     "square matrices": lambda m, x: (m.square @ m.fc(x).unsqueeze(2)).squeeze(2),
+    "in place": lambda m, x: m.fc(x).view(len(x), 3).mul_(2).relu_().add_(torch.ones(len(x), 3, dtype=x.dtype)),
+    "unpacked": lambda m, x: torch.cat(m.fc(x.view(len(x), 4)).chunk(3, dim=1)[::-1], 1),
 }
 
 
+@pytest.fixture(params=["all values kept", "only constants kept"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch that computes many numbers, a capture keeps only the constants."""
+    if request.param == "only constants kept":
+        monkeypatch.setattr("autodual.graph.record.MOST_ENTRIES", 0)
+
+
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("compute", HARMLESS.values(), ids=HARMLESS.keys())
 def test_use_of_the_batch_size_in_shapes_is_fine(compute: Callable[[Any, Tensor], Tensor]) -> None:
     parts: dict[str, Any] = {
@@ -119,6 +130,7 @@ BY_PLACE: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("compute", BY_PLACE.values(), ids=BY_PLACE.keys())
 def test_a_constant_that_differs_beyond_the_traced_batch_is_refused(compute: Callable[[Any, Tensor], Tensor]) -> None:
     """The first 13 examples have one constant, and a later one of the given 20 another."""
@@ -126,3 +138,27 @@ def test_a_constant_that_differs_beyond_the_traced_batch_is_refused(compute: Cal
     ad.capture(model, batch(13, 4))
     with pytest.raises(ad.CaptureError, match="with a batch of 20 instead of 13"):
         ad.capture(model, batch(20, 4))
+
+
+def test_a_large_batch_is_traced_in_the_memory_that_the_model_needs() -> None:
+    """200 layers of 4 MB each: kept, they would be 800 MB."""
+    alive, most = 0, 0
+
+    class Watched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal alive, most
+            made = x + 1
+            value = getattr(made, "value", made)
+            if value.numel() == 2**20:
+                alive += 1
+                most = max(most, alive)
+                weakref.finalize(value, left)
+            return made
+
+    def left() -> None:
+        nonlocal alive
+        alive -= 1
+
+    layers = nn.Sequential(*(Watched() for _ in range(200)))
+    ad.capture(Net(lambda m, x: m.layers(x.view(len(x), -1)), layers=layers), batch(2**10, 2**10))
+    assert 1 < most < 5

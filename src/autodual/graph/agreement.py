@@ -311,6 +311,16 @@ def unchanged(tensor: Tensor, copy: Tensor) -> bool:
     return tensor.shape == copy.shape and _equal(tensor.detach(), copy)
 
 
+def calls_in(arguments: Any) -> list[Any]:
+    """The calls whose results are among arguments."""
+    if _is_call(arguments):
+        return [arguments]
+    if isinstance(arguments, slice):
+        return calls_in((arguments.start, arguments.stop, arguments.step))
+    parts = arguments.values() if isinstance(arguments, dict) else arguments
+    return [call for part in parts for call in calls_in(part)] if isinstance(arguments, tuple | list | dict) else []
+
+
 def _is_call(a: Any) -> bool:
     return isinstance(a, fx.Node | Step)
 

@@ -25,7 +25,7 @@ from autodual.graph.tracer import ConcreteTracer, strip
 CAPTURE_BATCH, OTHER_BATCH = 13, 2
 """Sizes of the batches that are traced. What is the same for both is not the batch."""
 MOST_ENTRIES = 2**24
-"""A model that asks for the size of its batch is traced with the given one, too, if it computes no more entries than this for it."""
+"""A run that computes more numbers than this keeps only the constants among them."""
 
 
 class _Root(nn.Module):
@@ -83,13 +83,19 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
             first = Run(CAPTURE_BATCH, next(iter(reversed(graph.nodes))).args[0], tracer.values, tracer.constants)
             paths, depends = tracer.paths, dependents(graph)
 
-            def compare(batch: int, refuse_random: bool = False) -> None:
+            def compare(batch: int, **how: bool) -> None:
                 with torch.no_grad(), _explained(tracer, example):
-                    second = tracer.repeat(sample(batch), refuse_random)
+                    second = tracer.repeat(sample(batch), **how)
                 check_agreement(first, second, depends, paths)
 
-            for batch in _other_batches(len(example), tracer, model):
-                compare(batch)
+            given = len(example)
+            matters = tracer.told and given not in (CAPTURE_BATCH, OTHER_BATCH) and not (given == 1 and model.training)
+            fits = given * _entries(first) <= CAPTURE_BATCH * MOST_ENTRIES
+            if matters and not fits:
+                compare(given, only_constants=True)
+            compare(OTHER_BATCH)
+            if matters and fits:  # the last, so that the run on tensors has this batch, too
+                compare(given)
             if (
                 not may_draw and not model.training
             ):  # or else examples that are all the same are normalised: rounding, nothing else
@@ -154,12 +160,9 @@ def _layouts(dims: int) -> list[Callable[[Tensor], Tensor]]:
     return ways if inside is None else [*ways, lambda x: x.clone(memory_format=inside)]
 
 
-def _other_batches(given: int, tracer: ConcreteTracer, model: nn.Module) -> set[int]:
-    """The batches of further runs; the given one is among them where the model has asked for its size."""
-    if not tracer.told or given == CAPTURE_BATCH or (given == 1 and model.training):
-        return {OTHER_BATCH}
-    entries = sum(value.numel() for value in tracer.values.values() if isinstance(value, Tensor))
-    return {OTHER_BATCH, given} if given * entries <= CAPTURE_BATCH * MOST_ENTRIES else {OTHER_BATCH}
+def _entries(run: Run) -> int:
+    """How many numbers it has computed."""
+    return sum(value.numel() for value in run.values.values() if isinstance(value, Tensor))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
@@ -24,7 +25,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import AutodualError, CaptureError
-from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, no_random_numbers, unchanged
+from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, calls_in, no_random_numbers, unchanged
 from autodual.graph.guards import hooks_on_all_modules, odd_tensor
 from autodual.graph.plain import (
     CIRCUMSTANCES,
@@ -169,9 +170,12 @@ class ConcreteTracer(fx.Tracer):
         self._rewritten: dict[int, bool] = {}
         """By the identity of a module: whether its last call was."""
 
-    def _start(self, sample: Tensor, graph: fx.Graph | None) -> None:
+    def _start(self, sample: Tensor, graph: fx.Graph | None, only_constants: bool = False) -> None:
         self.sample = sample
         self._graph = graph
+        self._only_constants = only_constants
+        self._varying: set[Any] = set()
+        """The calls that depend on the input, where only constants are kept."""
         self.constants: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
         """What the sample meets in place of the constants, so that a write cannot reach the user's tensors."""
@@ -179,7 +183,8 @@ class ConcreteTracer(fx.Tracer):
         self.paths: dict[Any, str] = {}
         self.written: dict[str, Any] = {}
         """Parameters and buffers that forward writes to, and the call that does."""
-        self._proxies: list[ConcreteProxy] = []
+        self._proxies: list[weakref.ref[ConcreteProxy]] = []
+        """Weak, so that what the model has dropped is not kept: it cannot be read any more."""
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
         self.calls = Calls(self._names)
@@ -196,12 +201,15 @@ class ConcreteTracer(fx.Tracer):
         """Objects that random numbers come from, as far as the model holds them."""
         return self._twins.holding(GENERATORS)
 
-    def repeat(self, sample: Tensor, refuse_random: bool = False, with_gradients: bool = False) -> Run:
+    def repeat(
+        self, sample: Tensor, refuse_random: bool = False, with_gradients: bool = False, only_constants: bool = False
+    ) -> Run:
         """Another run of the model, after whatever earlier runs have stored in it, without a graph.
 
         with_gradients: also of the operations; or else the model runs in inference mode.
+        only_constants: of what depends on the input, keep shapes and no values, so that it needs no more memory than the model.
         """
-        self._start(sample, None)
+        self._start(sample, None, only_constants)
         self._with_gradients = with_gradients
         refusal = no_random_numbers(lambda: self.where, self.generators())
         with refusal if refuse_random else nullcontext(), nullcontext() if with_gradients else torch.inference_mode():
@@ -397,9 +405,7 @@ class ConcreteTracer(fx.Tracer):
     ) -> Any:
         """What a rewrite makes of a call."""
         step = None
-        if (
-            not self._expanding and self._graph is None
-        ):  # only what the user wrote is noted, and not what a rewrite makes of it
+        if self._notes:  # only what the user wrote is noted, and not what a rewrite makes of it
             step = self.calls.begin(target, self._concrete(args), self._concrete(kwargs) if kwargs else {}, self.where)
         self._expanding += 1
         try:
@@ -488,7 +494,8 @@ class ConcreteTracer(fx.Tracer):
         self.running = True
         try:
             with self._mode():
-                proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
+                proxy.value = self._run(kind, target, args, kwargs)
+            self.values[proxy.node] = self._to_be_kept(proxy)
         except Exception:
             if self._graph is not None:  # the model may catch it, and the call has made nothing
                 self._graph.erase_node(proxy.node)
@@ -499,16 +506,31 @@ class ConcreteTracer(fx.Tracer):
         written = written_to(_name(target), given, args[0] if args else None)
         if written:
             self._follow_writes(proxy, written)
-        self._proxies.append(proxy)
-        if (kind == "placeholder" or kind == "get_attr") and self._graph is None:
+        self._proxies.append(weakref.ref(proxy))
+        if (kind == "placeholder" or kind == "get_attr") and self._notes:
             self.calls.name(proxy.value, target)
         elif step is not None:
             self.calls.finish(step, proxy.value, written)
         return proxy
 
+    @property
+    def _notes(self) -> bool:
+        """Whether calls are noted now, to be compared with those of a run on tensors."""
+        return self._graph is None and not self._expanding and not self._only_constants
+
+    def _to_be_kept(self, proxy: ConcreteProxy) -> Any:
+        """The value that the run is compared by."""
+        if not self._only_constants:
+            return proxy.value
+        step = proxy.node
+        if step.op != "placeholder" and not any(node in self._varying for node in calls_in((step.args, step.kwargs))):
+            return proxy.value
+        self._varying.add(step)
+        return map_aggregate(proxy.value, lambda a: a.to("meta") if isinstance(a, Tensor) else a)
+
     def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MadeBy | None:
         """The call, as a run on tensors would show it."""
-        if self._graph is not None or self._expanding or not kind.startswith("call"):
+        if not self._notes or not kind.startswith("call"):
             return None
         if target is getattr or target is operator.getitem:
             if not isinstance(args[0], Tensor):  # picked from a tuple, in Python, and not by a call of torch
@@ -548,8 +570,8 @@ class ConcreteTracer(fx.Tracer):
             )
         memory = {_memory(tensor) for tensor in written}
         self.written.update({n: proxy.node for n, p in self._read.items() if _memory(p.value) in memory})
-        for other in self._proxies:
-            if not isinstance(other.value, Tensor) or _memory(other.value) not in memory:
+        for other in (proxy() for proxy in self._proxies):
+            if other is None or not isinstance(other.value, Tensor) or _memory(other.value) not in memory:
                 continue
             if other.value is proxy.value:
                 other.node = proxy.node
