@@ -115,6 +115,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 11, 10),
     ),
+    "all of an image cropped": (
+        lambda: net(lambda m, x: F.pad(m.a(x), (-1, 2, 2, 2), value=0.3).relu(), a=nn.Conv2d(1, 2, 1, stride=3)),
+        (1, 5, 2),
+    ),
     "circular and reflecting padding": (
         lambda: chain(
             nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"),

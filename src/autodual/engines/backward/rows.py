@@ -263,13 +263,15 @@ class CellRows(Rows):
         window = self.windows[node]
         pads: list[int] = []
         shape = list(values.shape[:2])
+        reaches_image = True
         for d in reversed(range(len(self.cells))):
             start = self.colour[d] * window.stride[d] + window.low[d]
             length = self.cells[d] * self.period[d] * window.stride[d]
             pads += [-start, start + length - values.shape[2 + d]]
+            reaches_image &= start < values.shape[2 + d] and start + length > 0
         for d in range(len(self.cells)):
             shape += [self.cells[d], self.period[d] * window.stride[d]]
-        return F.pad(values, pads).reshape(shape)
+        return F.pad(values, pads).reshape(shape) if reaches_image else values.new_zeros(shape)
 
 
 class Plan(ABC):
