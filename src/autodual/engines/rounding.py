@@ -210,9 +210,8 @@ class _AffineErrors(Pass[NodeErrors]):
     def unless_overflowing(self, error: Tensor, size: Tensor, times: int = 1) -> Tensor:
         """Infinite where values of this size, or sums `times` as large, may be too large for the network's own dtype."""
         largest = torch.finfo(self.run_dtype).max
-        if (
-            values_at_hand(size) and OWN * times * size.amax().item() <= largest
-        ):  # as good as always, and a glance tells
+        glance = size.device.type == "cpu" and values_at_hand(size)  # a GPU would have to be waited for
+        if glance and OWN * times * size.amax().item() <= largest:  # as good as always
             return error
         return torch.where(OWN * times * size <= largest, error, torch.inf)
 

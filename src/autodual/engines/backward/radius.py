@@ -52,8 +52,8 @@ def alive_channels(*parts: Tensor) -> Tensor | None:
     if parts[0].dim() == 1:  # one number per example: nothing to leave out
         return None
     alive = added([flat(part.abs(), 2).sum((0, 2)) for part in parts]) != 0
-    count = int(alive.sum())
-    return alive.nonzero().squeeze(1) if 0 < count <= WORTHWHILE * len(alive) else None
+    channels = alive.nonzero().squeeze(1)
+    return channels if 0 < len(channels) <= WORTHWHILE * len(alive) else None
 
 
 def prune(network: DualNetwork, alive: dict[int, Tensor]) -> tuple[DualNetwork, dict[int, Tensor]]:
