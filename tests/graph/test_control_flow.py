@@ -144,7 +144,7 @@ def test_tensors_behind_attributes_of_parameters_are_followed(compute: Callable[
 def test_a_branch_on_being_a_tensor_is_noticed() -> None:
     """A proxy is no tensor (PyTorch would read it as one, and crash), so such a branch goes the wrong way."""
     model = Net(lambda m, x: x if isinstance(x, Tensor) else -x)
-    with pytest.raises(ad.CaptureError, match="with tensors than with the proxies"):
+    with pytest.raises(ad.CaptureError, match="on tensors instead of proxies"):
         ad.bounds(model, ad.LinfBall(0.1).around(batch(2, 4)))
 
 
@@ -167,7 +167,7 @@ def test_a_branch_on_being_a_tensor_is_noticed_behind_saturation(branch: Callabl
         .eval()
         .to(DOUBLE)
     )
-    with pytest.raises(ad.CaptureError, match="with tensors than with the proxies"):
+    with pytest.raises(ad.CaptureError, match="on tensors instead of proxies"):
         ad.certify(model, batch(2, 4), torch.tensor([0, 1]), ad.LinfBall(0.0))
 
 

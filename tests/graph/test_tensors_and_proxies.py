@@ -137,7 +137,7 @@ def test_a_call_that_only_tensors_make_is_refused(compute: Compute) -> None:
     model = net(compute, change=change.to(DOUBLE), low_act=nn.Hardtanh(-50, 5.5), high_act=nn.Hardtanh(-50, 50))
     for name, value in {"low": 5.5, "most": 50.0, "buffer": 0.0}.items():
         model.register_buffer(name, torch.tensor(value, dtype=DOUBLE))
-    with pytest.raises(ad.CaptureError, match="with tensors than with the proxies"):
+    with pytest.raises(ad.CaptureError, match="on tensors instead of proxies"):
         ad.capture(model, X)
 
 

@@ -1,26 +1,22 @@
-"""Does `forward` do with tensors what it does with proxies?
-
-A model can tell them apart: `type(x) is torch.Tensor`, a cache by type, a library that looks for its backend. Values at one point may
-hide it: a clamp that is inactive there, a saturated activation. So a capture runs the model once more on tensors, and both runs must
-have made their output by the same calls: of the same functions, with the same numbers, from the same parameters and constants.
-"""
+"""A run of `forward` on tensors: its calls are noted, values of what is made of the input are kept from it, and random numbers."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Iterator
+import ctypes
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autodual._errors import CaptureError
-from autodual.graph.twins import package_of
+from autodual.graph.calls import Calls, Step, key_of, shaped_by_values, tensors, written_to
 
 FACTS = frozenset(
     ("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "get_device")
@@ -48,235 +44,11 @@ CIRCUMSTANCES = frozenset(
 )
 """Methods and properties that tell how a tensor lies in memory, or that gradients are wanted."""
 
-_SHAPED_BY_VALUES = frozenset(
-    ("nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique", "_unique2", "unique_dim",
-     "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts", "bincount", "repeat_interleave",
-     "tensor_split", "one_hot", "arange", "range", "linspace", "logspace")
-)  # fmt: skip
-"""Functions whose result has a shape that depends on values: whoever asks for it reads them."""
-_ARITHMETIC = frozenset(
-    ("add", "sub", "mul", "div", "mod", "floordiv", "pow", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "where",
-     "maximum", "minimum", "stack", "cat", "clamp", "add_", "sub_", "mul_", "div_", "type_as", "to")
-)  # fmt: skip
-"""Functions to which a whole number in a tensor is a value; to others it may be a size or a place."""
-_CHANGE_NO_VALUES = frozenset(("requires_grad_", "rename_", "share_memory_"))
-
 _OTHER_FACTS = frozenset(("__len__", "__hash__", "__dir__", "__sizeof__", "storage_offset", "element_size", "type"))
-_NO_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(None), fx.Proxy)
+_NO_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(None))
 _SHOWS = frozenset(("__repr__", "__str__", "__format__"))
 SHOWN = "tensor(...)"
 """What a model sees of a tensor as text, so that it may print one and cannot read one."""
-_COPIES = frozenset(("contiguous", "clone", "to", "type_as", "float", "double", "detach", "data", "pos"))
-"""Functions that return what they are given, where dtype, shape and device are the same."""
-_LIKE_ANOTHER = frozenset(("to", "type_as", "expand_as", "view_as", "reshape_as"))
-"""Methods of which only the first argument's values matter: what they make of a constant is one."""
-_ONE_NAME = {
-    "truediv": "div", "rdiv": "rdiv", "rtruediv": "rdiv", "remainder": "mod", "positive": "pos", "and_": "and", "or_": "or",
-    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "idiv": "div_", "ipow": "pow_", "imod": "remainder_",
-    "ifloordiv": "floor_divide_", "iand": "and_", "ior": "or_", "ixor": "xor_",
-}  # fmt: skip
-"""Operators have one name in Python's `operator`, and another among the methods of a tensor."""
-_REFLECTED = {
-    f"r{name}": name for name in ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "matmul", "and", "or")
-}
-_EITHER_WAY = frozenset(("add", "mul", "eq", "ne", "and", "or", "xor"))
-
-
-@dataclass(eq=False, slots=True)
-class Step:
-    """One call: its function or the path of its module, and its arguments, in which tensors are a `Value` or a `Constant`."""
-
-    key: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    path: str
-    varies: bool
-    """Whether anything among the arguments was made of the input."""
-    given: tuple[Tensor, ...]
-
-    def __repr__(self) -> str:
-        tensors = (Value, Constant)
-        told = [repr(a) for a in self.args if not isinstance(a, tensors)]
-        told += [f"{name}={a!r}" for name, a in self.kwargs.items() if not isinstance(a, tensors)]
-        return f"{getattr(self.key, '__name__', self.key)}({', '.join(told)})"
-
-
-@dataclass(eq=False, slots=True)
-class Value:
-    """A tensor of a run: what made it, and which of its results it is. A parameter, a buffer and the input have a name instead."""
-
-    maker: Any
-    position: int
-    varies: bool
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-@dataclass(eq=False, slots=True)
-class Constant:
-    """A tensor that was made of neither the input nor a parameter, as it was when it was used."""
-
-    tensor: Tensor
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-@dataclass
-class Calls:
-    """The calls of a run, as the user wrote them, with anything of the input or of the model's tensors among their arguments."""
-
-    names: dict[int, str]
-    """By the identity of a parameter or buffer: its path."""
-    output: Any = None
-    written: set[str] = field(default_factory=set)
-    """Names of parameters and buffers that a call has written to."""
-    _values: dict[int, Value] = field(default_factory=dict)
-    _kept: list[Tensor] = field(default_factory=list)  # so that no identity is used twice
-    _memory: dict[int, int] = field(default_factory=dict)
-    """Where a tensor lay when it was kept. `set_` moves it, and nobody is told."""
-
-    def name(self, tensor: Tensor, name: str) -> Tensor:
-        """Note that a tensor is the input, or stands for a parameter or buffer."""
-        self._keep(tensor, Value(name, 0, name == "x"))
-        return tensor
-
-    def _keep(self, tensor: Tensor, value: Value) -> None:
-        self._values[id(tensor)], self._memory[id(tensor)] = value, _place(tensor)
-        self._kept.append(tensor)
-
-    def begin(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Step | None:
-        """A call that is about to run; None where nothing of the model or of its input is among its arguments.
-
-        target: a function, the name of a tensor's method or property, or, in a tuple, the path of a module.
-        """
-        given = tuple(t for t in tensors(args) + tensors(kwargs) if id(t) in self._values)
-        if not given:
-            return None
-        function = getattr(Tensor, target, target) if isinstance(target, str) else target
-        key = _key_of(function)
-        if (
-            type(function) is FunctionType and vars(Tensor).get(key) is function
-        ):  # it may hand its arguments on by other names
-            bound = _signature(function).bind(*args, **kwargs)
-            bound.apply_defaults()
-            args, kwargs = bound.args, bound.kwargs
-        seen, named = tuple(self.seen(a) for a in args), {name: self.seen(a) for name, a in kwargs.items()}
-        if key in _LIKE_ANOTHER and isinstance(seen[0], Constant):
-            return None
-        if isinstance(key, str):
-            key, seen = _usual(key, seen)
-        return Step(key, seen, named, path, any(self._values[id(t)].varies for t in given), given)
-
-    def finish(self, step: Step, made: Any, written: list[Tensor]) -> None:
-        """A call has run. written: those of its arguments that it has written to."""
-        for tensor in written:
-            self._write(step, tensor)
-        changed, passed = {id(t) for t in written}, {id(t) for t in step.given}
-        found = tensors(made)
-        if (
-            step.key in _COPIES
-            and len(found) == 1
-            and isinstance(step.args[0], Value)
-            and _alike(found[0], step.given[0])
-        ):
-            self._keep(found[0], step.args[0])
-            return
-        for position, tensor in enumerate(found):
-            if id(tensor) in changed or id(tensor) not in passed:  # what is only passed on stays what it was
-                self._keep(tensor, Value(step, position, step.varies))
-
-    def forget(self, tensor: Tensor) -> None:
-        """Nobody can say what the tensor holds from now on."""
-        self._keep(tensor, Value(object(), 0, True))
-
-    def seen(self, a: Any) -> Any:
-        """An argument, with every tensor in it replaced by what is known about it."""
-        if isinstance(a, Tensor):
-            value = self._values.get(id(a))
-            if value is not None and _place(a) != self._memory[id(a)]:
-                self.forget(a)
-                return self._values[id(a)]
-            if value is None and id(a) in self.names:
-                value = Value(self.names[id(a)], 0, False)
-            return Constant(a.detach().clone()) if value is None else value
-        if isinstance(a, _SEQUENCES):
-            return tuple(self.seen(part) for part in a)
-        if isinstance(a, dict):
-            return {name: self.seen(part) for name, part in a.items()}
-        return ("slice", self.seen((a.start, a.stop, a.step))) if isinstance(a, slice) else a
-
-    def _write(self, step: Step, tensor: Tensor) -> None:
-        before = self._values.get(id(tensor))
-        if before is not None and isinstance(before.maker, str) and not before.varies:
-            self.written.add(before.maker)
-        memory = _storage(tensor)
-        for other in list(self._kept):
-            if other is not tensor and _storage(other) == memory:
-                self.forget(other)
-        place = next(i for i, t in enumerate(step.given) if t is tensor)
-        self._keep(tensor, Value(step, -1 - place, step.varies))
-
-
-def shaped_by_values(step: Step | None) -> bool:
-    """Whether the shape of what a call makes depends on values that were made of the input."""
-    if step is None or not step.varies:
-        return False
-    if step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1):
-        return True
-    others = step.given[1:] if step.args and isinstance(step.args[0], Value) else step.given
-    if step.key == "getitem" and any(t.dtype in (torch.bool, torch.uint8) for t in others):
-        return True
-    sizes = any(t.dim() == 0 and not t.is_floating_point() and t.dtype is not torch.bool for t in others)
-    return sizes and step.key not in _ARITHMETIC and not isinstance(step.key, tuple)
-
-
-def written_to(name: str, given: Iterable[tuple[Tensor, int]], first: Any) -> list[Tensor]:
-    """The tensors that a call has written to. given: with what they counted before; `set_` and its like do not count.
-
-    first: the call's first argument.
-    """
-    by_name = name.endswith("_") and not name.endswith("__") and name not in _CHANGE_NO_VALUES
-    return [t for t, version in given if t._version != version or (by_name and t is first)]
-
-
-def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """A call of an operator, whichever way it was written."""
-    name = name[2:-2] if name.startswith("__") else name
-    name = _ONE_NAME.get(name, name)
-    if name in _REFLECTED:
-        return _REFLECTED[name], args[::-1]
-    if name in _EITHER_WAY and len(args) == 2 and not isinstance(args[0], Value | Constant):
-        args = args[::-1]
-    return name, args
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
-
-
-_SEQUENCES = (tuple, list)
-_signature = functools.lru_cache(maxsize=512)(inspect.signature)
-
-
-def _key_of(function: Any) -> Any:
-    """What a function is known by: its name if it is PyTorch's own or an operator, a property's name; or else itself."""
-    name = getattr(function, "__name__", None)
-    if name == "__get__":
-        owner = function.__self__
-        return getattr(owner, "__name__", None) or owner.fget.__name__
-    if not isinstance(name, str) or (isinstance(function, FunctionType) and package_of(function) != "torch"):
-        return function
-    return name
 
 
 class _NormalTensors:
@@ -301,7 +73,7 @@ class Plain(TorchFunctionMode):
 
     def __init__(self, x: Tensor, names: dict[int, str], where: Callable[[], str]) -> None:
         super().__init__()
-        self.calls = Calls(names)
+        self.calls = Calls(names, len(x))
         self.calls.name(x, "x")
         self.refusal: CaptureError | None = None
         self.asked = False
@@ -334,6 +106,13 @@ class Plain(TorchFunctionMode):
         finally:
             self.within = before
 
+    def unknown(self, made: Any) -> Any:
+        """What was made of a proxy that an earlier run has stored: nobody can say what it holds."""
+        with torch._C.DisableTorchFunction():
+            for tensor in tensors(made):
+                self.calls.forget(tensor)
+        return made
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.within:
@@ -352,7 +131,7 @@ class Plain(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if step.varies and name in _SHOWS:
             return SHOWN
-        self.asked |= name in CIRCUMSTANCES or (name == "__get__" and _key_of(function) in CIRCUMSTANCES)
+        self.asked |= name in CIRCUMSTANCES or (name == "__get__" and key_of(function) in CIRCUMSTANCES)
         with outside_inference_mode():
             made = function(*args, **kwargs)
         with torch._C.DisableTorchFunction():
@@ -381,87 +160,110 @@ def _reads_values(name: str, made: Any) -> bool:
     )
 
 
-def check_same(by_proxies: Calls, by_tensors: Calls) -> None:
-    """Refuse a model that has made its output otherwise of tensors than of proxies."""
-    how = _difference(by_proxies, by_tensors)
-    if how is not None:
-        raise CaptureError(
-            f"{how[0] or 'model'}: computes something else with tensors than with the proxies that record its graph ({how[1]}); it "
-            f"may branch on type(x), on isinstance(x, Tensor) or on an attribute of x. Certificates need one function: leave the "
-            f"branch out"
-        )
+# Random numbers: a certificate is about one function.
+
+_RANDOM = frozenset(
+    ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli",
+     "poisson", "multinomial", "binomial", "normal_", "uniform_", "random_", "exponential_", "cauchy_",
+     "log_normal_", "geometric_", "bernoulli_", "gumbel_softmax", "trunc_normal_", "_standard_gamma",
+     "_sample_dirichlet")
+)  # fmt: skip
+"""Functions that draw random numbers."""
+
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+"""Classes of objects that random numbers come from."""
 
 
-def _difference(by_proxies: Calls, by_tensors: Calls) -> tuple[str, str] | None:
-    """Where, and how, the calls differ that the outputs were made by. What a model only stores does not count."""
-    if by_tensors.written - by_proxies.written:
-        return "", f"writes into {min(by_tensors.written - by_proxies.written)}"
-    compared: set[tuple[Any, ...]] = set()
-    waiting: list[tuple[Any, Any, Any]] = [
-        (by_proxies.seen(by_proxies.output), by_tensors.seen(by_tensors.output), None)
-    ]
-    while waiting:
-        one, other, users = waiting.pop()
-        if not (isinstance(one, Value) and isinstance(other, Value)):
-            if not _same(one, other, []):
-                return _told(users)
-            continue
-        a, b = one.maker, other.maker
-        if not (isinstance(a, Step) and isinstance(b, Step)):
-            if not (isinstance(a, str) and a == b):
-                return _told(users)
-            continue
-        pair = id(a), one.position, id(b), other.position
-        if pair in compared:
-            continue
-        compared.add(pair)
-        inputs: list[tuple[Any, Any]] = []
-        if (
-            one.position != other.position
-            or a.key != b.key
-            or not _same((a.args, a.kwargs), (b.args, b.kwargs), inputs)
-        ):
-            return _told((a, b))
-        waiting += [(x, y, (a, b)) for x, y in inputs]
-    return None
+def random_state(device: torch.device, held: list[Any]) -> tuple[Any, ...]:
+    """The states of all global random numbers, and of the generators that the model holds.
+
+    Other threads move them, too: a change is only a reason to look again.
+    """
+    on_device = torch.cuda.get_rng_state(device).tolist() if device.type == "cuda" else None
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), _numpy_state(), torch_state, on_device, [_state_of(generator) for generator in held]
 
 
-def _told(users: tuple[Step, Step] | None) -> tuple[str, str]:
-    """Where and how two calls differ, or what they use."""
-    if users is None:
-        return "", "another output"
-    a, b = users
-    return b.path or a.path, f"{b!r} instead of {a!r}" if repr(a) != repr(b) else f"{a!r} of something else"
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().tolist()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return repr(generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state())
 
 
-def _same(a: Any, b: Any, inputs: list[tuple[Any, Any]]) -> bool:
-    """Whether arguments are equal. inputs: gets the values that calls have made among them, in pairs."""
-    if isinstance(a, Value) and isinstance(b, Value):
-        inputs.append((a, b))
-        return True
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return _equal(a.tensor, b.tensor)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(_same(x, y, inputs) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name], inputs) for name in a)
-    if type(a) is not type(b):
-        return False
-    return repr(a) == repr(b) if isinstance(a, float | complex) else a is b or bool(a == b)
+def _numpy_state() -> Any:
+    """From the memory of the usual generator, which takes a microsecond; `np.random.get_state` takes 50."""
+    generator = _numpy_generator()
+    if type(generator) is not np.random.MT19937:
+        return repr(generator.state)
+    return ctypes.string_at(generator.ctypes.state_address, 625 * 4)  # 624 words and a position
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    if not _alike(a, b):
-        return False
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+def _numpy_generator() -> Any:
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]
 
 
-def tensors(a: Any) -> list[Tensor]:
-    """The tensors among arguments or results."""
-    if isinstance(a, Tensor):
-        return [a]
-    if isinstance(a, dict):
-        a = tuple(a.values())
-    elif isinstance(a, slice):
-        a = a.start, a.stop, a.step
-    return [t for part in a for t in tensors(part)] if isinstance(a, _SEQUENCES) else []
+@contextmanager
+def no_random_numbers(where: Callable[[], str], held: list[Any]) -> Iterator[None]:
+    """Refuse random numbers that this thread draws, whatever other threads do. where: the path of the module that is being run."""
+    before = [_state_of(generator) for generator in held]
+    with _TorchDraws(where), _python_draws(where), _numpy_draws(where):
+        yield
+    if before != [_state_of(generator) for generator in held]:
+        raise _random(where, "from a generator that it holds")
+
+
+def _random(where: Callable[[], str], how: str) -> CaptureError:
+    return CaptureError(
+        f"{where() or 'model'}: draws random numbers ({how}), and a certificate is about one function. Draw them once, in "
+        f"__init__, and keep them as a buffer; or leave the noise out of the module that you certify"
+    )
+
+
+class _TorchDraws(TorchFunctionMode):
+    def __init__(self, where: Callable[[], str]) -> None:
+        super().__init__()
+        self._where = where
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _RANDOM:
+            raise _random(self._where, name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _python_draws(where: Callable[[], str]) -> Iterator[None]:
+    """Python tells a thread's own profiler of every call; unless somebody is profiling already."""
+    drawn: list[str] = []
+
+    def notice(frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and isinstance(getattr(function, "__self__", None), random.Random):
+            drawn.append(function.__name__)
+
+    if sys.getprofile() is not None:
+        yield
+        return
+    sys.setprofile(notice)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    if drawn:
+        raise _random(where, f"Python's random, {drawn[0]}")
+
+
+@contextmanager
+def _numpy_draws(where: Callable[[], str]) -> Iterator[None]:
+    """While this thread holds the lock of NumPy's generator, nobody else draws from it."""
+    lock = _numpy_generator().lock
+    if type(lock) is not type(threading.RLock()):  # this thread could not draw, either
+        yield
+        return
+    with lock:
+        before = _numpy_state()
+        yield
+        after = _numpy_state()
+    if before != after:
+        raise _random(where, "numpy.random")

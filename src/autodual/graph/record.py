@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,18 +14,16 @@ from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
 from autodual.graph.advice import advice_about, same_name
-from autodual.graph.agreement import Run, check_agreement, dependents, random_state
+from autodual.graph.calls import check_same
 from autodual.graph.changes import check_unchanged
 from autodual.graph.guards import check_no_more_than_its_class, check_not_translated, check_surroundings
 from autodual.graph.network import Attribute, Network, Node, Ref, tensor_method
-from autodual.graph.plain import check_same
+from autodual.graph.plain import no_random_numbers, random_state
 from autodual.graph.registry import Registry
 from autodual.graph.tracer import ConcreteTracer, strip
 
 CAPTURE_BATCH, OTHER_BATCH = 13, 2
-"""Sizes of the batches that are traced. What is the same for both is not the batch."""
-MOST_ENTRIES = 2**24
-"""A run that computes more numbers than this keeps only the constants among them."""
+"""Sizes of the batches that are run. What is the same for both is not the batch."""
 
 
 class _Root(nn.Module):
@@ -80,69 +78,40 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
             with torch.enable_grad(), _explained(tracer, example):
                 graph = tracer.record(sample(CAPTURE_BATCH))
             network = _to_network(model, root, tracer, graph)
-            first = Run(CAPTURE_BATCH, next(iter(reversed(graph.nodes))).args[0], tracer.values, tracer.constants)
-            paths, depends = tracer.paths, dependents(graph)
 
-            def compare(batch: int, **how: bool) -> None:
-                with torch.no_grad(), _explained(tracer, example):
-                    second = tracer.repeat(sample(batch), **how)
-                check_agreement(first, second, depends, paths)
+            def compare(batch: int, circumstances: AbstractContextManager[None]) -> None:
+                again = sample(batch)  # outside of inference mode, where writes count
+                with torch.inference_mode(), circumstances, _explained(tracer, example):
+                    check_same(tracer.calls, tracer.run_plainly(again))
 
+            compare(OTHER_BATCH, nullcontext())
             given = len(example)
-            matters = tracer.told and given not in (CAPTURE_BATCH, OTHER_BATCH) and not (given == 1 and model.training)
-            fits = given * _entries(first) <= CAPTURE_BATCH * MOST_ENTRIES
-            if matters and not fits:
-                compare(given, only_constants=True)
-            compare(OTHER_BATCH)
-            if matters and fits:  # the last, so that the run on tensors has this batch, too
-                compare(given)
-            if (
-                not may_draw and not model.training
-            ):  # or else examples that are all the same are normalised: rounding, nothing else
-                with torch.no_grad(), _explained(tracer, example):
-                    check_same(tracer.calls, tracer.run_plainly(sample(len(tracer.sample))))
-                if tracer.asked:
-                    _vary_circumstances(tracer, sample(OTHER_BATCH), example, first, depends, paths)
+            if tracer.told and given not in (CAPTURE_BATCH, OTHER_BATCH) and not (given == 1 and model.training):
+                compare(given, nullcontext())
+            if tracer.asked:
+                _vary_circumstances(tracer, sample(OTHER_BATCH), example)
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
-                compare(OTHER_BATCH, refuse_random=True)
+                compare(OTHER_BATCH, no_random_numbers(lambda: tracer.where, generators))
         finally:
             tracer.dissolve()
     return network
 
 
-def _vary_circumstances(
-    tracer: ConcreteTracer,
-    sample: Tensor,
-    example: Tensor,
-    first: Run,
-    depends: set[fx.Node],
-    paths: dict[fx.Node, str],
-) -> None:
+def _vary_circumstances(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:
     """Refuse a model that computes something else for a tensor that lies otherwise in memory, or that requires gradients.
 
     Only for a model that has asked. It may raise an error there: it is no function of such inputs then, and not another one.
     """
     sample.requires_grad_()
     for layout in _layouts(sample.dim()):
-        with torch.enable_grad():
-            second, failed = _attempted(tracer.repeat, layout(sample), with_gradients=True)
-            plain, failed_plainly = _attempted(tracer.run_plainly, layout(sample))
-        faults = [error for error in (failed, failed_plainly) if error is not None]
-        refusals = [error for error in faults if isinstance(error, AutodualError | TraceError)]
-        if len(faults) == 2 and not refusals:
-            continue
-        if faults:
-            with _explained(tracer, example):
-                raise (refusals or faults)[0]
-        check_agreement(first, second, depends, paths)
-        check_same(tracer.calls, plain)
-
-
-def _attempted(run: Callable[..., Any], sample: Tensor, **named: Any) -> tuple[Any, Exception | None]:
-    try:
-        return run(sample, **named), None
-    except Exception as error:  # judged by the caller
-        return None, error
+        with torch.enable_grad(), _explained(tracer, example):
+            try:
+                calls = tracer.run_plainly(layout(sample))
+            except (AutodualError, TraceError):
+                raise
+            except Exception:
+                continue
+            check_same(tracer.calls, calls)
 
 
 def _layouts(dims: int) -> list[Callable[[Tensor], Tensor]]:
@@ -158,11 +127,6 @@ def _layouts(dims: int) -> list[Callable[[Tensor], Tensor]]:
     ]
     inside = {4: torch.channels_last, 5: torch.channels_last_3d}.get(dims)
     return ways if inside is None else [*ways, lambda x: x.clone(memory_format=inside)]
-
-
-def _entries(run: Run) -> int:
-    """How many numbers it has computed."""
-    return sum(value.numel() for value in run.values.values() if isinstance(value, Tensor))
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
@@ -25,100 +24,12 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import AutodualError, CaptureError
-from autodual.graph.agreement import GENERATORS, LEFT_BEHIND, Run, Step, calls_in, no_random_numbers, unchanged
+from autodual.graph.calls import Calls, Step, shaped_by_values, tensors, unchanged, written_to
 from autodual.graph.guards import hooks_on_all_modules, odd_tensor
-from autodual.graph.plain import (
-    CIRCUMSTANCES,
-    FACTS,
-    OUT_OF_SIGHT,
-    SETTABLE,
-    SHOWN,
-    Calls,
-    Plain,
-    outside_inference_mode,
-    shaped_by_values,
-    tensors,
-    written_to,
-)
-from autodual.graph.plain import Step as MadeBy
+from autodual.graph.plain import CIRCUMSTANCES, FACTS, GENERATORS, OUT_OF_SIGHT, Plain, outside_inference_mode
+from autodual.graph.proxies import ConcreteProxy, Reads, value_of
 from autodual.graph.registry import Registry, hooked_parameters
 from autodual.graph.twins import State, Twins, own_classes
-
-_TELLS_BATCH = {"shape", "nbytes", "itemsize"} | FACTS
-_ASSIGNED = frozenset(("tracer", "node", "value", "overwritten")) | SETTABLE
-"""Attributes of a proxy, and those of a tensor that change no value of it."""
-
-
-class ConcreteProxy(fx.Proxy):
-    """A proxy that answers questions about shape, dtype and device from the sample's value."""
-
-    tracer: ConcreteTracer
-    value: Any
-    overwritten: str = ""
-    """Why it must not be read any more: its tensor was changed through a view, where the graph does not show it."""
-
-    def __getattr__(self, name: str) -> Any:
-        """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
-        if name == "value":  # not known yet
-            raise AttributeError(name)
-        self.tracer.told |= name in _TELLS_BATCH
-        self.tracer.asked |= name in CIRCUMSTANCES
-        found = getattr(self.value, name)
-        if isinstance(found, Tensor):
-            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        return super().__getattr__(name) if callable(found) else found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if name not in _ASSIGNED and hasattr(Tensor, name):
-            raise self.tracer.refused(
-                f"{self.tracer.where or 'model'}: assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
-            )
-        super().__setattr__(name, value)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise self.tracer.refused(
-            f"{self.tracer.where or 'model'}: a tensor that is captured does not support item assignment (x[...] = y), since the "
-            f"graph would not show it; put the parts together by torch.cat or torch.stack, or multiply by a constant mask"
-        )
-
-    def __repr__(self) -> str:
-        return SHOWN
-
-    def __len__(self) -> int:
-        self.tracer.told = True
-        return len(self.value)
-
-    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-
-def _writes_in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, other: self._in_place(function, other)
-
-
-for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
-    setattr(ConcreteProxy, f"__i{_operation}__", _writes_in_place(getattr(operator, f"__i{_operation}__")))
-
-
-class _Reads(dict[str, Any]):
-    """A module's parameters or buffers, as the tracer wants them to be read."""
-
-    def __init__(self, tensors: dict[str, Any], read: Callable[[Any], Any]) -> None:
-        super().__init__(tensors)
-        self._read = read
-
-    def __getitem__(self, name: str) -> Any:
-        return self._read(super().__getitem__(name))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._read(super().get(name, default))
-
-    def values(self) -> Any:
-        return [self[name] for name in self]
-
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
 
 
 class ConcreteTracer(fx.Tracer):
@@ -133,7 +44,6 @@ class ConcreteTracer(fx.Tracer):
         """Whether forward has asked for anything that tells the size of the batch."""
         self.asked = False
         """Whether forward has asked for the layout of a tensor, or whether it requires gradients."""
-        self._with_gradients = False
         self.running = False
         """True while the sample passes through an operation: nothing is recorded then."""
         self._stack: list[str] = []
@@ -170,55 +80,42 @@ class ConcreteTracer(fx.Tracer):
         self._rewritten: dict[int, bool] = {}
         """By the identity of a module: whether its last call was."""
 
-    def _start(self, sample: Tensor, graph: fx.Graph | None, only_constants: bool = False) -> None:
+    def record(self, sample: Tensor) -> fx.Graph:
+        """The graph of the model for a batch like `sample`; `calls` are what it was made by."""
+        self.graph = fx.Graph()
         self.sample = sample
-        self._graph = graph
-        self._only_constants = only_constants
-        self._varying: set[Any] = set()
-        """The calls that depend on the input, where only constants are kept."""
         self.constants: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
         """What the sample meets in place of the constants, so that a write cannot reach the user's tensors."""
-        self.values: dict[Any, Any] = {}
-        self.paths: dict[Any, str] = {}
-        self.written: dict[str, Any] = {}
+        self.values: dict[fx.Node, Any] = {}
+        self.paths: dict[fx.Node, str] = {}
+        self.written: dict[str, fx.Node] = {}
         """Parameters and buffers that forward writes to, and the call that does."""
-        self._proxies: list[weakref.ref[ConcreteProxy]] = []
-        """Weak, so that what the model has dropped is not kept: it cannot be read any more."""
+        self._proxies: list[ConcreteProxy] = []
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
-        self.calls = Calls(self._names)
-        """Noted where there is no graph: a run on tensors is compared with the last of those runs."""
-
-    def record(self, sample: Tensor) -> fx.Graph:
-        """The graph of the model for a batch like `sample`."""
-        self.graph = fx.Graph()
-        self._start(sample, self.graph)
-        self.create_node("output", "output", (self._forward(),), {})
+        self.calls = Calls(self._names, len(sample))
+        x = self.create_proxy("placeholder", "x", (), {})
+        result = self._twins.of[id(self.root)].forward(x)
+        if self._refusal is not None:
+            raise self._refusal
+        self.calls.output = map_aggregate(result, value_of)
+        self.create_node("output", "output", (self.create_arg(result),), {})
+        for name, tensor in self.constants.items():
+            if not unchanged(tensor, self._copies[name]):
+                raise CaptureError(
+                    "model: writes into a tensor that it made itself, or that it keeps, after it has computed with it; compute a new "
+                    "tensor instead, so that the graph shows which of the two is meant"
+                )
         return self.graph
 
     def generators(self) -> list[Any]:
         """Objects that random numbers come from, as far as the model holds them."""
         return self._twins.holding(GENERATORS)
 
-    def repeat(
-        self, sample: Tensor, refuse_random: bool = False, with_gradients: bool = False, only_constants: bool = False
-    ) -> Run:
-        """Another run of the model, after whatever earlier runs have stored in it, without a graph.
-
-        with_gradients: also of the operations; or else the model runs in inference mode.
-        only_constants: of what depends on the input, keep shapes and no values, so that it needs no more memory than the model.
-        """
-        self._start(sample, None, only_constants)
-        self._with_gradients = with_gradients
-        refusal = no_random_numbers(lambda: self.where, self.generators())
-        with refusal if refuse_random else nullcontext(), nullcontext() if with_gradients else torch.inference_mode():
-            output = self._forward()
-        return Run(len(sample), output, self.values, self.constants)
-
     def run_plainly(self, sample: Tensor) -> Calls:
-        """The calls that `forward` makes with the sample itself, instead of a proxy; after a run that has been recorded."""
-        self._plain = Plain(sample, self._names, lambda: self.where)
+        """The calls that `forward` makes with a sample itself, instead of a proxy, after whatever earlier runs have stored."""
+        self.sample, self._plain = sample, Plain(sample, self._names, lambda: self.where)
         try:
             with self._plain as plain:
                 plain.calls.output = self._twins.of[id(self.root)].forward(sample)
@@ -230,31 +127,11 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self._plain = None
 
-    def _forward(self) -> Any:
-        x = self.create_proxy("placeholder", "x", (), {})
-        result = self._twins.of[id(self.root)].forward(x)
-        if self._refusal is not None:
-            raise self._refusal
-        self.calls.output = map_aggregate(result, _value)
-        result = self.create_arg(result)
-        for name, tensor in self.constants.items():
-            if not unchanged(tensor, self._copies[name]):
-                raise CaptureError(
-                    "model: writes into a tensor that it made itself, or that it keeps, after it has computed with it; compute a new "
-                    "tensor instead, so that the graph shows which of the two is meant"
-                )
-        return result
-
     def dissolve(self) -> None:
         """Forget the twins, so that no cycle of references keeps anything in memory."""
         self._twins.dissolve()
         self._proxies.clear()
         self._read.clear()
-
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> Any:
-        if self._graph is None:
-            return Step(kind, target, args, kwargs)
-        return super().create_node(kind, target, args, kwargs, *rest, **named)
 
     def _intercept(self, original: nn.Module, twin: nn.Module) -> None:
         """Have calls of the twin, and reads of its parameters and buffers, lead here.
@@ -264,8 +141,8 @@ class ConcreteTracer(fx.Tracer):
         """
         state = vars(twin)
         state["_compiled_call_impl"] = functools.partial(self._call, twin)
-        state["_parameters"] = _Reads(original._parameters, self._read_parameter)
-        state["_buffers"] = _Reads(original._buffers, self._read_buffer)
+        state["_parameters"] = Reads(original._parameters, self._read_parameter)
+        state["_buffers"] = Reads(original._buffers, self._read_buffer)
         state["_backward_hooks"], state["_backward_pre_hooks"] = {}, {}  # they see gradients, of which there are none
 
     @property
@@ -297,7 +174,12 @@ class ConcreteTracer(fx.Tracer):
         if isinstance(a, ConcreteProxy):
             if a.overwritten:
                 raise self.refused(a.overwritten)
-            return a.node if a.node in self.values else self._left_behind(a)
+            if a.node not in self.values:
+                raise self.refused(
+                    f"{self.where or 'model'}: uses a value that an earlier capture has left behind in an object or a global "
+                    f"variable; a model that reads what an earlier run has stored there is no function of its input"
+                )
+            return a.node
         if isinstance(a, Tensor):
             if id(a) in self._names:
                 return self._attribute(a).node
@@ -309,17 +191,6 @@ class ConcreteTracer(fx.Tracer):
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return tuple(self.create_arg(part) for part in a)
         return super().create_arg(a)
-
-    def _left_behind(self, a: ConcreteProxy) -> Any:
-        """A value that an earlier run has stored somewhere."""
-        if self._graph is not None:
-            raise self.refused(
-                f"{self.where or 'model'}: uses a value that an earlier capture has left behind in an object or a global variable; a "
-                f"model that reads what an earlier run has stored there is no function of its input"
-            )
-        node = self.create_node("get_attr", LEFT_BEHIND, (), {})
-        self.values[node] = a.value
-        return node
 
     def _constant(self, a: Tensor) -> str:
         """Name of a tensor that is no attribute: kept by reference, so that it stays live."""
@@ -405,7 +276,7 @@ class ConcreteTracer(fx.Tracer):
     ) -> Any:
         """What a rewrite makes of a call."""
         step = None
-        if self._notes:  # only what the user wrote is noted, and not what a rewrite makes of it
+        if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
             step = self.calls.begin(target, self._concrete(args), self._concrete(kwargs) if kwargs else {}, self.where)
         self._expanding += 1
         try:
@@ -416,7 +287,7 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self._expanding -= 1
         if made is not NotImplemented and step is not None:
-            self.calls.finish(step, map_aggregate(made, _value), [])
+            self.calls.finish(step, map_aggregate(made, value_of), [])
         return made
 
     def _read_parameter(self, value: Any) -> Any:
@@ -443,7 +314,7 @@ class ConcreteTracer(fx.Tracer):
     def _check_followed(self) -> None:
         """Refuse an operation inside a module that is not a twin: where that was found, the capture does not look."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code is not _FORWARD:
+        while frame is not None and frame.f_code is not _RECORD:
             if frame.f_code is _CALL:
                 module = frame.f_locals["self"]
                 path = self._path_of.get(id(module))
@@ -462,9 +333,9 @@ class ConcreteTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
-        if self._plain is not None and not self._plain.within:  # a proxy that an earlier run has stored
-            with self._plain.one_call():
-                return self.create_proxy(kind, target, args, kwargs, *rest, **named)
+        if self._plain is not None:  # of something that the first run has stored
+            with self._plain.one_call(), outside_inference_mode():
+                return self._plain.unknown(self._run(kind, target, *map_aggregate((args, kwargs), value_of)))
         if kind in ("call_function", "call_method") and _name(target) in FACTS:
             self.told = True
             self.asked |= _name(target) in CIRCUMSTANCES
@@ -494,11 +365,9 @@ class ConcreteTracer(fx.Tracer):
         self.running = True
         try:
             with self._mode():
-                proxy.value = self._run(kind, target, args, kwargs)
-            self.values[proxy.node] = self._to_be_kept(proxy)
+                proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         except Exception:
-            if self._graph is not None:  # the model may catch it, and the call has made nothing
-                self._graph.erase_node(proxy.node)
+            self.graph.erase_node(proxy.node)  # the model may catch it, and the call has made nothing
             raise
         finally:
             self.running = False
@@ -506,31 +375,16 @@ class ConcreteTracer(fx.Tracer):
         written = written_to(_name(target), given, args[0] if args else None)
         if written:
             self._follow_writes(proxy, written)
-        self._proxies.append(weakref.ref(proxy))
-        if (kind == "placeholder" or kind == "get_attr") and self._notes:
+        self._proxies.append(proxy)
+        if kind == "placeholder" or kind == "get_attr":
             self.calls.name(proxy.value, target)
         elif step is not None:
             self.calls.finish(step, proxy.value, written)
         return proxy
 
-    @property
-    def _notes(self) -> bool:
-        """Whether calls are noted now, to be compared with those of a run on tensors."""
-        return self._graph is None and not self._expanding and not self._only_constants
-
-    def _to_be_kept(self, proxy: ConcreteProxy) -> Any:
-        """The value that the run is compared by."""
-        if not self._only_constants:
-            return proxy.value
-        step = proxy.node
-        if step.op != "placeholder" and not any(node in self._varying for node in calls_in((step.args, step.kwargs))):
-            return proxy.value
-        self._varying.add(step)
-        return map_aggregate(proxy.value, lambda a: a.to("meta") if isinstance(a, Tensor) else a)
-
-    def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MadeBy | None:
+    def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
         """The call, as a run on tensors would show it."""
-        if not self._notes or not kind.startswith("call"):
+        if self._expanding or not kind.startswith("call"):
             return None
         if target is getattr or target is operator.getitem:
             if not isinstance(args[0], Tensor):  # picked from a tuple, in Python, and not by a call of torch
@@ -543,7 +397,7 @@ class ConcreteTracer(fx.Tracer):
         """In which the operations of a run are computed."""
         if torch.is_inference_mode_enabled():
             return outside_inference_mode()
-        return torch.no_grad() if torch.is_grad_enabled() and not self._with_gradients else nullcontext()
+        return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "placeholder":
@@ -570,8 +424,8 @@ class ConcreteTracer(fx.Tracer):
             )
         memory = {_memory(tensor) for tensor in written}
         self.written.update({n: proxy.node for n, p in self._read.items() if _memory(p.value) in memory})
-        for other in (proxy() for proxy in self._proxies):
-            if other is None or not isinstance(other.value, Tensor) or _memory(other.value) not in memory:
+        for other in self._proxies:
+            if not isinstance(other.value, Tensor) or _memory(other.value) not in memory:
                 continue
             if other.value is proxy.value:
                 other.node = proxy.node
@@ -625,16 +479,12 @@ def _forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     return result
 
 
-_FORWARD, _CALL = ConcreteTracer._forward.__code__, nn.Module._call_impl.__code__
+_RECORD, _CALL = ConcreteTracer.record.__code__, nn.Module._call_impl.__code__
 
 
 def strip(path: str) -> str:
     """A module path without the root that capture puts above the user's model."""
     return "" if path == "model" else path.removeprefix("model.")
-
-
-def _value(a: Any) -> Any:
-    return a.value if isinstance(a, ConcreteProxy) else a
 
 
 def _memory(tensor: Tensor) -> int:
