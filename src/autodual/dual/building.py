@@ -50,21 +50,27 @@ def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | No
 
 def non_finite_constant(network: DualNetwork, dtype: torch.dtype) -> str | None:
     """Name of the first affine layer with a constant that is NaN or infinite, or becomes so in a dtype."""
+    found: list[tuple[str, Tensor]] = []
     for node in network.nodes:
         if isinstance(node.layer, AffineDual) and is_dataclass(node.layer):
             values = [getattr(node.layer, f.name) for f in fields(node.layer)]
-            for value in [v for given in values for v in (given if isinstance(given, tuple) else (given,))]:
-                if isinstance(value, Tensor | float) and not _all_finite(torch.as_tensor(value).to(dtype)):
-                    return node.name
-    return None
+            parts = [v for given in values for v in (given if isinstance(given, tuple) else (given,))]
+            found += [(node.name, torch.as_tensor(v).to(dtype)) for v in parts if isinstance(v, Tensor | float)]
+    return _first_not_finite(found)
 
 
 def non_finite_parameter(network: Network) -> str | None:
     """Name of the first parameter or buffer of the model that holds a NaN or an infinity."""
     tensors = [*network.model.named_parameters(), *network.model.named_buffers()]
-    for name, tensor in tensors:
-        if tensor.is_floating_point() and not _all_finite(tensor):
-            return name
+    return _first_not_finite([(name, tensor) for name, tensor in tensors if tensor.is_floating_point()])
+
+
+def _first_not_finite(named: list[tuple[str, Tensor]]) -> str | None:
+    """A finite sum has finite terms, so one glance at all sums tells; one that is not finite may only have overflowed."""
+    for device in {tensor.device for _, tensor in named}:
+        here = [(name, tensor) for name, tensor in named if tensor.device == device]
+        if not bool(torch.stack([tensor.sum(dtype=torch.float64) for _, tensor in here]).isfinite().all()):
+            return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
     return None
 
 
@@ -128,8 +134,3 @@ def _difference(double: DualNode, single: DualNode) -> AffineDual | None:
     apart = {name: (found[name][0] - found[name][1]).abs() for name in tensors}
     difference: AffineDual = replace(layer, **(numbers | apart))
     return difference
-
-
-def _all_finite(values: Tensor) -> bool:
-    """A finite sum has finite terms; one that is not may only have overflowed, which a closer look tells."""
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
