@@ -22,9 +22,10 @@ from autodual.engines.high_probability import (
 )
 from autodual.engines.memory import Budget
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import Angles, Draws, draw
+from autodual.engines.projected.draws import Draws, draw
 from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.streams import COLUMNS, GAUSS, INPUT
+from autodual.kernels.stream import Angles
 from small import batch, mlp
 
 LABELS = torch.arange(4) % 3

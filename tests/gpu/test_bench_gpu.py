@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from autodual.cli.app import main
-from autodual.dual import narrow
+from autodual.kernels import narrow
 from autodual.runs.config import TrainConfig
 from autodual.speed import trials
 from autodual.speed.measure import BFLOAT16, COPY, FLOAT32, TF32, Counting, Peak, Work, ceilings, timed

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual._tensor import full_precision
 from autodual.dual.conv import DualConv
-from autodual.dual.narrow import Geometry, convolve, narrow, spread
+from autodual.kernels.narrow import Geometry, convolve, narrow, spread
 
 pytestmark = pytest.mark.gpu
 
@@ -93,7 +93,7 @@ def test_only_where_rounding_to_tf32_is_allowed() -> None:
 
 
 def test_a_dual_layer_uses_it(watch: Callable[..., list[str]]) -> None:
-    from autodual.kernels import narrow as kernel
+    from autodual.kernels.gpu import narrow as kernel
 
     calls = watch(kernel, "convolve", "spread")
     x, weight = torch.rand(2, 1, 8, 8, device="cuda"), torch.rand(4, 1, 3, 3, device="cuda")

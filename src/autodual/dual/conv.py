@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside
 from autodual.dual.base import AffineDual, Window
-from autodual.dual.narrow import Geometry, convolve, narrow, narrow_back, spread
 from autodual.dual.registry import parameter, register, rewrite
 from autodual.graph import Call
+from autodual.kernels.narrow import Geometry, convolve, narrow, narrow_back, spread
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TINY = 16

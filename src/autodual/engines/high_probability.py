@@ -14,7 +14,7 @@ from autodual._tensor import added
 from autodual.dual import Band, DualNetwork, OnDemand, walk
 from autodual.engines.backward.dual import Dual
 from autodual.engines.backward.solvers import Centres
-from autodual.engines.projected.draws import Angles, Draws, draw
+from autodual.engines.projected.draws import Draws, draw
 from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.exact_first import first_radii, first_sources
 from autodual.engines.projected.streams import COLUMNS, GAUSS, StreamPass
@@ -34,6 +34,7 @@ from autodual.engines.results import (
 )
 from autodual.engines.rounding import OWN, Errors, NoErrors, Outside, Rounding
 from autodual.interval import Interval
+from autodual.kernels.stream import Angles
 from autodual.sets import InputSet
 from autodual.spec import Spec
 

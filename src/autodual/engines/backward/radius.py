@@ -26,8 +26,8 @@ from autodual.engines.backward.rows import (
     local_windows,
     plan_for,
 )
-from autodual.engines.backward.weigh import sizes, weigh, weighable
 from autodual.engines.memory import Budget, even_split
+from autodual.kernels.weigh import weigh, weighable, weighted_l1
 from autodual.sets import InputSet
 
 # Leaving out channels that are dead in every example of the batch.
@@ -273,7 +273,7 @@ class RadiusPass:
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
         if self.region.dual_norm == 1 and self._worthwhile(rows, coefficients, self.region.radius):
-            return sizes(coefficients, self.region.radius)
+            return weighted_l1(coefficients, self.region.radius)
         if self.region.dual_norm is not None:
             return rows.support(0, coefficients, self.region)
         return rows.inner(0, coefficients, self.region.centre) - self.region.minimise(coefficients)

@@ -20,7 +20,7 @@ from torch import Tensor
 from autodual._tensor import Shape, flat_pair, safe_sqrt
 from autodual.dual import AffineDual, Band, DualNetwork, DualNode, ElementwiseDual, Window
 from autodual.dual.shape import DualPad
-from autodual.engines.backward.weigh import sizes, weighable
+from autodual.kernels.weigh import weighable, weighted_l1
 from autodual.sets import Box, InputSet, NormSet
 
 # Bounding a convolution's units one patch at a time.
@@ -181,7 +181,7 @@ class DenseRows(Rows):
         return _inner_products(a, b.unsqueeze(1))[:, 0].T
 
     def norm(self, node: int, a: Tensor, b: Tensor) -> Tensor:
-        return sizes(a, b) if weighable(a, b) else super().norm(node, a, b)
+        return weighted_l1(a, b) if weighable(a, b) else super().norm(node, a, b)
 
     def norms(self, node: int, a: Tensor, *values: Tensor) -> list[Tensor]:
         if a.shape[1] == 1 or weighable(a, values[0]):

@@ -20,31 +20,8 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, channels_inside, stacked
 from autodual.dual import DualNetwork
+from autodual.kernels.stream import Angles
 from autodual.sets import InputSet
-
-
-@dataclass(frozen=True)
-class Angles:
-    """Cauchy numbers [k, N or 1, *shape] as tan(angles + turns): angles [k, N or 1, *shape], turns [N, *shape] if there are any."""
-
-    angles: Tensor
-    turns: Tensor | None = None
-
-    def numbers(self) -> Tensor:
-        return self.some(slice(None))
-
-    def some(self, part: slice) -> Tensor:
-        """The numbers of some of the k projections."""
-        return self.angles[part].tan() if self.turns is None else (self.angles[part] + self.turns).tan_()
-
-    @classmethod
-    def of(cls, numbers: Tensor) -> Angles:
-        """Given Cauchy numbers [k, N or 1, *shape]."""
-        return cls(numbers.atan())
-
-    def fits(self, shape: Shape, examples: int) -> bool:
-        turned = self.turns is None or tuple(self.turns.shape) == (examples, *shape)
-        return tuple(self.angles.shape[2:]) == shape and self.angles.shape[1] in (1, examples) and turned
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.backward.rows import DenseRows
 from autodual.engines.backward.solvers import Centres
 from autodual.engines.memory import Budget
-from autodual.engines.projected.draws import Angles, Draws, draw, passed
+from autodual.engines.projected.draws import Draws, draw, passed
 from autodual.engines.projected.estimators import Estimator, QuietGradient
 from autodual.engines.projected.exact_first import first_radii
 from autodual.engines.projected.streams import StreamPass, read
@@ -35,6 +35,7 @@ from autodual.engines.results import (
     warn_of_exact_bounds,
 )
 from autodual.interval import Interval
+from autodual.kernels.stream import Angles
 from autodual.sets import InputSet
 from autodual.spec import Spec, outputs
 

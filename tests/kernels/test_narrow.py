@@ -7,7 +7,7 @@ import torch
 
 from autodual import kernels
 from autodual._tensor import full_precision, tf32_convolutions
-from autodual.dual.narrow import TAPS, narrow, narrow_back
+from autodual.kernels.narrow import TAPS, narrow, narrow_back
 
 
 def test_never_on_a_cpu() -> None:
