@@ -16,6 +16,8 @@ from autodual.engines.projected.draws import draw
 from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.streams import StreamPass, read
 from autodual.engines.results import Preactivations
+from autodual.sets import norm_of
+from autodual.sets.norms import L2
 
 BALLS = [ad.LinfBall(0.05), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.4)]
 
@@ -96,7 +98,7 @@ class Frozen:
 
 
 def expected_spread(frozen: Frozen, source: int, k: int, merged: bool, constant: float) -> Tensor:
-    terms, gaussian = frozen.terms(source), frozen.region.dual_norm == 2
+    terms, gaussian = frozen.terms(source), norm_of(frozen.region) is L2
     cauchy = terms[1:] if gaussian else terms
     if merged:
         cauchy = [sum(cauchy[1:], cauchy[0])] if cauchy else []

@@ -35,7 +35,7 @@ from autodual.engines.results import (
 from autodual.engines.rounding import OWN, Errors, NoErrors, Outside, Rounding
 from autodual.interval import Interval
 from autodual.kernels.stream import Angles
-from autodual.sets import InputSet
+from autodual.sets import InputSet, Projection, norm_of
 from autodual.spec import Spec
 
 # How much an estimate must be enlarged so that it is too small only with a given probability. [SPAD app. on high probability]
@@ -215,11 +215,12 @@ class HighProbability(BoundEngine):
 
     def estimates(self, network: DualNetwork, region: InputSet) -> int:
         """N: how many estimates must hold at once. [SPAD app.: n_2 + 2 n_3 + ... for one stream per term]"""
-        total = 0
+        norm, total = norm_of(region), 0
+        projection = None if norm is None else norm.projection
         for source in self._sources(network, region):
             before = sum(i in network.activations for i in network.ancestors(source))
-            cauchy = int(region.dual_norm == 1) + before
-            terms = (min(1, cauchy) if self.merged else cauchy) + int(region.dual_norm == 2)
+            cauchy = int(projection is Projection.CAUCHY) + before
+            terms = (min(1, cauchy) if self.merged else cauchy) + int(projection is Projection.GAUSSIAN)
             total += terms * math.prod(network.nodes[source].shape)
         return total
 
@@ -240,7 +241,8 @@ class HighProbability(BoundEngine):
         exactly: Callable[[DualNetwork, InputSet], Preactivations],
         rounding: Errors,
     ) -> Preactivations:
-        if region.dual_norm is None:
+        norm = norm_of(region)
+        if norm is None:
             raise ArgumentError(
                 f"HighProbability works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. "
                 f"Use Dual()"
@@ -251,7 +253,7 @@ class HighProbability(BoundEngine):
             warn_of_exact_bounds(confidence.k * confidence.m, network)
             exact = exactly(network, region)
             return ProbablePreactivations(exact.intervals, confidence, outside=exact.outside)
-        reading = Reading.of(confidence, gaussian=region.dual_norm == 2)
+        reading = Reading.of(confidence, gaussian=norm.projection is Projection.GAUSSIAN)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
         known = first_radii(network, region, confidence.k) if self.exact_first else {}
         found = _Found(network, region, rounding)

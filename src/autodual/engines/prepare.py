@@ -26,7 +26,7 @@ from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundB
 from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 
 
 def capture(model: nn.Module, example: Tensor) -> Network:
@@ -50,7 +50,7 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
             f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"
         )
     check_input(input_set.centre, "input_set.centre")
-    if input_set.dual_norm is not None and not bool((input_set.radius.isfinite() & (input_set.radius >= 0)).all()):
+    if norm_of(input_set) is not None and not bool((input_set.radius.isfinite() & (input_set.radius >= 0)).all()):
         raise ArgumentError("input_set.radius must be finite and not negative everywhere")
     with full_precision():
         prepared = prepare(model, input_set.centre, input_set)

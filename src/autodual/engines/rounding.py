@@ -52,7 +52,7 @@ from torch import Tensor
 from autodual._tensor import flat, put_at, values_at_hand
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 
 FEW = 16
 """Roundings beside those of sums: of a band's slope and offsets, of differences, of the margin itself, of a function of PyTorch."""
@@ -128,11 +128,13 @@ class _AffineErrors(Pass[NodeErrors]):
 
     def input(self) -> NodeErrors:
         box = self.region.box()
-        moves = box.largest if self.pulls_centres or self.region.dual_norm is None else box.radius
+        norm = norm_of(self.region)
+        moves = box.largest if self.pulls_centres or norm is None else box.radius
         local = self.of_sums(0, box.largest, moves)
         self.lose(0, moves)
-        if self.region.dual_norm == 2:  # squares underflow, too
-            self.lost = self.lost + math.sqrt(of_underflow(box.lower[0].numel(), self.dtype))
+        support = 0.0 if norm is None else norm.lost(of_underflow(box.lower[0].numel(), self.dtype))
+        if support > 0:
+            self.lost = self.lost + support
         zero = self.zero_like(box.largest)
         return NodeErrors(box.largest, moves, local, local + self.over_features(0, moves), zero, zero, zero)
 

@@ -28,7 +28,7 @@ from autodual.engines.backward.rows import (
 )
 from autodual.engines.memory import Budget, even_split
 from autodual.kernels.weigh import weigh, weighable, weighted_l1
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 
 # Leaving out channels that are dead in every example of the batch.
 #
@@ -272,11 +272,12 @@ class RadiusPass:
         return isinstance(rows, DenseRows) and weighable(coefficients, radius, *slope, in_graph=self.static)
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
-        if self.region.dual_norm == 1 and self._worthwhile(rows, coefficients, self.region.radius):
-            return weighted_l1(coefficients, self.region.radius)
-        if self.region.dual_norm is not None:
-            return rows.support(0, coefficients, self.region)
-        return rows.inner(0, coefficients, self.region.centre) - self.region.minimise(coefficients)
+        region, norm = self.region, norm_of(self.region)
+        if norm is None:
+            return rows.inner(0, coefficients, region.centre) - region.minimise(coefficients)
+        if norm.separable and self._worthwhile(rows, coefficients, region.radius):
+            return weighted_l1(coefficients, region.radius)
+        return rows.support(0, coefficients, norm, region.radius)
 
     def plan(self, index: int) -> Plan | Patches:
         """The cheapest way to treat all units of a node, by counting values."""
@@ -305,7 +306,7 @@ class RadiusPass:
             radius, *errors = self._of_patches(plan)
             return Reach(radius, radius, *errors)
         below, *errors = self._of_plan(index, plan)
-        above = below if self.region.dual_norm is not None else self._over(index, plan, _flipped(self.of_rows))
+        above = below if norm_of(self.region) is not None else self._over(index, plan, _flipped(self.of_rows))
         return Reach(below, above, *errors)
 
     def _of_plan(self, index: int, plan: Plan) -> tuple[Tensor, ...]:

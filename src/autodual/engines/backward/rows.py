@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodual._tensor import Shape, flat_pair, safe_sqrt
+from autodual._tensor import Shape, flat_pair
 from autodual.dual import AffineDual, Band, DualNetwork, DualNode, ElementwiseDual, Window
 from autodual.dual.shape import DualPad
 from autodual.kernels.weigh import weighable, weighted_l1
-from autodual.sets import Box, InputSet, NormSet
+from autodual.sets import InputSet, Norm, NormSet, norm_of
 
 # Bounding a convolution's units one patch at a time.
 #
@@ -60,10 +60,9 @@ class Patches:
         """The input set, cut for the virtual examples and centred at zero: only its radius counts."""
         radius = self.cut(0, region.radius.expand(len(region), *region.centre.shape[1:]))
         centre = torch.zeros_like(radius[:1]).expand_as(radius)
-        if region.dual_norm == 1:
-            return Box.around(centre, radius)
-        assert region.dual_norm is not None
-        return NormSet(centre, radius, region.dual_norm)
+        norm = norm_of(region)
+        assert norm is not None
+        return NormSet(centre, radius, norm)
 
     def cut(self, index: int, values: Tensor) -> Tensor:
         """[N, C, *space] -> [N * positions, C, *patch], with zeros outside."""
@@ -159,8 +158,8 @@ class Rows(ABC):
         return [self.norm(node, a, b) for b in values]
 
     @abstractmethod
-    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
-        """Half-width of a'x over a set with a dual norm: norm(radius * a), for every unit of the rows."""
+    def support(self, node: int, a: Tensor, norm: Norm, radius: Tensor) -> Tensor:
+        """Half-width of a'x over a set with a norm: dual norm(radius * a), for every unit of the rows."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +189,10 @@ class DenseRows(Rows):
         sums = _inner_products(flat[0][0].abs(), torch.stack([b for _, b in flat], dim=1))
         return [part.T for part in sums.unbind(1)]
 
-    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
-        if region.dual_norm == 1:
-            return self.norm(node, a, region.radius.expand(len(region.radius), *a.shape[2:]))
-        scaled = a * region.radius
-        if region.dual_norm == 2:
-            return safe_sqrt(scaled.square().flatten(2).sum(-1))
-        return scaled.abs().flatten(2).amax(-1)
+    def support(self, node: int, a: Tensor, norm: Norm, radius: Tensor) -> Tensor:
+        if norm.separable:
+            return self.norm(node, a, radius.expand(len(radius), *a.shape[2:]))
+        return norm.dual((a * radius).flatten(2))
 
 
 def _inner_products(a: Tensor, b: Tensor) -> Tensor:
@@ -235,15 +231,13 @@ class CellRows(Rows):
         ]
         return torch.bmm(per_cell[0], per_cell[1].transpose(1, 2)).permute(1, 2, 0).reshape(count, batch, *self.cells)
 
-    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
-        if region.dual_norm == 1 and region.radius.numel() == 1:
-            return self._cells(node, a.abs().sum(2)).sum(self._inside) * region.radius.squeeze()
-        if region.dual_norm == 1:
-            return self.norm(node, a, region.radius)
-        scaled = a * region.radius
-        if region.dual_norm == 2:
-            return safe_sqrt(self._cells(node, scaled.square().sum(2)).sum(self._inside))
-        return self._cells(node, scaled.abs().amax(2)).amax(self._inside)
+    def support(self, node: int, a: Tensor, norm: Norm, radius: Tensor) -> Tensor:
+        if norm.separable and radius.numel() == 1:
+            return self._cells(node, a.abs().sum(2)).sum(self._inside) * radius.squeeze()
+        if norm.separable:
+            return self.norm(node, a, radius)
+        per_position = norm.gather(norm.measure(a * radius), 2)
+        return norm.finish(norm.gather(self._cells(node, per_position), self._inside))
 
     @property
     def _inside(self) -> list[int]:
@@ -391,7 +385,7 @@ def plan_for(network: DualNetwork, target: int, windows: dict[int, Window] | Non
 def local_windows(network: DualNetwork, target: int, region: InputSet) -> dict[int, Window] | None:
     """What one unit of the target reads of every earlier node; None if some node may be read as a whole."""
     dims = len(network.nodes[target].shape) - 1
-    if dims < 1 or region.dual_norm is None:
+    if dims < 1 or norm_of(region) is None:
         return None
     windows = {target: Window.same(dims)}
     for index in network.ancestors(target):

@@ -17,7 +17,7 @@ from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_win
 from autodual.engines.memory import Budget
 from autodual.engines.rounding import OWN, Errors, Rounding, of_underflow
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 from autodual.spec import Spec
 
 # The centres of all nodes: the network with every activation replaced by the middle of its band.
@@ -185,7 +185,7 @@ class DualSolver(Solver):
         """
         source = self.network.nodes[index].inputs[0]
         radius = self._radius()
-        dense = self.region.dual_norm is not None and isinstance(radius.plan(source), DensePlan)
+        dense = norm_of(self.region) is not None and isinstance(radius.plan(source), DensePlan)
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
             return self._remember(source, self._bound(source, radius))
         centre, reach = self.centre(source), self._reaches.at(source)
@@ -280,11 +280,12 @@ class CrownSolver(Solver):
 
         on_input = pull_back(self.network, index, rows.seed, through, add_bias)
         assert on_input is not None
-        if self.region.dual_norm is not None:
-            centre = rows.inner(0, on_input, self.region.centre)
-            total.append(centre - rows.support(0, on_input, self.region))
+        region, norm = self.region, norm_of(self.region)
+        if norm is None:
+            total.append(region.minimise(on_input))
         else:
-            total.append(self.region.minimise(on_input))
+            centre = rows.inner(0, on_input, region.centre)
+            total.append(centre - rows.support(0, on_input, norm, region.radius))
         return added(total)
 
     def bound(self, index: int) -> Interval:

@@ -21,7 +21,7 @@ from autodual._errors import ArgumentError
 from autodual._tensor import Shape, channels_inside, stacked
 from autodual.dual import DualNetwork
 from autodual.kernels.stream import Angles
-from autodual.sets import InputSet
+from autodual.sets import InputSet, Norm, Projection, norm_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,14 @@ class Draws:
     """No numbers at all: bounds are to be exact, since so many projections would cost more."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """Where they were drawn from; PyTorch's global one when None."""
+
+    def begins_for(self, norm: Norm, shape: Shape) -> bool:
+        """Whether the input's numbers are those that sets of this norm need, for examples of this shape."""
+        if norm.projection is Projection.CAUCHY:
+            return isinstance(self.first, Angles) and self.first.fits(shape, 1)
+        if norm.projection is Projection.GAUSSIAN:
+            return isinstance(self.first, Tensor) and tuple(self.first.shape[2:]) == shape
+        return self.first is None
 
     def renew_(self, generator: torch.Generator | None = None) -> Draws:
         """Fresh numbers in the same memory, from where the first ones came unless another generator is given."""
@@ -81,8 +89,10 @@ def draw(
             f"make it with torch.Generator(device={str(like.device)!r})"
         )
     shapes = {i: network.nodes[i].shape for i in (passed(network) if activations is None else activations)}
-    draws = (_in_one_piece if like.is_cuda else _apart)(shapes, like, k, region.dual_norm == 1)
-    if region.dual_norm == 2:
+    norm = norm_of(region)
+    projection = None if norm is None else norm.projection
+    draws = (_in_one_piece if like.is_cuda else _apart)(shapes, like, k, projection is Projection.CAUCHY)
+    if projection is Projection.GAUSSIAN:
         draws = replace(draws, first=like.new_empty(k, 1, *like.shape[1:]))
     return replace(draws, generator=generator).renew_()
 

@@ -36,7 +36,7 @@ from autodual.engines.results import (
 )
 from autodual.interval import Interval
 from autodual.kernels.stream import Angles
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 from autodual.spec import Spec, outputs
 
 
@@ -116,7 +116,7 @@ class Projected(BoundEngine):
 
     def _relaxed(self, network: DualNetwork, region: InputSet, last: bool = True) -> Relaxed:
         """`last` asks for the band of the last activation, too."""
-        if region.dual_norm is None:
+        if norm_of(region) is None:
             raise ArgumentError(
                 f"Projected works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. Use Dual()"
             )
@@ -198,16 +198,10 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) ->
         raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
     if draws.exact:
         return
-    first, shape = draws.first, tuple(region.centre.shape[1:])
-    needed = passed(network)
+    first, needed = draws.first, passed(network)
     fits = all(i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in needed)
-    if region.dual_norm == 1:
-        begins = isinstance(first, Angles) and first.fits(shape, 1)
-    elif region.dual_norm == 2:
-        begins = isinstance(first, Tensor) and tuple(first.shape[2:]) == shape
-    else:
-        begins = first is None
-    if not fits or not begins:
+    norm = norm_of(region)
+    if not fits or norm is None or not draws.begins_for(norm, tuple(region.centre.shape[1:])):
         raise ArgumentError(
             f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
             f"{type(region).__name__}; draw them again with draw(x)"
