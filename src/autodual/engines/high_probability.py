@@ -14,6 +14,7 @@ from autodual._tensor import added
 from autodual.dual import Band, DualNetwork, OnDemand, walk
 from autodual.engines.backward.dual import Dual
 from autodual.engines.backward.solvers import Centres
+from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside
 from autodual.engines.projected.draws import Draws, draw
 from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.exact_first import first_radii, first_sources
@@ -32,7 +33,7 @@ from autodual.engines.results import (
     require_bands,
     warn_of_exact_bounds,
 )
-from autodual.engines.rounding import OWN, Errors, NoErrors, Outside, Rounding
+from autodual.engines.rounding import Rounding
 from autodual.interval import Interval
 from autodual.kernels.stream import Angles
 from autodual.sets import InputSet, Projection, norm_of
@@ -345,7 +346,7 @@ class _Found:
         if isinstance(self.rounding, Rounding):
             self.rounding.note(source, self.rounding.at(source).since)
             self.rounding.enter_band(index, interval, band)
-            self.wide[index] = replace(band, radius=band.radius + OWN * self.rounding.errors[index])
+            self.wide[index] = replace(band, radius=band.radius + SAFETY * self.rounding.errors[index])
 
     def outside(self) -> dict[int, Outside]:
         return self.rounding.outside_of(self.intervals)

@@ -11,9 +11,10 @@ from torch import Tensor
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
 from autodual.dual.network import Evaluation
 from autodual.engines.backward.solvers import DualSolver, constant_bands
+from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside, outside_of_both
 from autodual.engines.memory import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
-from autodual.engines.rounding import FEW, OWN, Errors, NoErrors, Outside, Rounding, of_sum, outside_of_both
+from autodual.engines.rounding import MORE_ROUNDINGS, Rounding, of_sum
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
@@ -48,7 +49,7 @@ class IntervalErrors(Pass[Tensor]):
         return self.rounding.at(0).local
 
     def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
-        return OWN * (layer.absolute(*operands) + self.rounding.at(index).local)
+        return SAFETY * (layer.absolute(*operands) + self.rounding.at(index).local)
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         return self.rounding.error_of_image(index)
@@ -189,4 +190,4 @@ def least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
         return operand.new_zeros(())
     bias = layer.bias()
     size = layer.absolute(operand.abs())
-    return of_sum(FEW, operand.dtype) * (size if bias is None else size + bias.abs().to(size))
+    return of_sum(MORE_ROUNDINGS, operand.dtype) * (size if bias is None else size + bias.abs().to(size))

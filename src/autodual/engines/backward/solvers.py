@@ -14,8 +14,9 @@ from autodual._tensor import added, channels_inside, flat, laid_out_like, put_at
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
 from autodual.engines.backward.radius import RadiusPass, alive_channels, over_chunks, prune, pull_back
 from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_windows, plan_for
+from autodual.engines.errors import SAFETY, Errors
 from autodual.engines.memory import Budget
-from autodual.engines.rounding import OWN, Errors, Rounding, of_underflow
+from autodual.engines.rounding import Rounding, of_underflow
 from autodual.interval import Interval
 from autodual.sets import InputSet, norm_of
 from autodual.spec import Spec
@@ -101,11 +102,11 @@ class Solver(ABC):
         assert isinstance(rounding, Rounding)
         rows = self.rows(index, spec)
         lower, error, run_error = self.lower(index, rows, as_run=True)
-        total = OWN * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
+        total = SAFETY * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
         products = sum(math.prod(node.shape) for node in self.network.nodes)
         total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
         slack = total - rows.inner(index, rows.seed, self._drift(index, rounding))
-        run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))
+        run_error = SAFETY * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))
         return lower.T, slack.T, run_error.T
 
     def _drift(self, index: int, rounding: Rounding) -> Tensor:
