@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside
 from autodual.dual.base import AffineDual, Window
-from autodual.dual.registry import parameter, register, rewrite
+from autodual.dual.building import parameter, register, rewrite
 from autodual.graph import Call
 from autodual.kernels.narrow import Geometry, convolve, narrow, narrow_back, spread
 
@@ -28,21 +29,39 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 
 
 @dataclass(frozen=True)
-class DualConv(AffineDual):
-    """Cross-correlation with zero padding: stride, dilation, groups, and sizes that the stride does not divide."""
+class _Convolution(AffineDual):
+    """What both directions share: weights, and one bias per channel."""
 
     weight: Tensor
     bias_vector: Tensor | None
+
+    @property
+    def dims(self) -> int:
+        return self.weight.dim() - 2
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return self._convolve(operands[0], self.weight)
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        return self._convolve(operands[0], self.weight.abs())
+
+    @abstractmethod
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor: ...
+
+    def bias(self) -> Tensor | None:
+        return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
+
+
+@dataclass(frozen=True)
+class DualConv(_Convolution):
+    """Cross-correlation with zero padding: stride, dilation, groups, and sizes that the stride does not divide."""
+
     stride: Shape
     padding: Shape
     dilation: Shape
     groups: int
     matrices: dict[Shape, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The layer as a matrix, per shape of a patch, once it has been needed."""
-
-    @property
-    def dims(self) -> int:
-        return self.weight.dim() - 2
 
     @property
     def reach(self) -> Shape:
@@ -53,12 +72,6 @@ class DualConv(AffineDual):
     def geometry(self) -> Geometry:
         return self.stride, self.padding, self.dilation
 
-    def linear(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight)
-
-    def absolute(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight.abs())
-
     def apply(self, *operands: Tensor) -> Tensor:
         if narrow(operands[0], self.weight, self.groups):
             return convolve(operands[0], self.weight, self.bias_vector, self.geometry)
@@ -68,9 +81,6 @@ class DualConv(AffineDual):
         if narrow(x, weight, self.groups):
             return convolve(x, weight, None, self.geometry)
         return _CONV[self.dims](x, weight, None, *self.geometry, self.groups)
-
-    def bias(self) -> Tensor | None:
-        return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         shape = shapes[0]
@@ -105,14 +115,14 @@ class DualConv(AffineDual):
         )
 
     def _folded(self, coefficients: Tensor, size: Shape) -> Tensor:
-        """One product for all taps, each then added at its place: a GPU multiplies float64 matrices fast, but convolves slowly."""
+        """`transpose` in float64 on a GPU, which multiplies matrices fast but convolves slowly: one product, its taps added up."""
         taps = self.weight.flatten(1).T @ coefficients.flatten(2)
         return F.fold(taps, size, self.weight.shape[2:], self.dilation, self.padding, self.stride)
 
     def _as_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
-        """The same for a patch of a few positions: the whole layer is one matrix.
+        """`transpose` for a patch of a few positions: the whole layer is one matrix.
 
-        Most of it is zero where a patch is much larger than the kernel; so is less of the matrix of one line of positions.
+        Most of it is zero where a patch is much larger than the kernel; the matrix of one line of positions has fewer zeros.
         """
         lines, depth = coefficients.shape[2], self.reach[0] + 1
         apart = lines > 1 and self.padding[0] == 0 and shape[1] >= 2 * depth and len(coefficients) >= MANY
@@ -137,7 +147,7 @@ class DualConv(AffineDual):
         return (coefficients.flatten(1) @ matrix).unflatten(1, shape)
 
     def _scatter(self, coefficients: Tensor, size: Shape) -> Tensor:
-        """The same for few result channels: one matrix product for all taps, each then added at its place."""
+        """`transpose` for few channels: one matrix product for all taps, each then added at its place."""
         inputs, *kernel = self.weight.shape[1:]
         count, _, *space = coefficients.shape
         matrix = self.weight.movedim(0, -1).movedim(0, -2).reshape(-1, self.weight.shape[0])
@@ -177,34 +187,19 @@ class DualConv(AffineDual):
 
 
 @dataclass(frozen=True)
-class DualConvTranspose(AffineDual):
+class DualConvTranspose(_Convolution):
     """Transposed convolution."""
 
-    weight: Tensor
-    bias_vector: Tensor | None
     stride: Shape
     padding: Shape
     output_padding: Shape
     groups: int
     dilation: Shape
 
-    @property
-    def dims(self) -> int:
-        return self.weight.dim() - 2
-
-    def linear(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight)
-
-    def absolute(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight.abs())
-
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         return _CONV_TRANSPOSE[self.dims](
             x, weight, None, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
-
-    def bias(self) -> Tensor | None:
-        return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
 
 
 @rewrite(nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
-from autodual.dual.registry import number, parameter, register
+from autodual.dual.building import number, parameter, register
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
 from autodual.kernels.chord import chord, relaxed_relu, relu_band
@@ -77,8 +77,7 @@ class DualKink(ElementwiseDual):
 
     def band(self, z: Interval) -> Band:
         slope = self._between(z, DualReLU().band(z).slope)
-        smallest, largest = self._extremes(slope, z)
-        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+        return Band.between(slope, *self._extremes(slope, z))
 
     def lines(self, z: Interval) -> Lines:
         relu = DualReLU().lines(z)
@@ -159,8 +158,7 @@ class DualClip(ElementwiseDual):
             both = (z.lower < low) & (z.upper > high)
             width = torch.maximum(torch.maximum(z.upper - low, high - z.lower), high - low)
             slope = torch.where(both, self.gain * _ratio(high - low, width), slope)
-        smallest, largest = self._extremes(slope, z)
-        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+        return Band.between(slope, *self._extremes(slope, z))
 
     def lines(self, z: Interval) -> Lines:
         """On each side the line that is closest at the middle of the interval: flat, or from a kink or an end to the far end."""
