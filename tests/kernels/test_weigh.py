@@ -43,8 +43,8 @@ def _kernel_in_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.forward, kernel.backward = _forward, _backward  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
     monkeypatch.setattr(autodual.kernels, "usable", lambda family, *tensors: family == "weigh")
-    monkeypatch.setattr(weigh, "MANY", 1)
-    monkeypatch.setattr(weigh, "LARGE", 1)
+    monkeypatch.setattr(weigh, "MANY_FEATURES", 1)
+    monkeypatch.setattr(weigh, "MANY_VALUES", 1)
 
 
 @pytest.mark.usefixtures("_kernel_in_plain_code")

@@ -16,14 +16,14 @@ from autodual._tensor import Shape, channels_inside
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.building import parameter, register, rewrite
 from autodual.graph import Call
-from autodual.kernels.narrow import Geometry, convolve, narrow, narrow_back, spread
+from autodual.kernels.narrow import Geometry, convolve, is_narrow, is_narrow_back, spread
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-TINY = 16
+FEW_POSITIONS = 16
 """Up to so many positions, a convolution is fastest as one matrix."""
-MANY = 256
+MANY_ROWS = 256
 """From so many rows on, a CPU is faster with a smaller matrix for each line of positions."""
-THIN = 4
+FEW_CHANNELS = 4
 """Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution (not backwards)."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -73,29 +73,29 @@ class DualConv(_Convolution):
         return self.stride, self.padding, self.dilation
 
     def apply(self, *operands: Tensor) -> Tensor:
-        if narrow(operands[0], self.weight, self.groups):
+        if is_narrow(operands[0], self.weight, self.groups):
             return convolve(operands[0], self.weight, self.bias_vector, self.geometry)
         return super().apply(*operands)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        if narrow(x, weight, self.groups):
+        if is_narrow(x, weight, self.groups):
             return convolve(x, weight, None, self.geometry)
         return _CONV[self.dims](x, weight, None, *self.geometry, self.groups)
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         shape = shapes[0]
-        if self.groups == 1 and math.prod(coefficients.shape[2:]) <= TINY:
+        if self.groups == 1 and math.prod(coefficients.shape[2:]) <= FEW_POSITIONS:
             return (self._as_matrix(coefficients, shape),)
         return (self._spread(coefficients, shape),)
 
     def _spread(self, coefficients: Tensor, shape: Shape) -> Tensor:
-        thin = self.groups == 1 and shape[0] <= THIN and coefficients.device.type == "cpu"
+        thin = self.groups == 1 and shape[0] <= FEW_CHANNELS and coefficients.device.type == "cpu"
         if thin and not torch.is_grad_enabled():
             return self._scatter(coefficients, shape[1:])
         return self._transposed(coefficients, shape[1:])
 
     def _transposed(self, coefficients: Tensor, size: Shape) -> Tensor:
-        if narrow_back(coefficients, self.weight, self.groups):
+        if is_narrow_back(coefficients, self.weight, self.groups):
             return spread(coefficients, self.weight, size, self.geometry)
         if coefficients.is_cuda and coefficients.dtype == torch.float64 and self.dims == 2 and self.groups == 1:
             return self._folded(coefficients, size)
@@ -125,7 +125,7 @@ class DualConv(_Convolution):
         Most of it is zero where a patch is much larger than the kernel; the matrix of one line of positions has fewer zeros.
         """
         lines, depth = coefficients.shape[2], self.reach[0] + 1
-        apart = lines > 1 and self.padding[0] == 0 and shape[1] >= 2 * depth and len(coefficients) >= MANY
+        apart = lines > 1 and self.padding[0] == 0 and shape[1] >= 2 * depth and len(coefficients) >= MANY_ROWS
         if not apart or torch.is_grad_enabled() or coefficients.device.type != "cpu":
             return self._times_matrix(coefficients, shape)
         whole = coefficients.new_zeros(len(coefficients), *shape)

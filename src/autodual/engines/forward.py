@@ -123,7 +123,7 @@ class ForwardPass(Pass[Centred]):
 
 @dataclass(frozen=True, repr=False)
 class ForwardDual(BoundEngine):
-    """The same bounds as `Dual`, in one forward pass over columns; memory grows with inputs times hidden units."""
+    """Computes the bounds of `Dual` in one forward pass over columns; memory grows with inputs times hidden units."""
 
     max_bytes: int | None = None
 
@@ -160,7 +160,7 @@ class ForwardDual(BoundEngine):
 
     @staticmethod
     def _pull_back(run: ForwardPass, rounding: Rounding) -> DualSolver:
-        """The bounds once more, backwards, which is where one can see how far rounding may have moved them."""
+        """Computes the bounds once more, backwards, which is how their rounding errors are found."""
         solver = DualSolver(run.network, run.region, run.budget, rounding)
         for index, interval in run.preactivations.items():
             source = run.network.nodes[index].inputs[0]

@@ -70,7 +70,7 @@ def geometric_enlargement(k: int, log_tail: float) -> float:
 
 
 def gaussian_enlargement(k: int, log_tail: float) -> float:
-    """The same for the Euclidean norm read off k Gaussian projections: sqrt(k / q) with the chi-square quantile q of the tail.
+    """The factor for a Euclidean norm read off k Gaussian projections: sqrt(k / q) with the chi-square quantile q of the tail.
 
     A tail too small to be a number takes its Chernoff bound, (q/k exp(1 - q/k))^(k/2), instead.
     """
@@ -147,7 +147,7 @@ class Reading:
         return cls(k, confidence.m, *factors)
 
     def add(self, term: int, total: Tensor | None, samples: Tensor) -> Tensor:
-        """Samples [k', N or 1, *shape] on top of those that came before."""
+        """Adds samples [k', N or 1, *shape] to the total of those that came before."""
         if term == COLUMNS:
             return samples.abs().amax(0)  # exact
         if term == GAUSS:
@@ -335,7 +335,7 @@ class _Found:
         self.intervals: dict[int, Interval] = {}
         self.bands: dict[int, Band] = {}
         self.wide: dict[int, Band] = {}
-        """The same bands with room for rounding."""
+        """These bands with room for rounding."""
         self._centres = OnDemand(network, Centres(region, self.bands))
 
     def enter(self, index: int, radius: Tensor) -> None:

@@ -21,7 +21,7 @@ Geometry = tuple[Shape, Shape, Shape]
 """Stride, padding and dilation."""
 
 
-def narrow(x: Tensor, weight: Tensor, groups: int) -> bool:
+def is_narrow(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether `convolve` is faster than the library with filters [F, C, h, w]: on tensor cores, so only where TF32 is allowed."""
     few = weight.dim() == 4 and groups == 1 and weight[0].numel() <= TAPS
     if not few or not kernels.usable("narrow", x, weight) or not tf32_convolutions():
@@ -29,9 +29,9 @@ def narrow(x: Tensor, weight: Tensor, groups: int) -> bool:
     return torch.cuda.get_device_capability(x.device) >= TENSOR_CORES
 
 
-def narrow_back(x: Tensor, weight: Tensor, groups: int) -> bool:
+def is_narrow_back(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether `spread` is faster, with gifts that are not much larger than x."""
-    return weight[0].numel() <= MORE * len(weight) and narrow(x, weight, groups)
+    return weight[0].numel() <= MORE * len(weight) and is_narrow(x, weight, groups)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor
 from autodual import kernels
 from autodual._tensor import flat_pair, has_channels_inside, in_memory_order
 
-MANY = 256
+MANY_FEATURES = 256
 """Features from which a pass of its own for every row is worthwhile."""
-LARGE = 1 << 25
+MANY_VALUES = 1 << 25
 """Values from which the kernels are faster although the host takes longer to launch them."""
 
 
@@ -25,8 +25,8 @@ def weighable(rows: Tensor, radius: Tensor, *slope: Tensor, in_graph: bool = Fal
     in_graph: for a CUDA graph, or on the way to one, so that launches take no time.
     """
     return (
-        (in_graph or rows.numel() >= LARGE)
-        and radius[0].numel() >= MANY
+        (in_graph or rows.numel() >= MANY_VALUES)
+        and radius[0].numel() >= MANY_FEATURES
         and rows.shape[1] >= len(radius)
         and all(part.shape == rows.shape[1:] for part in slope)
         and radius.shape[1:] == rows.shape[2:]

@@ -1,4 +1,4 @@
-"""The state of one backward computation, and bounds from it: with parallel lines (`Dual`), or with two lines per unit (`Crown`)."""
+"""One backward computation: relaxations of activations, and bounds from them, by bands (`Dual`) or by two lines per unit (`Crown`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from autodual._tensor import added, channels_inside, flat, laid_out_like, put_at
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
-from autodual.engines.backward.radius import RadiusPass, alive_channels, over_chunks, prune, pull_back
+from autodual.engines.backward.radius import RadiusPass, over_chunks, pull_back
 from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_windows, plan_for
+from autodual.engines.backward.smaller import alive_channels, prune
 from autodual.engines.errors import SAFETY, Errors
 from autodual.engines.memory import Budget
 from autodual.engines.rounding import Rounding, of_underflow
@@ -43,8 +44,8 @@ class Centres(Pass[Tensor]):
 
 
 @dataclass(frozen=True)
-class Reaches(Pass[Tensor]):
-    """A radius that is at least the exact one: |W| r, and |slope| r + radius of the band; in a proof, with room for rounding."""
+class RadiusBounds(Pass[Tensor]):
+    """Radii that are at least the exact ones: |W| r, and |slope| r + radius of the band; in a proof, with room for rounding."""
 
     region: InputSet
     bands: dict[int, Band]
@@ -72,7 +73,6 @@ class Solver(ABC):
     """
 
     def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
-        """rounding: told what happens on the way."""
         self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
 
     @abstractmethod
@@ -89,8 +89,7 @@ class Solver(ABC):
 
     @abstractmethod
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Bounds from below on the rows, and what the errors of activations add up to, multiplied by their coefficients: those of the
-        bound, and, if asked for, those of the network as it runs."""
+        """Bounds from below on the rows, and sums over activations of |coefficients| times errors and (as_run) times run errors."""
 
     def minimum(self, index: int, spec: Spec) -> Tensor:
         """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
@@ -116,7 +115,7 @@ class Solver(ABC):
         return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))
 
     def narrow(self, index: int, values: Tensor) -> Tensor:
-        """The channels of a node [N, C, *space] that coefficients are kept for: all of them, unless a solver leaves some out."""
+        """The channels of a node [N, C, *space] that rows have coefficients for: all of them, unless a solver leaves some out."""
         return values
 
     def activation(self, index: int) -> ElementwiseDual:
@@ -128,8 +127,8 @@ class Solver(ABC):
 # Bounds from parallel lines: a centre that goes forward, and a radius that is pulled back.
 
 DEEP = 3
-"""From so many activations on, what the network as it runs is wrong by is pulled back with the bounds on what comes after them."""
-WORTHWHILE = 0.7
+"""From so many activations on, run errors are pulled back together with the bounds on later nodes, which makes them smaller."""
+FEW_CURVED = 0.7
 """Units are singled out for exact bounds if at most this part of them needs any."""
 
 
@@ -145,8 +144,8 @@ class DualSolver(Solver):
         self._slim, self._kept = network, dict[int, Tensor]()
         self._ready, self._ready_errors = dict[int, Band](), dict[int, Tensor]()
         self._ready_run_errors = dict[int, Tensor]()
-        """Bands and errors of activations as rows meet them: of the channels that are kept, in the order of convolutions."""
-        self._reaches = OnDemand(network, Reaches(region, self.bands, rounding))
+        """Bands and errors of activations as rows meet them: only channels that are kept, laid out as convolutions need them."""
+        self._radius_bounds = OnDemand(network, RadiusBounds(region, self.bands, rounding))
 
     def relax(self, index: int, interval: Interval) -> None:
         self.set_band(index, interval, self.activation(index).band(interval))
@@ -189,10 +188,10 @@ class DualSolver(Solver):
         dense = norm_of(self.region) is not None and isinstance(radius.plan(source), DensePlan)
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
             return self._remember(source, self._bound(source, radius))
-        centre, reach = self.centre(source), self._reaches.at(source)
+        centre, reach = self.centre(source), self._radius_bounds.at(source)
         curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
         units = flat(curved, 1).any(0).nonzero().squeeze(1)
-        if len(units) > WORTHWHILE * curved[0].numel():
+        if len(units) > FEW_CURVED * curved[0].numel():
             return self._remember(source, self._bound(source, radius))
         error = run_error = None
         if len(units) > 0:
@@ -202,7 +201,7 @@ class DualSolver(Solver):
         return self._remember(source, Interval.around(centre, reach))
 
     def _remember(self, index: int, interval: Interval) -> Interval:
-        self._reaches.put(index, self.rounding.reach(index, interval))
+        self._radius_bounds.put(index, self.rounding.reach(index, interval))
         return interval
 
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +212,7 @@ class DualSolver(Solver):
         return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index, rounding)
 
     def _radius(self, as_run: bool | None = None) -> RadiusPass:
-        """as_run: with the errors of the network as it runs; if nothing is said, where it is deep."""
+        """as_run: whether to count run errors; None: only in a deep network."""
         for i, band in self.bands.items():
             if i not in self._ready:
                 self._ready[i] = Band(self._laid_out(i, band.slope), band.centre, self._laid_out(i, band.radius))
@@ -240,7 +239,7 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
 
 
 class CrownSolver(Solver):
-    """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back."""
+    """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back on its own."""
 
     def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
         super().__init__(network, region, budget, rounding)

@@ -67,8 +67,8 @@ class Draws:
         return self
 
 
-def passed(network: DualNetwork) -> list[int]:
-    """Activations that some other activation comes after; a stream ends at the others."""
+def passed_activations(network: DualNetwork) -> list[int]:
+    """Activations that another activation comes after; streams end at the others."""
     sources = {network.nodes[i].inputs[0] for i in network.activations}
     before = {i for source in sources for i in network.ancestors(source)}
     return [i for i in network.activations if i in before]
@@ -88,7 +88,7 @@ def draw(
             f"generator is on {generator.device}, but the input is on {like.device}; "
             f"make it with torch.Generator(device={str(like.device)!r})"
         )
-    shapes = {i: network.nodes[i].shape for i in (passed(network) if activations is None else activations)}
+    shapes = {i: network.nodes[i].shape for i in (passed_activations(network) if activations is None else activations)}
     norm = norm_of(region)
     projection = None if norm is None else norm.projection
     draws = (_in_one_piece if like.is_cuda else _apart)(shapes, like, k, projection is Projection.CAUCHY)
@@ -105,7 +105,7 @@ def _apart(shapes: dict[int, Shape], like: Tensor, k: int, cauchy: bool) -> Draw
 
 
 def _in_one_piece(shapes: dict[int, Shape], like: Tensor, k: int, cauchy: bool) -> Draws:
-    """The same for a GPU, which draws many numbers as fast as a few."""
+    """Memory for angles in one piece, for a GPU, which draws many numbers as fast as a few."""
     sizes = [count * math.prod(shape) for shape in shapes.values() for count in (k, len(like))]
     pool = like.new_empty(sum(sizes) + (k * like[0].numel() if cauchy else 0))
     parts = iter(pool.split([*sizes, len(pool) - sum(sizes)]))

@@ -16,7 +16,7 @@ from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.backward.rows import DenseRows
 from autodual.engines.backward.solvers import Centres
 from autodual.engines.memory import Budget
-from autodual.engines.projected.draws import Draws, draw, passed
+from autodual.engines.projected.draws import Draws, draw, passed_activations
 from autodual.engines.projected.estimators import Estimator, QuietGradient
 from autodual.engines.projected.exact_first import first_radii
 from autodual.engines.projected.streams import StreamPass, read
@@ -88,7 +88,7 @@ class Projected(BoundEngine):
         return draw(network, region, self.k, self.generator)
 
     def with_draws(self, draws: Draws) -> Projected:
-        """The same engine with given random numbers."""
+        """This engine with given random numbers."""
         return replace(self, draws=draws)
 
     @property
@@ -115,7 +115,7 @@ class Projected(BoundEngine):
         )
 
     def _relaxed(self, network: DualNetwork, region: InputSet, last: bool = True) -> Relaxed:
-        """`last` asks for the band of the last activation, too."""
+        """Bounds on what enters activations, and their bands; `last`: also the band of the last one."""
         if norm_of(region) is None:
             raise ArgumentError(
                 f"Projected works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. Use Dual()"
@@ -147,7 +147,7 @@ class Relaxed:
         centres = OnDemand(network, Centres(region, bands))
         for index in network.activations:
             source = network.nodes[index].inputs[0]
-            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source)[0]
+            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source).below
             intervals[index] = Interval.around(centres.at(source), radius)
             bands[index] = band_of(network, index, intervals[index])
         return cls(intervals, bands, centres)
@@ -169,7 +169,7 @@ def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: 
     for index in network.activations:
         source = network.nodes[index].inputs[0]
         if source not in known and math.prod(network.nodes[source].shape) <= engine.exact_narrow:
-            known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source)[0]
+            known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source).below
         elif source not in known:
             known[source] = read(streams.at(source), engine.estimator)
         centre, radius = channels_inside(centres.at(source)), channels_inside(known[source])
@@ -198,7 +198,7 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) ->
         raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
     if draws.exact:
         return
-    first, needed = draws.first, passed(network)
+    first, needed = draws.first, passed_activations(network)
     fits = all(i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in needed)
     norm = norm_of(region)
     if not fits or norm is None or not draws.begins_for(norm, tuple(region.centre.shape[1:])):

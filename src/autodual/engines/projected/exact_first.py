@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, Pass, walk
 from autodual.engines.backward.radius import RadiusPass
-from autodual.engines.backward.rows import Patches
+from autodual.engines.backward.smaller import Patches
 from autodual.engines.memory import Budget
 from autodual.sets import InputSet, norm_of
 
@@ -34,7 +34,7 @@ def first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
 def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
     if _is_product(network, region, target):
         return walk(network, _Product(region), target)
-    return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target)[0]
+    return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target).below
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from autodual._tensor import Shape
 from autodual.kernels import ENOUGH
 
 POSITIONS = 128
-"""Of an image, that a program treats at a time."""
+"""Positions of an image that a program treats at a time."""
 SEVERAL = 16
 """Filters that it treats at a time; more, where there are many and each has more than 32 weights."""
 
