@@ -13,7 +13,6 @@ from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.memory import Budget
 from autodual.engines.prepare import dual_network
 from autodual.engines.projected.draws import draw
-from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.streams import StreamPass, read
 from autodual.engines.results import Preactivations
 from autodual.sets import norm_of
@@ -67,7 +66,7 @@ class Frozen:
         x = torch.rand(2, 2, 6, 6, dtype=torch.float64)
         network, region = dual_network(model, x), ball.around(x)
         found: Preactivations = ad.Dual().preactivations(network, region)
-        return cls(network, region, {i: band_of(network, i, v) for i, v in found.intervals.items()})
+        return cls(network, region, {i: network.activation(i).band(v) for i, v in found.intervals.items()})
 
     def sources(self) -> list[int]:
         return list(dict.fromkeys(self.network.nodes[i].inputs[0] for i in self.network.activations))

@@ -163,7 +163,7 @@ class ForwardDual(BoundEngine):
         """Computes the bounds once more, backwards, which is how their rounding errors are found."""
         solver = DualSolver(run.network, run.region, run.budget, rounding)
         for index, interval in run.preactivations.items():
-            source = run.network.nodes[index].inputs[0]
+            source = run.network.source(index)
             if source not in rounding.outside:
                 solver.bound(source)
             solver.set_band(index, interval, run.bands[index])

@@ -16,7 +16,6 @@ from autodual.engines.backward.dual import Dual
 from autodual.engines.backward.solvers import Centres
 from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside
 from autodual.engines.projected.draws import Draws, draw
-from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.exact_first import first_radii, first_sources
 from autodual.engines.projected.streams import COLUMNS, GAUSS, StreamPass
 from autodual.engines.results import (
@@ -259,7 +258,7 @@ class HighProbability(BoundEngine):
         known = first_radii(network, region, confidence.k) if self.exact_first else {}
         found = _Found(network, region, rounding)
         for index in network.activations:
-            source = network.nodes[index].inputs[0]
+            source = network.source(index)
             if source not in known:
                 known[source] = self._estimate(network, region, found.wide, source, reading, generator)
             found.enter(index, known[source])
@@ -290,7 +289,7 @@ class HighProbability(BoundEngine):
         if self._exact(network):
             return []
         exact = first_sources(network, region, self._counts()[0]) if self.exact_first else set()
-        return [s for s in dict.fromkeys(network.nodes[i].inputs[0] for i in network.activations) if s not in exact]
+        return [s for s in dict.fromkeys(network.source(i) for i in network.activations) if s not in exact]
 
     def _estimate(
         self,
@@ -339,10 +338,10 @@ class _Found:
         self._centres = OnDemand(network, Centres(region, self.bands))
 
     def enter(self, index: int, radius: Tensor) -> None:
-        source = self.network.nodes[index].inputs[0]
+        source = self.network.source(index)
         centre = self._centres.at(source)
         self.intervals[index] = interval = Interval.around(centre, radius.expand_as(centre))
-        self.bands[index] = self.wide[index] = band = band_of(self.network, index, interval)
+        self.bands[index] = self.wide[index] = band = self.network.activation(index).band(interval)
         if isinstance(self.rounding, Rounding):
             self.rounding.note(source, self.rounding.at(source).since)
             self.rounding.enter_band(index, interval, band)

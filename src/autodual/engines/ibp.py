@@ -142,19 +142,17 @@ class IBP(BoundEngine):
     @staticmethod
     def _intervals(intervals: IntervalBounds) -> dict[int, Interval]:
         network = intervals.network
-        return {i: intervals.at(network.nodes[i].inputs[0]) for i in network.activations}
+        return {i: intervals.at(network.source(i)) for i in network.activations}
 
     @staticmethod
     def _noted(intervals: ProvableIntervals, rounding: Rounding) -> dict[int, Interval]:
         """Intervals of what enters every activation, with their errors noted on the way."""
         found: dict[int, Interval] = {}
         for index in rounding.network.activations:
-            source = rounding.network.nodes[index].inputs[0]
+            source = rounding.network.source(index)
             found[index], rounding.outside[source] = intervals.at(source), intervals.outside(source)
-            layer = rounding.network.nodes[index].layer
-            assert isinstance(layer, ElementwiseDual)
             flat = torch.zeros_like(found[index].lower)
-            rounding.enter(index, found[index], (flat,), layer.image(found[index]).radius)
+            rounding.enter(index, found[index], (flat,), rounding.network.activation(index).image(found[index]).radius)
         return found
 
 

@@ -27,6 +27,7 @@ from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.interval import Interval
 from autodual.sets import InputSet, norm_of
+from autodual.sets.norm_sets import rounded_up
 
 
 def capture(model: nn.Module, example: Tensor) -> Network:
@@ -113,12 +114,7 @@ def _single_bounds(double: Bounds) -> Bounds:
 
 def _to_single(interval: Interval) -> Interval:
     """The smallest interval of float32 numbers around one of float64 numbers."""
-    lower, upper = interval.lower.float(), interval.upper.float()
-    down, up = (torch.full_like(lower, end) for end in (-torch.inf, torch.inf))
-    return Interval(
-        torch.where(lower.double() > interval.lower, torch.nextafter(lower, down), lower),
-        torch.where(upper.double() < interval.upper, torch.nextafter(upper, up), upper),
-    )
+    return Interval(-rounded_up(-interval.lower, torch.float32), rounded_up(interval.upper, torch.float32))
 
 
 class _Moved(torch.autograd.Function):

@@ -326,8 +326,8 @@ class Rounding(Errors):
 
         offset: what its row adds up: the radius of a band, or the larger offset of two lines.
         """
-        layer, operand = self._activation(index), self._operand(index)
-        outside = self.outside[self._source(index)]
+        layer, operand = self.network.activation(index), self._operand(index)
+        outside = self.outside[self.network.source(index)]
         wide, steepest = outside.around(interval), _steepest(slopes)
         size = layer.largest_value(wide)
         moves = size if self.pulls_centres else torch.addcmul(offset, steepest, interval.radius + outside.farther)
@@ -352,7 +352,7 @@ class Rounding(Errors):
         known = self._operand(index)
         reach = torch.add(known.run + known.since, operand.abs(), alpha=of_sum(MORE_ROUNDINGS, self._pass.dtype))
         near = Interval.around(operand, reach)
-        size = self._activation(index).largest_value(near)
+        size = self.network.activation(index).largest_value(near)
         zero = self._pass.zero_like(size)
         run = self._enter_run(index, near, size, (zero,), zero, zero)
         self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
@@ -361,7 +361,7 @@ class Rounding(Errors):
         self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero: Tensor
     ) -> Tensor:
         """run_i of an activation. Its run error is kept: how far it may be from its line as the network runs."""
-        layer, operand, dtype = self._activation(index), self._operand(index), self._pass.run_dtype
+        layer, operand, dtype = self.network.activation(index), self._operand(index), self._pass.run_dtype
         wider = wide.widened(operand.run, operand.run)
         moved = layer.moved(wider, operand.run, zero)
         bent = reduce(torch.maximum, (layer.moved(wider, operand.run, slope) for slope in slopes))
@@ -385,31 +385,23 @@ class Rounding(Errors):
         """Error of an activation whose values are bounded by an interval of their own."""
         size = self.at(index).size
         flat_line = (torch.zeros_like(size),)
-        outside = self.outside[self._source(index)]
-        strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat_line))
+        outside = self.outside[self.network.source(index)]
+        strayed = torch.maximum(*_strayed(self.network.activation(index), self.intervals[index], outside, flat_line))
         return self._error(index, flat_line[0], size, strayed)
 
     def reach(self, index: int, interval: Interval) -> Tensor:
         return self.with_room(index, interval.radius + self.outside[index].farther)
 
     def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
-        return {i: self.outside[self._source(i)] for i in activations}
+        return {i: self.outside[self.network.source(i)] for i in activations}
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         """Adds what rounding may have done to centre and reach, to the errors before the node and to this sum."""
         wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
         return torch.add((1 + 2 * self._pass.grains(index)[0]) * wider, self.at(index).local, alpha=2)
 
-    def _source(self, index: int) -> int:
-        return self.network.nodes[index].inputs[0]
-
     def _operand(self, index: int) -> NodeErrors:
-        return self.at(self._source(index))
-
-    def _activation(self, index: int) -> ElementwiseDual:
-        layer = self.network.nodes[index].layer
-        assert isinstance(layer, ElementwiseDual)
-        return layer
+        return self.at(self.network.source(index))
 
 
 def _strayed(

@@ -144,7 +144,7 @@ class BackwardEngine(BoundEngine):
         intervals: dict[int, Interval] = {}
         known: dict[int, Interval] = {}
         for index in network.activations:
-            source = network.nodes[index].inputs[0]
+            source = network.source(index)
             if source not in known:
                 if given is None:
                     known[source] = solver.bound(source) if exact else solver.settle(index)

@@ -178,7 +178,7 @@ def _narrow(network: DualNetwork, activation: int, channels: Tensor, draft: _Dra
     if activation == network.output:
         return False
     draft.kept[activation] = channels
-    source = network.nodes[activation].inputs[0]
+    source = network.source(activation)
     readers = network.readers[activation]
     return _narrow_result(network, source, activation, channels, draft) and all(
         _narrow_operand(network, reader, activation, channels, draft) for reader in readers

@@ -85,7 +85,7 @@ class Solver(ABC):
 
     def settle(self, index: int) -> Interval:
         """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
-        return self.bound(self.network.nodes[index].inputs[0])
+        return self.bound(self.network.source(index))
 
     @abstractmethod
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,11 +118,6 @@ class Solver(ABC):
         """The channels of a node [N, C, *space] that rows have coefficients for: all of them, unless a solver leaves some out."""
         return values
 
-    def activation(self, index: int) -> ElementwiseDual:
-        layer = self.network.nodes[index].layer
-        assert isinstance(layer, ElementwiseDual)
-        return layer
-
 
 # Bounds from parallel lines: a centre that goes forward, and a radius that is pulled back.
 
@@ -148,7 +143,7 @@ class DualSolver(Solver):
         self._radius_bounds = OnDemand(network, RadiusBounds(region, self.bands, rounding))
 
     def relax(self, index: int, interval: Interval) -> None:
-        self.set_band(index, interval, self.activation(index).band(interval))
+        self.set_band(index, interval, self.network.activation(index).band(interval))
 
     def set_band(self, index: int, interval: Interval, band: Band) -> None:
         self.bands[index] = band
@@ -183,13 +178,13 @@ class DualSolver(Solver):
         The radius is a norm of the unit's generators, so |W| times the radii of the layer before is never smaller. Where even
         with that one the activation is straight, its band is what the exact radius would give.
         """
-        source = self.network.nodes[index].inputs[0]
+        source = self.network.source(index)
         radius = self._radius()
         dense = norm_of(self.region) is not None and isinstance(radius.plan(source), DensePlan)
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
             return self._remember(source, self._bound(source, radius))
         centre, reach = self.centre(source), self._radius_bounds.at(source)
-        curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
+        curved = self.network.activation(index).band(Interval.around(centre, reach)).radius != 0
         units = flat(curved, 1).any(0).nonzero().squeeze(1)
         if len(units) > FEW_CURVED * curved[0].numel():
             return self._remember(source, self._bound(source, radius))
@@ -229,7 +224,7 @@ class DualSolver(Solver):
 def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
     """Every activation replaced by the interval of its values: interval bounds as a dual problem."""
     for index, interval in intervals.items():
-        image = solver.activation(index).image(interval)
+        image = solver.network.activation(index).image(interval)
         solver.bands[index] = Band(torch.zeros_like(image.lower), image.centre, image.radius)
         solver.constant.add(index)
     return solver
@@ -246,7 +241,7 @@ class CrownSolver(Solver):
         self.chosen: dict[int, Lines] = {}
 
     def relax(self, index: int, interval: Interval) -> None:
-        lines = self.activation(index).lines(interval)
+        lines = self.network.activation(index).lines(interval)
         self.chosen[index] = Lines(*(channels_inside(getattr(lines, f.name)) for f in fields(lines)))
         self.rounding.enter_lines(index, interval, lines)
 

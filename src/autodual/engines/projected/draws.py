@@ -69,7 +69,7 @@ class Draws:
 
 def passed_activations(network: DualNetwork) -> list[int]:
     """Activations that another activation comes after; streams end at the others."""
-    sources = {network.nodes[i].inputs[0] for i in network.activations}
+    sources = {network.source(i) for i in network.activations}
     before = {i for source in sources for i in network.ancestors(source)}
     return [i for i in network.activations if i in before]
 

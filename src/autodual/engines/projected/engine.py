@@ -11,7 +11,7 @@ from torch import Tensor
 from autodual import kernels
 from autodual._errors import ArgumentError, UnsoundError
 from autodual._tensor import channels_inside
-from autodual.dual import Band, DualNetwork, ElementwiseDual, OnDemand
+from autodual.dual import Band, DualNetwork, OnDemand
 from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.backward.rows import DenseRows
 from autodual.engines.backward.solvers import Centres
@@ -146,10 +146,10 @@ class Relaxed:
         intervals: dict[int, Interval] = {}
         centres = OnDemand(network, Centres(region, bands))
         for index in network.activations:
-            source = network.nodes[index].inputs[0]
+            source = network.source(index)
             radius = RadiusPass(network, region, bands, budget, static=True).of_units(source).below
             intervals[index] = Interval.around(centres.at(source), radius)
-            bands[index] = band_of(network, index, intervals[index])
+            bands[index] = network.activation(index).band(intervals[index])
         return cls(intervals, bands, centres)
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
@@ -167,29 +167,19 @@ def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: 
     centres = OnDemand(network, Centres(region, bands))
     intervals: dict[int, Interval] = {}
     for index in network.activations:
-        source = network.nodes[index].inputs[0]
+        source = network.source(index)
         if source not in known and math.prod(network.nodes[source].shape) <= engine.exact_narrow:
             known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source).below
         elif source not in known:
             known[source] = read(streams.at(source), engine.estimator)
         centre, radius = channels_inside(centres.at(source)), channels_inside(known[source])
         if last or index != network.activations[-1]:
-            relaxation = activation_at(network, index).relax(centre, radius)
+            relaxation = network.activation(index).relax(centre, radius)
             intervals[index], bands[index] = relaxation.interval, relaxation.band
             centres.put(index, relaxation.middle)
         else:
             intervals[index] = Interval.around(centre, radius.expand_as(centre))
     return Relaxed(intervals, bands, centres)
-
-
-def band_of(network: DualNetwork, index: int, interval: Interval) -> Band:
-    return activation_at(network, index).band(interval)
-
-
-def activation_at(network: DualNetwork, index: int) -> ElementwiseDual:
-    layer = network.nodes[index].layer
-    assert isinstance(layer, ElementwiseDual)
-    return layer
 
 
 def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) -> None:

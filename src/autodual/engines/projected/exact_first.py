@@ -26,7 +26,7 @@ def first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
     Known from shapes alone, and the same for every size of batch.
     """
     activations = set(network.activations)
-    sources = {network.nodes[i].inputs[0] for i in network.activations}
+    sources = {network.source(i) for i in network.activations}
     first = {source for source in sources if not set(network.ancestors(source)) & activations}
     return {source for source in first if _is_product(network, region, source) or _fits(network, region, source, k)}
 
