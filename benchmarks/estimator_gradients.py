@@ -39,7 +39,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.data import load
 from autodual.engines import Draws
-from autodual.engines.projected.draws import Angles
+from autodual.kernels.stream import Angles
 from autodual.training.step import RobustObjective, make_step
 
 IMAGES = 10

@@ -20,7 +20,6 @@ import autodual as ad
 from autodual.dual import DualNetwork, OnDemand
 from autodual.engines.prepare import dual_network
 from autodual.engines.projected.draws import draw
-from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.streams import StreamPass, Streams, read
 
 DATA = ROOT / "tests" / "golden" / "data"
@@ -75,7 +74,7 @@ class Frozen:
         network, region = dual_network(model, x), ad.LinfBall(case.eps).around(x)
         with torch.no_grad():
             intervals = ad.Dual().preactivations(network, region).intervals
-            bands = {i: band_of(network, i, interval) for i, interval in intervals.items()}
+            bands = {i: network.activation(i).band(interval) for i, interval in intervals.items()}
         return cls(network, region, bands, {i: (v.upper - v.lower) / 2 for i, v in intervals.items()})
 
     @property

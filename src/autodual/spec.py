@@ -23,9 +23,7 @@ class Spec:
 def margins(labels: Tensor, classes: int, dtype: torch.dtype) -> Spec:
     """Row j of example n reads z_label - z_j; the row j = label is zero. [SPAD Eq. 3: c = e_y - e_target]"""
     if dtype == torch.float32 and len(labels) > 0 and kernels.ready("starting", labels.device):
-        from autodual.kernels import starting
-
-        return Spec(starting.margins(labels, classes))
+        return Spec(kernels.programs("starting").margins(labels, classes))
     identity = torch.eye(classes, dtype=dtype, device=labels.device)
     return Spec(identity[labels].unsqueeze(0) - identity.unsqueeze(1))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autodual.dual.base import AffineDual
-from autodual.dual.conv import MANY, TINY, DualConv
+from autodual.dual.conv import FEW_POSITIONS, MANY_ROWS, DualConv
 
 # dims, positions of the result, kernel, stride, dilation, padding, left over, lines of positions that are taken apart
 CASES = [
@@ -25,11 +25,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("rows", [7, MANY])
+@pytest.mark.parametrize("rows", [7, MANY_ROWS])
 @torch.no_grad()
 def test_the_transpose_is_that_of_autodiff(case: tuple, rows: int) -> None:
     dims, space, kernel, stride, dilation, padding, left_over, taken_apart = case
-    assert math.prod(space) <= TINY
+    assert math.prod(space) <= FEW_POSITIONS
     torch.manual_seed(0)
     weight = torch.randn(5, 2, *[kernel] * dims, dtype=torch.float64)
     layer = DualConv(weight, None, *((n,) * dims for n in (stride, padding, dilation)), 1)
@@ -41,4 +41,4 @@ def test_the_transpose_is_that_of_autodiff(case: tuple, rows: int) -> None:
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     lines = {key[1] for key in layer.matrices}
-    assert lines == {1 if taken_apart and rows >= MANY else space[0]}
+    assert lines == {1 if taken_apart and rows >= MANY_ROWS else space[0]}

@@ -22,9 +22,9 @@ from autodual.engines.high_probability import (
 )
 from autodual.engines.memory import Budget
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import Angles, Draws, draw
-from autodual.engines.projected.engine import band_of
+from autodual.engines.projected.draws import Draws, draw
 from autodual.engines.projected.streams import COLUMNS, GAUSS, INPUT
+from autodual.kernels.stream import Angles
 from small import batch, mlp
 
 LABELS = torch.arange(4) % 3
@@ -75,7 +75,7 @@ def test_one_large_estimator_beats_the_maximum_of_several() -> None:
 def _all_covered(network: DualNetwork, region: ad.InputSet, engine: ad.HighProbability) -> torch.Tensor:
     """[N]: whether every estimated radius is at least the exact one for the same dual layers."""
     found = engine.preactivations(network, region).intervals
-    bands = {i: band_of(network, i, v) for i, v in found.items()}
+    bands = {i: network.activation(i).band(v) for i, v in found.items()}
     covered = torch.ones(len(region), dtype=torch.bool)
     for index, interval in found.items():
         exact = RadiusPass(network, region, bands, Budget.unlimited()).of_units(network.nodes[index].inputs[0])[0]

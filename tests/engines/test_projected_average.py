@@ -13,9 +13,10 @@ from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.memory import Budget
 from autodual.engines.prepare import dual_network
 from autodual.engines.projected.draws import draw
-from autodual.engines.projected.engine import band_of
 from autodual.engines.projected.streams import StreamPass, read
 from autodual.engines.results import Preactivations
+from autodual.sets import norm_of
+from autodual.sets.norms import L2
 
 BALLS = [ad.LinfBall(0.05), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.4)]
 
@@ -65,7 +66,7 @@ class Frozen:
         x = torch.rand(2, 2, 6, 6, dtype=torch.float64)
         network, region = dual_network(model, x), ball.around(x)
         found: Preactivations = ad.Dual().preactivations(network, region)
-        return cls(network, region, {i: band_of(network, i, v) for i, v in found.intervals.items()})
+        return cls(network, region, {i: network.activation(i).band(v) for i, v in found.intervals.items()})
 
     def sources(self) -> list[int]:
         return list(dict.fromkeys(self.network.nodes[i].inputs[0] for i in self.network.activations))
@@ -96,7 +97,7 @@ class Frozen:
 
 
 def expected_spread(frozen: Frozen, source: int, k: int, merged: bool, constant: float) -> Tensor:
-    terms, gaussian = frozen.terms(source), frozen.region.dual_norm == 2
+    terms, gaussian = frozen.terms(source), norm_of(frozen.region) is L2
     cauchy = terms[1:] if gaussian else terms
     if merged:
         cauchy = [sum(cauchy[1:], cauchy[0])] if cauchy else []

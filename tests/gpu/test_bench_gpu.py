@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from autodual.cli.app import main
-from autodual.dual import narrow
+from autodual.kernels import narrow
 from autodual.runs.config import TrainConfig
 from autodual.speed import trials
 from autodual.speed.measure import BFLOAT16, COPY, FLOAT32, TF32, Counting, Peak, Work, ceilings, timed
@@ -25,7 +25,7 @@ GPU = torch.device("cuda", 0)
 def _counted(kernel: bool) -> Work:
     x = torch.rand(3, 1, 28, 28, device=GPU, requires_grad=True)
     weight = torch.rand(16, 1, 4, 4, device=GPU, requires_grad=True)
-    assert narrow.narrow(x, weight, 1)  # which imports the kernels
+    assert narrow.is_narrow(x, weight, 1)  # which imports the kernels
     geometry = (2, 2), (1, 1), (1, 1)
     with Counting().with_kernels() as work:
         y = narrow.convolve(x, weight, None, geometry) if kernel else F.conv2d(x, weight, None, *geometry)

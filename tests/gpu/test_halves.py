@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual import kernels
-from autodual.engines.projected.draws import Angles
-from autodual.engines.projected.stream_ops import fresh_stream, pass_and_add
+from autodual.kernels.stream import Angles, fresh_stream, pass_and_add
 
 pytestmark = pytest.mark.gpu
 

@@ -11,10 +11,9 @@ from torch import Tensor
 import autodual as ad
 from autodual import kernels
 from autodual.dual.piecewise import DualReLU
-from autodual.engines.projected.draws import Angles
-from autodual.engines.projected.median import median_of_sizes
-from autodual.engines.projected.stream_ops import fresh_stream, pass_and_add
 from autodual.interval import Interval
+from autodual.kernels.median import median_of_sizes
+from autodual.kernels.stream import Angles, fresh_stream, pass_and_add
 
 pytestmark = pytest.mark.gpu
 
@@ -142,7 +141,7 @@ def test_newton_scale_is_captured_as_a_graph(k: int) -> None:
 
 
 def test_newton_scale_runs_on_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autodual.kernels import median as kernel
+    from autodual.kernels.gpu import median as kernel
 
     calls = []
     for name in ("newton_scale", "gradient_of_newton_scale"):

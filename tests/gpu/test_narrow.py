@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual._tensor import full_precision
 from autodual.dual.conv import DualConv
-from autodual.dual.narrow import Geometry, convolve, narrow, spread
+from autodual.kernels.narrow import Geometry, convolve, is_narrow, spread
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +45,7 @@ def _close(found: Tensor, exact: Tensor, terms: Tensor) -> None:
 
 def test_there_and_back(case: tuple[Tensor, Tensor, Tensor, Geometry]) -> None:
     x, weight, bias, geometry = case
-    assert narrow(x, weight, 1)
+    assert is_narrow(x, weight, 1)
     wide, heavy = x.double(), weight.double()
     exact = F.conv2d(wide, heavy, bias.double(), *geometry)
     _close(
@@ -82,18 +82,18 @@ def test_gradients(case: tuple[Tensor, Tensor, Tensor, Geometry]) -> None:
 
 def test_only_where_rounding_to_tf32_is_allowed() -> None:
     x, weight = torch.zeros(1, 1, 8, 8, device="cuda"), torch.zeros(4, 1, 3, 3, device="cuda")
-    assert narrow(x, weight, 1)
+    assert is_narrow(x, weight, 1)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        assert not narrow(x, weight, 1)
+        assert not is_narrow(x, weight, 1)
     with full_precision():
-        assert not narrow(x, weight, 1)
-    assert not narrow(x.double(), weight.double(), 1)
-    assert not narrow(x.expand(1, 4, 8, 8), weight, 4)
-    assert not narrow(x, torch.zeros(4, 16, 3, 3, device="cuda"), 1)
+        assert not is_narrow(x, weight, 1)
+    assert not is_narrow(x.double(), weight.double(), 1)
+    assert not is_narrow(x.expand(1, 4, 8, 8), weight, 4)
+    assert not is_narrow(x, torch.zeros(4, 16, 3, 3, device="cuda"), 1)
 
 
 def test_a_dual_layer_uses_it(watch: Callable[..., list[str]]) -> None:
-    from autodual.kernels import narrow as kernel
+    from autodual.kernels.gpu import narrow as kernel
 
     calls = watch(kernel, "convolve", "spread")
     x, weight = torch.rand(2, 1, 8, 8, device="cuda"), torch.rand(4, 1, 3, 3, device="cuda")

@@ -13,8 +13,8 @@ from torch import Tensor
 from autodual import kernels
 from autodual.dual.base import ElementwiseDual
 from autodual.dual.piecewise import DualReLU
-from autodual.engines.backward import weigh
 from autodual.interval import Interval
+from autodual.kernels import weigh
 from autodual.spec import margins
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +49,7 @@ def test_rows_through_an_activation(rows: int, examples: int, shape: tuple[int, 
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    alone = weigh.sizes(c, radius)
+    alone = weigh.weighted_l1(c, radius)
     assert torch.equal(alone, found[1])
     for a, b in zip(
         _gradients([alone], weights[1:], (c, radius)), _gradients([exact[1]], weights[1:], (c, radius)), strict=True
@@ -70,7 +70,7 @@ def test_rows_that_are_not_weighed_by_the_kernel() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["own radius", "shared radius"])
 @pytest.mark.parametrize("wanted", [(2, 4), (0, 1, 2, 3, 4), (3,), (1,)], ids=str)
 def test_a_relu_around_a_centre(shared: bool, wanted: tuple[int, ...], watch: Callable[..., list[str]]) -> None:
-    from autodual.kernels import chord
+    from autodual.kernels.gpu import chord
 
     calls = watch(chord, "forward_around", "backward_around")
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.dual.registry import REGISTRY
+from autodual.dual import REGISTRY
 from autodual.graph.advice import _BY_KEY, ADVICE, _key, advice_about
 
 Forward = Callable[[Tensor], Tensor]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.dual.registry import REGISTRY
+from autodual.dual import REGISTRY
 from small import DOUBLE, Net, batch
 
 Compute = Callable[[Any, Tensor], Any]

@@ -119,7 +119,7 @@ def test_the_steps_of_a_graph_are_taken_plainly_where_they_are_counted() -> None
 
 def test_kernels_are_counted_by_what_goes_in_and_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """With stand-ins: Triton's do not run without a GPU. tests/gpu has the real ones."""
-    narrow = ModuleType("autodual.kernels.narrow")
+    narrow = ModuleType("autodual.kernels.gpu.narrow")
     source = """
 import torch
 def convolve(images, weight, bias, *geometry): return images.new_empty(2, 4, 8, 8)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import autodual as ad
 from autodual.sets import NormSet
+from autodual.sets.norms import L1, L2
 from autodual.testing import check_input_set
 
 X = torch.randn(3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -76,7 +77,7 @@ class WrongProjection(NormSet):
 
 class WrongNorm(NormSet):
     def minimise(self, coefficients: Tensor) -> Tensor:
-        return NormSet(self.centre, self.radius, 2.0).minimise(coefficients)
+        return NormSet(self.centre, self.radius, L2).minimise(coefficients)
 
 
 D = torch.randn_like(X)
@@ -85,8 +86,8 @@ WRONG = {
     "minimum too high": (TooHigh(X, D), "lies outside"),
     "box": (WrongBox(X, D), "box"),
     "slice": (WrongSlice(X, D), r"minimise of \[0:1\] against those examples"),
-    "projection": (WrongProjection(X, torch.full((1, 1, 1), 0.3, dtype=X.dtype), 2.0), "project"),
-    "norm": (WrongNorm(X, torch.full((1, 1, 1), 0.3, dtype=X.dtype), torch.inf), "NormSet|WrongNorm"),
+    "projection": (WrongProjection(X, torch.full((1, 1, 1), 0.3, dtype=X.dtype), L2), "project"),
+    "norm": (WrongNorm(X, torch.full((1, 1, 1), 0.3, dtype=X.dtype), L1), "NormSet|WrongNorm"),
 }
 
 

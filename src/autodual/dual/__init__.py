@@ -8,16 +8,16 @@ from autodual.dual.base import ElementwiseDual as ElementwiseDual
 from autodual.dual.base import Lines as Lines
 from autodual.dual.base import Relaxation as Relaxation
 from autodual.dual.base import Window as Window
+from autodual.dual.building import REGISTRY as REGISTRY
 from autodual.dual.building import build as build
+from autodual.dual.building import register as register
+from autodual.dual.building import rewrite as rewrite
 from autodual.dual.curved import CurvedDual as CurvedDual
 from autodual.dual.network import DualNetwork as DualNetwork
 from autodual.dual.network import DualNode as DualNode
 from autodual.dual.network import OnDemand as OnDemand
 from autodual.dual.network import Pass as Pass
 from autodual.dual.network import walk as walk
-from autodual.dual.registry import REGISTRY as REGISTRY
-from autodual.dual.registry import register as register
-from autodual.dual.registry import rewrite as rewrite
 
 FAMILIES = (arithmetic, conv, linear, piecewise, pool, shape, smooth)
 """Importing these fills the registry."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, Window
-from autodual.dual.registry import number, parameter, register, rewrite
+from autodual.dual.building import number, parameter, register, rewrite
 from autodual.graph import Call, Operand
 
 # Sums, differences, and products with constants.
@@ -46,22 +46,17 @@ class DualScale(AffineDual):
 
     def constant_error(self, *operands: Tensor) -> Tensor | None:
         """The shift, folded in float64, is wrong by a few units in the last place of its terms."""
-        lost = self._lost(operands[0].dtype)
-        if self.cancelling is None:
-            return None if lost == 0 else self._of_size(operands[0], lost)
-        return FOLDING * self.cancelling.to(operands[0])
+        return self._folding_error(FOLDING, operands[0].dtype, operands[0])
 
     def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
         """PyTorch folds as well, in the dtype of the network."""
-        lost = self._lost(torch.float32)
-        if self.cancelling is None:
-            return None if lost == 0 else self._of_size(operands[0], lost)
-        return grain * self.cancelling.to(operands[0])
+        return self._folding_error(grain, torch.float32, operands[0])
 
-    def _of_size(self, x: Tensor, factor: float) -> Tensor:
-        """factor * x for a factor that is no normal number."""
-        tiny = torch.finfo(x.dtype).tiny
-        return (x * (factor / tiny) * tiny).expand(len(x), *self.shape)
+    def _folding_error(self, grain: float, dtype: torch.dtype, x: Tensor) -> Tensor | None:
+        if self.cancelling is not None:
+            return grain * self.cancelling.to(x)
+        lost, tiny = self._lost(dtype), torch.finfo(x.dtype).tiny
+        return None if lost == 0 else (x * (lost / tiny) * tiny).expand(len(x), *self.shape)  # lost is no normal number
 
     def _lost(self, dtype: torch.dtype) -> float:
         """What a factor loses in a dtype that has only denormal numbers for it."""
@@ -211,7 +206,7 @@ def _identity(call: Call) -> AffineDual:
 
 @rewrite(torch.Tensor.to)
 def _to(input: Any, *args: Any, **named: Any) -> Any:
-    """Of a tensor that another is converted like, only dtype and device matter: the result does not depend on its values."""
+    """The result does not depend on the values of a tensor that another is converted like, only on its dtype and device."""
     other: Any = args[0] if args else named.get("other")
     if not hasattr(other, "shape"):
         return NotImplemented

@@ -55,7 +55,7 @@ class AffineDual(ABC):
         """W x, without the bias."""
 
     def absolute(self, *operands: Tensor) -> Tensor:
-        """|W| x: how far the result moves when each entry of the operands moves by x. As it is for W >= 0."""
+        """|W| x: how far the result moves when each entry of the operands moves by x. Here, for W >= 0."""
         return self.linear(*operands)
 
     def bias(self) -> Tensor | None:
@@ -163,6 +163,11 @@ class Band:
     centre: Tensor
     radius: Tensor
 
+    @classmethod
+    def between(cls, slope: Tensor, smallest: Tensor, largest: Tensor) -> Band:
+        """The band for a function with smallest <= f(z) - slope * z <= largest."""
+        return cls(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+
 
 @dataclass(frozen=True)
 class Relaxation:
@@ -172,7 +177,7 @@ class Relaxation:
     """What enters."""
     band: Band
     middle: Tensor
-    """Of the band, at the centre."""
+    """slope * centre + the band's centre: its middle where the input is at its own centre."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""GRAPH -> DUAL LAYERS: the dual layer of every call of a captured network, at today's parameters."""
+"""GRAPH -> DUAL LAYERS: the one registry of operations, and the dual layers that it builds for a captured network."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -11,7 +12,44 @@ from torch import Tensor
 from autodual._errors import ArgumentError, CaptureError
 from autodual.dual.base import AffineDual, ElementwiseDual
 from autodual.dual.network import DualNetwork, DualNode, evaluate
-from autodual.graph import Network
+from autodual.graph import Call, Network, Operand
+from autodual.graph.registry import Registry
+
+REGISTRY = Registry()
+"""The shipped dual layers, and yours."""
+register = REGISTRY.register
+rewrite = REGISTRY.rewrite
+
+
+# How builders read the parameters of a call: constants only, and numbers only in the range that the dual layer is right for.
+
+REQUIRED = object()
+
+
+def parameter(call: Call, position: int, name: str, default: Any = REQUIRED) -> Any:
+    """An argument that must not depend on the network's input."""
+    value = call.argument(position, name) if default is REQUIRED else call.argument(position, name, default)
+    if isinstance(value, Operand):
+        raise ArgumentError(
+            f"{call.path}: its argument {name!r} depends on the network's input, and a dual layer takes a constant there. Make "
+            f"it a parameter or a buffer of the model, or write the operation with sums, torch.maximum and torch.minimum"
+        )
+    return value
+
+
+def number(call: Call, value: Any, name: str, above: float = -math.inf) -> float:
+    """A parameter as a finite number greater than `above`."""
+    found = float(value)
+    if not above < found < math.inf:
+        range_ = "finite" if above == -math.inf else f"finite and greater than {above:g}"
+        raise ArgumentError(
+            f"{call.path}: {name} = {found} is out of range: it must be {range_} for the operation to have a dual layer. "
+            f"Change it, or use another activation"
+        )
+    return found
+
+
+# The dual layer of every call, at today's parameters.
 
 
 def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | None = None) -> DualNetwork:
@@ -73,6 +111,8 @@ def _first_not_finite(named: list[tuple[str, Tensor]]) -> str | None:
             return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
     return None
 
+
+# How far the constants of a network are from those that it computes in float32.
 
 SINGLE = 4 * torch.finfo(torch.float32).eps
 """Constants that differ by no more, relative to their size, are rounded like any others: nothing has cancelled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,36 +14,54 @@ from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside
 from autodual.dual.base import AffineDual, Window
-from autodual.dual.narrow import Geometry, convolve, narrow, narrow_back, spread
-from autodual.dual.registry import parameter, register, rewrite
+from autodual.dual.building import parameter, register, rewrite
 from autodual.graph import Call
+from autodual.kernels.narrow import Geometry, convolve, is_narrow, is_narrow_back, spread
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-TINY = 16
+FEW_POSITIONS = 16
 """Up to so many positions, a convolution is fastest as one matrix."""
-MANY = 256
+MANY_ROWS = 256
 """From so many rows on, a CPU is faster with a smaller matrix for each line of positions."""
-THIN = 4
+FEW_CHANNELS = 4
 """Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution (not backwards)."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @dataclass(frozen=True)
-class DualConv(AffineDual):
-    """Cross-correlation with zero padding: stride, dilation, groups, and sizes that the stride does not divide."""
+class _Convolution(AffineDual):
+    """What both directions share: weights, and one bias per channel."""
 
     weight: Tensor
     bias_vector: Tensor | None
+
+    @property
+    def dims(self) -> int:
+        return self.weight.dim() - 2
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return self._convolve(operands[0], self.weight)
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        return self._convolve(operands[0], self.weight.abs())
+
+    @abstractmethod
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor: ...
+
+    def bias(self) -> Tensor | None:
+        return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
+
+
+@dataclass(frozen=True)
+class DualConv(_Convolution):
+    """Cross-correlation with zero padding: stride, dilation, groups, and sizes that the stride does not divide."""
+
     stride: Shape
     padding: Shape
     dilation: Shape
     groups: int
     matrices: dict[Shape, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The layer as a matrix, per shape of a patch, once it has been needed."""
-
-    @property
-    def dims(self) -> int:
-        return self.weight.dim() - 2
 
     @property
     def reach(self) -> Shape:
@@ -53,39 +72,30 @@ class DualConv(AffineDual):
     def geometry(self) -> Geometry:
         return self.stride, self.padding, self.dilation
 
-    def linear(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight)
-
-    def absolute(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight.abs())
-
     def apply(self, *operands: Tensor) -> Tensor:
-        if narrow(operands[0], self.weight, self.groups):
+        if is_narrow(operands[0], self.weight, self.groups):
             return convolve(operands[0], self.weight, self.bias_vector, self.geometry)
         return super().apply(*operands)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        if narrow(x, weight, self.groups):
+        if is_narrow(x, weight, self.groups):
             return convolve(x, weight, None, self.geometry)
         return _CONV[self.dims](x, weight, None, *self.geometry, self.groups)
 
-    def bias(self) -> Tensor | None:
-        return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
-
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         shape = shapes[0]
-        if self.groups == 1 and math.prod(coefficients.shape[2:]) <= TINY:
+        if self.groups == 1 and math.prod(coefficients.shape[2:]) <= FEW_POSITIONS:
             return (self._as_matrix(coefficients, shape),)
         return (self._spread(coefficients, shape),)
 
     def _spread(self, coefficients: Tensor, shape: Shape) -> Tensor:
-        thin = self.groups == 1 and shape[0] <= THIN and coefficients.device.type == "cpu"
+        thin = self.groups == 1 and shape[0] <= FEW_CHANNELS and coefficients.device.type == "cpu"
         if thin and not torch.is_grad_enabled():
             return self._scatter(coefficients, shape[1:])
         return self._transposed(coefficients, shape[1:])
 
     def _transposed(self, coefficients: Tensor, size: Shape) -> Tensor:
-        if narrow_back(coefficients, self.weight, self.groups):
+        if is_narrow_back(coefficients, self.weight, self.groups):
             return spread(coefficients, self.weight, size, self.geometry)
         if coefficients.is_cuda and coefficients.dtype == torch.float64 and self.dims == 2 and self.groups == 1:
             return self._folded(coefficients, size)
@@ -105,17 +115,17 @@ class DualConv(AffineDual):
         )
 
     def _folded(self, coefficients: Tensor, size: Shape) -> Tensor:
-        """One product for all taps, each then added at its place: a GPU multiplies float64 matrices fast, but convolves slowly."""
+        """`transpose` in float64 on a GPU, which multiplies matrices fast but convolves slowly: one product, its taps added up."""
         taps = self.weight.flatten(1).T @ coefficients.flatten(2)
         return F.fold(taps, size, self.weight.shape[2:], self.dilation, self.padding, self.stride)
 
     def _as_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
-        """The same for a patch of a few positions: the whole layer is one matrix.
+        """`transpose` for a patch of a few positions: the whole layer is one matrix.
 
-        Most of it is zero where a patch is much larger than the kernel; so is less of the matrix of one line of positions.
+        Most of it is zero where a patch is much larger than the kernel; the matrix of one line of positions has fewer zeros.
         """
         lines, depth = coefficients.shape[2], self.reach[0] + 1
-        apart = lines > 1 and self.padding[0] == 0 and shape[1] >= 2 * depth and len(coefficients) >= MANY
+        apart = lines > 1 and self.padding[0] == 0 and shape[1] >= 2 * depth and len(coefficients) >= MANY_ROWS
         if not apart or torch.is_grad_enabled() or coefficients.device.type != "cpu":
             return self._times_matrix(coefficients, shape)
         whole = coefficients.new_zeros(len(coefficients), *shape)
@@ -137,7 +147,7 @@ class DualConv(AffineDual):
         return (coefficients.flatten(1) @ matrix).unflatten(1, shape)
 
     def _scatter(self, coefficients: Tensor, size: Shape) -> Tensor:
-        """The same for few result channels: one matrix product for all taps, each then added at its place."""
+        """`transpose` for few channels: one matrix product for all taps, each then added at its place."""
         inputs, *kernel = self.weight.shape[1:]
         count, _, *space = coefficients.shape
         matrix = self.weight.movedim(0, -1).movedim(0, -2).reshape(-1, self.weight.shape[0])
@@ -177,34 +187,19 @@ class DualConv(AffineDual):
 
 
 @dataclass(frozen=True)
-class DualConvTranspose(AffineDual):
+class DualConvTranspose(_Convolution):
     """Transposed convolution."""
 
-    weight: Tensor
-    bias_vector: Tensor | None
     stride: Shape
     padding: Shape
     output_padding: Shape
     groups: int
     dilation: Shape
 
-    @property
-    def dims(self) -> int:
-        return self.weight.dim() - 2
-
-    def linear(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight)
-
-    def absolute(self, *operands: Tensor) -> Tensor:
-        return self._convolve(operands[0], self.weight.abs())
-
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         return _CONV_TRANSPOSE[self.dims](
             x, weight, None, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
-
-    def bias(self) -> Tensor | None:
-        return None if self.bias_vector is None else self.bias_vector.reshape(-1, *[1] * self.dims)
 
 
 @rewrite(nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -59,13 +59,10 @@ class CurvedDual(ElementwiseDual):
         start, end = (torch.where(minimum_jumps, low_min, low_max), torch.where(minimum_jumps, high_min, high_max))
         start, end = _live(start, z), _live(end, z)
         slope = self._chord(start, end, (start + end) / 2, torch.zeros_like(start))
-        smallest, largest = self._extremes(slope, z)
-        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+        return Band.between(slope, *self._extremes(slope, z))
 
     def lines(self, z: Interval) -> Lines:
-        near = (
-            torch.finfo(z.lower.dtype).eps ** 0.25 * z.width.detach()
-        )  # so close to the middle, it is where the line touches
+        near = torch.finfo(z.lower.dtype).eps ** 0.25 * z.width.detach()  # so close, the line touches at the middle
         (_, left), (_, right) = self._bracket(z, lambda smallest, largest, middle: largest > middle)
         upper = self._chord(_live(left, z), _live(right, z), z.centre, near)
         (left, _), (right, _) = self._bracket(z, lambda smallest, largest, middle: smallest < middle)
@@ -167,6 +164,6 @@ def _just_inside(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _live(point: Tensor, z: Interval) -> Tensor:
-    """The same numbers, but an end of the interval carries its gradient."""
+    """The point, with the gradient of an end of the interval where it is that end."""
     point = torch.where(point == z.lower, z.lower, point)
     return torch.where(point == z.upper, z.upper, point)

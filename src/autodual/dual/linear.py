@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual
-from autodual.dual.registry import parameter, register
+from autodual.dual.building import parameter, register
 from autodual.graph import Call, Operand
 
 

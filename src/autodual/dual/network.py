@@ -59,6 +59,16 @@ class DualNetwork:
         """The network itself, computed from its dual layers."""
         return walk(self, Evaluation(x))
 
+    def activation(self, index: int) -> ElementwiseDual:
+        """The layer of an activation."""
+        layer = self.nodes[index].layer
+        assert isinstance(layer, ElementwiseDual)
+        return layer
+
+    def source(self, index: int) -> int:
+        """The node that an activation reads."""
+        return self.nodes[index].inputs[0]
+
     def operand_shapes(self, index: int) -> tuple[Shape, ...]:
         return tuple(self.nodes[i].shape for i in self.nodes[index].inputs)
 

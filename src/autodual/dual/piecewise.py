@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual import kernels
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
-from autodual.dual.registry import number, parameter, register
+from autodual.dual.building import number, parameter, register
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
+from autodual.kernels.chord import chord, relaxed_relu, relu_band
 
 # ReLU and its relatives: two straight pieces that meet at zero. [SPAD Cor. 2]
 
@@ -37,20 +37,18 @@ class DualReLU(ElementwiseDual):
         return z.upper.relu()
 
     def band(self, z: Interval) -> Band:
-        if kernels.usable("chord", z.lower, z.upper):
-            slope, half = _ChordOnGpu.apply(z.lower, z.upper)
-        else:
-            slope, half = _slope_and_half(z)
+        slope, half = relu_band(z.lower, z.upper)
         return Band(slope, half, half)
 
     def relax(self, centre: Tensor, radius: Tensor) -> Relaxation:
-        if radius.shape[1:] != centre.shape[1:] or not kernels.usable("chord", centre, radius):
+        relaxed = relaxed_relu(centre, radius)
+        if relaxed is None:
             return super().relax(centre, radius)
-        lower, upper, slope, half, middle = _RelaxOnGpu.apply(centre, radius)
+        lower, upper, slope, half, middle = relaxed
         return Relaxation(Interval(lower, upper), Band(slope, half, half), middle)
 
     def lines(self, z: Interval) -> Lines:
-        slope, negative = _chord(z)
+        slope, negative = chord(z.lower, z.upper)
         lower_slope = (z.upper + z.lower > 0).to(slope)
         return Lines(lower_slope, torch.zeros_like(slope), slope, -slope * negative)
 
@@ -79,8 +77,7 @@ class DualKink(ElementwiseDual):
 
     def band(self, z: Interval) -> Band:
         slope = self._between(z, DualReLU().band(z).slope)
-        smallest, largest = self._extremes(slope, z)
-        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+        return Band.between(slope, *self._extremes(slope, z))
 
     def lines(self, z: Interval) -> Lines:
         relu = DualReLU().lines(z)
@@ -132,75 +129,6 @@ def _absolute(call: Call) -> DualKink:
     return DualKink(-1.0)
 
 
-def _chord(z: Interval) -> tuple[Tensor, Tensor]:
-    """u / (u - l) for an unstable unit, exactly 1 or 0 for a stable one, NaN for NaN or if u - l overflows; and min(l, 0)."""
-    positive, negative = z.upper.clamp(min=0), z.lower.clamp(max=0)
-    width = positive - negative
-    slope = positive / (width + (1 - width.sign()))  # a width of zero counts as one; comparisons would cost more
-    return torch.add(slope, width, alpha=0.0), negative  # 0 * inf is NaN, since u / inf would pass for a dead unit
-
-
-def _slope_and_half(z: Interval) -> tuple[Tensor, Tensor]:
-    slope, negative = _chord(z)
-    return slope, slope * negative * -0.5
-
-
-class _ChordOnGpu(torch.autograd.Function):
-    """The same in one pass, forward and backward; plainly where a gradient is to be differentiated again."""
-
-    @staticmethod
-    def forward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        from autodual.kernels import chord
-
-        return chord.forward(lower, upper)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        if torch.is_grad_enabled():
-            return torch.func.vjp(lambda *ends: _slope_and_half(Interval(*ends)), *ctx.saved_tensors)[1](gradients)
-        from autodual.kernels import chord
-
-        return chord.backward(*ctx.saved_tensors, *gradients)
-
-
-def _relaxed(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
-    interval = Interval.around(centre, radius)
-    slope, half = _slope_and_half(interval)
-    return interval.lower, interval.upper, slope, half, slope * centre + half
-
-
-class _RelaxOnGpu(torch.autograd.Function):
-    """`_relaxed` in one pass, forward and backward; radius [N or 1, *shape]."""
-
-    @staticmethod
-    def forward(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
-        from autodual.kernels import chord
-
-        return chord.forward_around(centre, radius)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, ...]:
-        centre, radius = ctx.saved_tensors
-        given = [torch.zeros_like(centre) if g is None else g for g in gradients]
-        if torch.is_grad_enabled():
-            return torch.func.vjp(_relaxed, centre, radius)[1](tuple(given))
-        from autodual.kernels import chord
-
-        on_centre, on_radius = chord.backward_around(centre, radius, *given[2:])
-        if gradients[0] is not None or gradients[1] is not None:
-            on_centre, on_radius = on_centre + given[0] + given[1], on_radius + given[1] - given[0]
-        return on_centre, on_radius if len(radius) == len(centre) else on_radius.sum(0, keepdim=True)
-
-
 # Functions that are flat, then straight, then flat: hardtanh, ReLU6, hardsigmoid, clamp. [SPAD app. B.4]
 
 End: TypeAlias = Tensor | float
@@ -230,8 +158,7 @@ class DualClip(ElementwiseDual):
             both = (z.lower < low) & (z.upper > high)
             width = torch.maximum(torch.maximum(z.upper - low, high - z.lower), high - low)
             slope = torch.where(both, self.gain * _ratio(high - low, width), slope)
-        smallest, largest = self._extremes(slope, z)
-        return Band(slope, (largest + smallest) / 2, (largest - smallest) / 2)
+        return Band.between(slope, *self._extremes(slope, z))
 
     def lines(self, z: Interval) -> Lines:
         """On each side the line that is closest at the middle of the interval: flat, or from a kink or an end to the far end."""

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual.dual.base import Window
+from autodual.dual.building import register, rewrite
 from autodual.dual.conv import per_dim
-from autodual.dual.registry import register, rewrite
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, Lines
+from autodual.dual.building import number, parameter, register
 from autodual.dual.curved import CurvedDual
 from autodual.dual.piecewise import DualKink, DualReLU
-from autodual.dual.registry import number, parameter, register
 from autodual.graph import Call
 from autodual.interval import Interval
 

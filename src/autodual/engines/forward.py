@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import MemoryBudgetError
-from autodual._tensor import flat, merge_leading, safe_sqrt, split_leading
+from autodual._tensor import flat, merge_leading, split_leading
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Pass, walk
 from autodual.engines.backward.solvers import DualSolver
 from autodual.engines.memory import Budget
@@ -27,7 +27,7 @@ from autodual.engines.results import (
 )
 from autodual.engines.rounding import Rounding
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 from autodual.spec import Spec
 
 INPUT = 0
@@ -102,14 +102,10 @@ class ForwardPass(Pass[Centred]):
     def _input_reach(self, value: Centred) -> tuple[Tensor, Tensor]:
         """How far below and above its centre the input alone can move each unit."""
         columns = value.generators[INPUT]
-        region = self.region
-        if region.dual_norm is not None:
+        region, norm = self.region, norm_of(self.region)
+        if norm is not None:
             radius = region.radius.expand_as(region.centre).flatten(1).T
-            scaled = columns * radius.reshape(*radius.shape, *[1] * (columns.dim() - 2))
-            if region.dual_norm == 1:
-                reach = scaled.abs().sum(0)
-            else:
-                reach = safe_sqrt(scaled.square().sum(0)) if region.dual_norm == 2 else scaled.abs().amax(0)
+            reach = norm.dual(columns * radius.reshape(*radius.shape, *[1] * (columns.dim() - 2)), 0)
             return reach, reach
         rows = columns.flatten(2).movedim(2, 0).movedim(1, 2).reshape(-1, *region.centre.shape)
         middle = (rows * region.centre).flatten(2).sum(-1)
@@ -127,7 +123,7 @@ class ForwardPass(Pass[Centred]):
 
 @dataclass(frozen=True, repr=False)
 class ForwardDual(BoundEngine):
-    """The same bounds as `Dual`, in one forward pass over columns; memory grows with inputs times hidden units."""
+    """Computes the bounds of `Dual` in one forward pass over columns; memory grows with inputs times hidden units."""
 
     max_bytes: int | None = None
 
@@ -164,10 +160,10 @@ class ForwardDual(BoundEngine):
 
     @staticmethod
     def _pull_back(run: ForwardPass, rounding: Rounding) -> DualSolver:
-        """The bounds once more, backwards, which is where one can see how far rounding may have moved them."""
+        """Computes the bounds once more, backwards, which is how their rounding errors are found."""
         solver = DualSolver(run.network, run.region, run.budget, rounding)
         for index, interval in run.preactivations.items():
-            source = run.network.nodes[index].inputs[0]
+            source = run.network.source(index)
             if source not in rounding.outside:
                 solver.bound(source)
             solver.set_band(index, interval, run.bands[index])

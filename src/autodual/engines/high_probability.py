@@ -14,8 +14,8 @@ from autodual._tensor import added
 from autodual.dual import Band, DualNetwork, OnDemand, walk
 from autodual.engines.backward.dual import Dual
 from autodual.engines.backward.solvers import Centres
-from autodual.engines.projected.draws import Angles, Draws, draw
-from autodual.engines.projected.engine import band_of
+from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside
+from autodual.engines.projected.draws import Draws, draw
 from autodual.engines.projected.exact_first import first_radii, first_sources
 from autodual.engines.projected.streams import COLUMNS, GAUSS, StreamPass
 from autodual.engines.results import (
@@ -32,9 +32,10 @@ from autodual.engines.results import (
     require_bands,
     warn_of_exact_bounds,
 )
-from autodual.engines.rounding import OWN, Errors, NoErrors, Outside, Rounding
+from autodual.engines.rounding import Rounding
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.kernels.stream import Angles
+from autodual.sets import InputSet, Projection, norm_of
 from autodual.spec import Spec
 
 # How much an estimate must be enlarged so that it is too small only with a given probability. [SPAD app. on high probability]
@@ -68,7 +69,7 @@ def geometric_enlargement(k: int, log_tail: float) -> float:
 
 
 def gaussian_enlargement(k: int, log_tail: float) -> float:
-    """The same for the Euclidean norm read off k Gaussian projections: sqrt(k / q) with the chi-square quantile q of the tail.
+    """The factor for a Euclidean norm read off k Gaussian projections: sqrt(k / q) with the chi-square quantile q of the tail.
 
     A tail too small to be a number takes its Chernoff bound, (q/k exp(1 - q/k))^(k/2), instead.
     """
@@ -145,7 +146,7 @@ class Reading:
         return cls(k, confidence.m, *factors)
 
     def add(self, term: int, total: Tensor | None, samples: Tensor) -> Tensor:
-        """Samples [k', N or 1, *shape] on top of those that came before."""
+        """Adds samples [k', N or 1, *shape] to the total of those that came before."""
         if term == COLUMNS:
             return samples.abs().amax(0)  # exact
         if term == GAUSS:
@@ -214,11 +215,12 @@ class HighProbability(BoundEngine):
 
     def estimates(self, network: DualNetwork, region: InputSet) -> int:
         """N: how many estimates must hold at once. [SPAD app.: n_2 + 2 n_3 + ... for one stream per term]"""
-        total = 0
+        norm, total = norm_of(region), 0
+        projection = None if norm is None else norm.projection
         for source in self._sources(network, region):
             before = sum(i in network.activations for i in network.ancestors(source))
-            cauchy = int(region.dual_norm == 1) + before
-            terms = (min(1, cauchy) if self.merged else cauchy) + int(region.dual_norm == 2)
+            cauchy = int(projection is Projection.CAUCHY) + before
+            terms = (min(1, cauchy) if self.merged else cauchy) + int(projection is Projection.GAUSSIAN)
             total += terms * math.prod(network.nodes[source].shape)
         return total
 
@@ -239,7 +241,8 @@ class HighProbability(BoundEngine):
         exactly: Callable[[DualNetwork, InputSet], Preactivations],
         rounding: Errors,
     ) -> Preactivations:
-        if region.dual_norm is None:
+        norm = norm_of(region)
+        if norm is None:
             raise ArgumentError(
                 f"HighProbability works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. "
                 f"Use Dual()"
@@ -250,12 +253,12 @@ class HighProbability(BoundEngine):
             warn_of_exact_bounds(confidence.k * confidence.m, network)
             exact = exactly(network, region)
             return ProbablePreactivations(exact.intervals, confidence, outside=exact.outside)
-        reading = Reading.of(confidence, gaussian=region.dual_norm == 2)
+        reading = Reading.of(confidence, gaussian=norm.projection is Projection.GAUSSIAN)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
         known = first_radii(network, region, confidence.k) if self.exact_first else {}
         found = _Found(network, region, rounding)
         for index in network.activations:
-            source = network.nodes[index].inputs[0]
+            source = network.source(index)
             if source not in known:
                 known[source] = self._estimate(network, region, found.wide, source, reading, generator)
             found.enter(index, known[source])
@@ -286,7 +289,7 @@ class HighProbability(BoundEngine):
         if self._exact(network):
             return []
         exact = first_sources(network, region, self._counts()[0]) if self.exact_first else set()
-        return [s for s in dict.fromkeys(network.nodes[i].inputs[0] for i in network.activations) if s not in exact]
+        return [s for s in dict.fromkeys(network.source(i) for i in network.activations) if s not in exact]
 
     def _estimate(
         self,
@@ -331,18 +334,18 @@ class _Found:
         self.intervals: dict[int, Interval] = {}
         self.bands: dict[int, Band] = {}
         self.wide: dict[int, Band] = {}
-        """The same bands with room for rounding."""
+        """These bands with room for rounding."""
         self._centres = OnDemand(network, Centres(region, self.bands))
 
     def enter(self, index: int, radius: Tensor) -> None:
-        source = self.network.nodes[index].inputs[0]
+        source = self.network.source(index)
         centre = self._centres.at(source)
         self.intervals[index] = interval = Interval.around(centre, radius.expand_as(centre))
-        self.bands[index] = self.wide[index] = band = band_of(self.network, index, interval)
+        self.bands[index] = self.wide[index] = band = self.network.activation(index).band(interval)
         if isinstance(self.rounding, Rounding):
             self.rounding.note(source, self.rounding.at(source).since)
             self.rounding.enter_band(index, interval, band)
-            self.wide[index] = replace(band, radius=band.radius + OWN * self.rounding.errors[index])
+            self.wide[index] = replace(band, radius=band.radius + SAFETY * self.rounding.errors[index])
 
     def outside(self) -> dict[int, Outside]:
         return self.rounding.outside_of(self.intervals)

@@ -11,9 +11,10 @@ from torch import Tensor
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
 from autodual.dual.network import Evaluation
 from autodual.engines.backward.solvers import DualSolver, constant_bands
+from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside, outside_of_both
 from autodual.engines.memory import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
-from autodual.engines.rounding import FEW, OWN, Errors, NoErrors, Outside, Rounding, of_sum, outside_of_both
+from autodual.engines.rounding import MORE_ROUNDINGS, Rounding, of_sum
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
@@ -48,7 +49,7 @@ class IntervalErrors(Pass[Tensor]):
         return self.rounding.at(0).local
 
     def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
-        return OWN * (layer.absolute(*operands) + self.rounding.at(index).local)
+        return SAFETY * (layer.absolute(*operands) + self.rounding.at(index).local)
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         return self.rounding.error_of_image(index)
@@ -141,19 +142,17 @@ class IBP(BoundEngine):
     @staticmethod
     def _intervals(intervals: IntervalBounds) -> dict[int, Interval]:
         network = intervals.network
-        return {i: intervals.at(network.nodes[i].inputs[0]) for i in network.activations}
+        return {i: intervals.at(network.source(i)) for i in network.activations}
 
     @staticmethod
     def _noted(intervals: ProvableIntervals, rounding: Rounding) -> dict[int, Interval]:
         """Intervals of what enters every activation, with their errors noted on the way."""
         found: dict[int, Interval] = {}
         for index in rounding.network.activations:
-            source = rounding.network.nodes[index].inputs[0]
+            source = rounding.network.source(index)
             found[index], rounding.outside[source] = intervals.at(source), intervals.outside(source)
-            layer = rounding.network.nodes[index].layer
-            assert isinstance(layer, ElementwiseDual)
             flat = torch.zeros_like(found[index].lower)
-            rounding.enter(index, found[index], (flat,), layer.image(found[index]).radius)
+            rounding.enter(index, found[index], (flat,), rounding.network.activation(index).image(found[index]).radius)
         return found
 
 
@@ -189,4 +188,4 @@ def least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
         return operand.new_zeros(())
     bias = layer.bias()
     size = layer.absolute(operand.abs())
-    return of_sum(FEW, operand.dtype) * (size if bias is None else size + bias.abs().to(size))
+    return of_sum(MORE_ROUNDINGS, operand.dtype) * (size if bias is None else size + bias.abs().to(size))

@@ -26,7 +26,8 @@ from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundB
 from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
+from autodual.sets.norm_sets import rounded_up
 
 
 def capture(model: nn.Module, example: Tensor) -> Network:
@@ -50,7 +51,7 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
             f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"
         )
     check_input(input_set.centre, "input_set.centre")
-    if input_set.dual_norm is not None and not bool((input_set.radius.isfinite() & (input_set.radius >= 0)).all()):
+    if norm_of(input_set) is not None and not bool((input_set.radius.isfinite() & (input_set.radius >= 0)).all()):
         raise ArgumentError("input_set.radius must be finite and not negative everywhere")
     with full_precision():
         prepared = prepare(model, input_set.centre, input_set)
@@ -113,12 +114,7 @@ def _single_bounds(double: Bounds) -> Bounds:
 
 def _to_single(interval: Interval) -> Interval:
     """The smallest interval of float32 numbers around one of float64 numbers."""
-    lower, upper = interval.lower.float(), interval.upper.float()
-    down, up = (torch.full_like(lower, end) for end in (-torch.inf, torch.inf))
-    return Interval(
-        torch.where(lower.double() > interval.lower, torch.nextafter(lower, down), lower),
-        torch.where(upper.double() < interval.upper, torch.nextafter(upper, up), upper),
-    )
+    return Interval(-rounded_up(-interval.lower, torch.float32), rounded_up(interval.upper, torch.float32))
 
 
 class _Moved(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError, UnsoundError, UnsupportedOperationError
 from autodual.dual import DualNetwork, ElementwiseDual
-from autodual.engines.rounding import Outside
+from autodual.engines.errors import Outside
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec

@@ -1,39 +1,42 @@
 """How far rounding may have moved a bound, and how far the network as it runs may be from the one that is bounded.
 
-Notation: u is half the machine epsilon; a sum of n products, in any order, fused or not, is wrong by at most gamma_n = n u / (1 - n u)
-times the sum of the absolute products, plus n times the smallest normal number where products underflow [Higham, ch. 3].
+With u half the machine epsilon, a sum of n products, in any order, fused or not, satisfies [Higham, ch. 3]
 
-**Bounds.** Node i computes z_i = W z + b or z_i = f(z). Every node has
+    |fl(sum) - sum|  <=  gamma_n sum |products| + n tiny,      gamma_n = n u / (1 - n u).
 
-    size_i     bounds |z_i|:                    |W| size + |b|, or the largest |f| on the interval
-    moves_i    how far z_i can move:            |W| moves,      or |slope| * radius + offset of the relaxation
-    local_i    what computing the node adds:    gamma_forward size_i + gamma_back moves_i + errors of constants, or of f
-    since_i    errors since the last activation: |W| since + local_i
+**Bounds.** Node i is z_i = W z_j + b, or z_i = f(z_j) relaxed by f(z) in a z + m +- r on an interval. For every node:
 
-The first part of local_i belongs to the centre, which goes forward; the second to coefficients, which are pulled back through the node
-and multiplied by how far it moves. (Engines with two lines per unit pull centres back, too: there, moves_i is size_i.) An error at a
-node reaches a row of coefficients nu as |nu_i| times the error. So a bound from below on nu'z is wrong by at most
+              affine                                 activation
+    size_i    |W| size_j + |b|                       max |f|                         >= |z_i|
+    moves_i   |W| moves_j                            |a| radius of the interval + r  >= how far z_i can move
+    local_i   gamma size_i + gamma' moves_i          the same + error of f           what computing the node adds
+              + errors of constants
+    since_i   |W| since_j + local_i                  0                               errors since the last activations
 
-    slack = sum over activations of |nu_i| error_i  +  |nu| since  +  gamma_features |nu| size.
+gamma belongs to the centre, which goes forward; gamma' to coefficients, which are pulled back and multiplied by how far the node
+moves. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i.) What enters an activation was bounded by
+computed numbers, so it may lie `outside` its interval by the slack of those bounds, where f may stray from its lines. So an activation
+is wrong by
 
-What enters an activation was bounded by computed numbers as well: it may lie outside its interval, by `outside`, which is the slack of
-those bounds. There the function may leave its relaxation; by how much is one more part of error_i. Errors are found together with
-intervals, layer by layer, from the same rows: coefficients cancel, where absolute weights from layer to layer would add up to far more
-than any network computes. A function mostly leaves its relaxation on one side only, such as ReLU the upper one: half of that counts as
-an error to both sides, and half as a drift, which goes forward with its sign, through the same slopes.
+    error_i  =  local_i + strayed_i + |a| since_j + gamma_n r,
 
-**The network as it runs.** In its own dtype, PyTorch computes fl z_i instead of z_i, for the same input. With r_i >= |fl z_i - z_i|,
+an error at a node reaches a row of coefficients nu as |nu_i| times the error, and so a lower bound on nu'z is wrong by at most
 
-    r_0 = 0
-    r_i = |W| r + gamma (size_i + |W| r) + what the operation's own evaluation adds     for affine nodes
-    r_i = the most that f changes when its operand moves by r, + the error of f         for activations
+    slack  =  sum over activations |nu_i| error_i  +  |nu| since  +  gamma_n |nu| size.
 
-where an activation whose operand cannot leave a flat piece passes nothing on. These absolute weights add up. For the margins, the
-error is pulled back along the same rows as the bound, where coefficients cancel: with the slope a of the relaxation, an activation
-does to an error what the line does, up to the most that f(z) - a z changes when z moves by r. So the margins of the network as it runs
-differ from those of the exact function by at most
+The rows are those that are pulled back for the bounds: their coefficients cancel, where absolute weights from layer to layer would
+add up to far more than any network computes. A function mostly strays to one side, such as ReLU above its upper line: half of that
+counts as an error to both sides, and half as a `drift`, which goes forward with its sign, through the same slopes.
 
-    run error = sum over activations of |nu_i| (change_i + error of f + |a| run_since)  +  |nu| run_since
+**The network as it runs.** In its own dtype, PyTorch computes fl z_i instead of z_i for the same input. With run_i >= |fl z_i - z_i|,
+
+    run_i  =  |W| run_j + gamma (size_i + |W| run_j) + what the operation's own evaluation adds       affine; run = 0 at the input
+    run_i  =  max |f(z) - f(z')| over |z - z'| <= run_j, + error of f                                 activation
+
+These absolute weights add up. For margins, the error is pulled back along the rows: an activation does to an error what its line does,
+up to bent_i = max |f(z) - f(z') - a (z - z')|. So a row of the network as it runs differs from that of the exact function by at most
+
+    run error  =  sum over activations |nu_i| (bent_i + error of f + |a| run_since_j)  +  |nu| run_since
 
 where run_since adds up, as `since` does, what evaluating the affine nodes since the last activations has added.
 """
@@ -41,7 +44,6 @@ where run_since adds up, as `since` does, what evaluating the affine nodes since
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -51,13 +53,12 @@ from torch import Tensor
 
 from autodual._tensor import flat, put_at, values_at_hand
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
+from autodual.engines.errors import SAFETY, Errors, Outside
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 
-FEW = 16
+MORE_ROUNDINGS = 16
 """Roundings beside those of sums: of a band's slope and offsets, of differences, of the margin itself, of a function of PyTorch."""
-OWN = 1.1
-"""Errors are rounded as well, by far less than a tenth."""
 COMPUTED = 2.0**-25
 """Error of constants that a model computes in float64, as a part of what they differ by if it computes them in float32: rounding is
 2^-29 of that, and this leaves room for 16 times as much."""
@@ -66,42 +67,19 @@ LOST = 1024
 
 
 def of_sum(terms: int, dtype: torch.dtype) -> float:
-    """What a sum of so many terms of total size 1 may be wrong by."""
+    """gamma_n of a dtype, enlarged; infinite for more terms than it has digits for."""
     part = terms * torch.finfo(dtype).eps / 2
-    return OWN * part / (1 - part) if part < 1 else math.inf
+    return SAFETY * part / (1 - part) if part < 1 else math.inf
 
 
 def of_underflow(terms: int, dtype: torch.dtype) -> float:
-    """What a sum of so many products may lose where they are smaller than normal numbers."""
+    """n tiny: what a sum of n products may lose where they are smaller than normal numbers."""
     return (terms + LOST) * torch.finfo(dtype).tiny
 
 
 @dataclass(frozen=True)
-class Outside:
-    """How far below and above an interval values may lie that it was computed for."""
-
-    below: Tensor
-    above: Tensor
-
-    @classmethod
-    def both(cls, error: Tensor) -> Outside:
-        return cls(error, error)
-
-    def __getitem__(self, examples: slice) -> Outside:
-        return Outside(self.below[examples], self.above[examples])
-
-    @property
-    def farther(self) -> Tensor:
-        return self.below if self.below is self.above else torch.maximum(self.below, self.above)
-
-    def around(self, interval: Interval) -> Interval:
-        """Where the values lie for certain."""
-        return interval.widened(self.below, self.above)
-
-
-@dataclass(frozen=True)
 class NodeErrors:
-    """What is known of one node, in the notation above; run and run_since are r_i and its part since the last activations."""
+    """What is known of one node, in the notation above."""
 
     size: Tensor
     moves: Tensor
@@ -128,13 +106,15 @@ class _AffineErrors(Pass[NodeErrors]):
 
     def input(self) -> NodeErrors:
         box = self.region.box()
-        moves = box.largest if self.pulls_centres or self.region.dual_norm is None else box.radius
+        norm = norm_of(self.region)
+        moves = box.largest if self.pulls_centres or norm is None else box.radius
         local = self.of_sums(0, box.largest, moves)
         self.lose(0, moves)
-        if self.region.dual_norm == 2:  # squares underflow, too
-            self.lost = self.lost + math.sqrt(of_underflow(box.lower[0].numel(), self.dtype))
+        support = 0.0 if norm is None else norm.lost(of_underflow(box.lower[0].numel(), self.dtype))
+        if support > 0:
+            self.lost = self.lost + support
         zero = self.zero_like(box.largest)
-        return NodeErrors(box.largest, moves, local, local + self.over_features(0, moves), zero, zero, zero)
+        return NodeErrors(box.largest, moves, local, local + self.grain_of_features(0) * moves, zero, zero, zero)
 
     def affine(self, index: int, layer: AffineDual, operands: Sequence[NodeErrors]) -> NodeErrors:
         known = [[getattr(o, name) for o in operands] for name in ("size", "moves", "since", "run", "run_since")]
@@ -145,7 +125,7 @@ class _AffineErrors(Pass[NodeErrors]):
         local = self._of_affine(index, layer, operands, self.of_sums(index, size, moves))
         since = self._sum(since, local)
         if bias is not None and self.pulls_centres:
-            since = since + self.over_features(index, bias.abs().to(size))
+            since = since + self.grain_of_features(index) * bias.abs().to(size)
         drifts = [o.drift for o in operands]
         drift = self.zero_like(size) if self.are_zero(drifts) else layer.linear(*drifts)
         self.lose(index, moves)
@@ -158,7 +138,7 @@ class _AffineErrors(Pass[NodeErrors]):
         raise AssertionError(f"{self.network.nodes[index].name} has not been relaxed yet")
 
     def _pushed(self, layer: AffineDual, known: list[list[Tensor]]) -> list[Tensor]:
-        """|W| of several vectors, each once, and of no zeros."""
+        """|W| times several vectors: equal ones are multiplied once, and zeros not at all."""
         different = {tuple(map(id, operands)): operands for operands in known if not self.are_zero(operands)}
         if layer.exact:  # entries change places only, which is no more work in several calls
             found = {key: layer.absolute(*operands) for key, operands in different.items()}
@@ -168,7 +148,7 @@ class _AffineErrors(Pass[NodeErrors]):
         return [found.get(tuple(map(id, operands)), zero) for operands in known]
 
     def _of_affine(self, index: int, layer: AffineDual, operands: Sequence[NodeErrors], sums: Tensor) -> Tensor:
-        """local_i: of both sums, and of constants that the layer computed."""
+        """local_i: the errors of both sums, and of constants that the layer or the model computed."""
         if type(layer).constant_error is AffineDual.constant_error and self.network.nodes[index].apart is None:
             return sums
         sizes = [o.size + o.moves for o in operands]
@@ -193,16 +173,14 @@ class _AffineErrors(Pass[NodeErrors]):
         dtype = self.run_dtype
         clean = self.are_zero([o.run for o in operands])
         sizes = [o.size if clean else o.size + o.run for o in operands]
-        terms, counted = self.terms(index)[0] + FEW, layer.nonzero_terms(*sizes)
+        terms, counted = self.terms(index)[0] + MORE_ROUNDINGS, layer.nonzero_terms(*sizes)
         total, grain = size + before, of_sum(terms, dtype)
-        if counted is None:
-            error = grain * total + of_underflow(terms, dtype)
-        else:
-            error = total * ((counted.to(before) + FEW) * (grain / terms)).clamp(max=grain) + of_underflow(terms, dtype)
-        more, computed = layer.run_error(of_sum(FEW, dtype), *sizes), self._constants_apart(index, sizes)
+        share = grain if counted is None else ((counted.to(before) + MORE_ROUNDINGS) * (grain / terms)).clamp(max=grain)
+        error = total * share + of_underflow(terms, dtype)
+        more, computed = layer.run_error(of_sum(MORE_ROUNDINGS, dtype), *sizes), self._constants_apart(index, sizes)
         error = error if more is None else error + more
         if computed is not None:
-            error = error + (OWN if dtype == torch.float32 else COMPUTED) * computed
+            error = error + (SAFETY if dtype == torch.float32 else COMPUTED) * computed
         # An average is divided after it was summed.
         summed = 1 if counted is not None or layer.one_to_one(self.network.operand_shapes(index)) else terms
         return self.unless_overflowing(error, total, summed)
@@ -210,13 +188,12 @@ class _AffineErrors(Pass[NodeErrors]):
     def unless_overflowing(self, error: Tensor, size: Tensor, times: int = 1) -> Tensor:
         """Infinite where values of this size, or sums `times` as large, may be too large for the network's own dtype."""
         largest = torch.finfo(self.run_dtype).max
-        glance = size.device.type == "cpu" and values_at_hand(size)  # a GPU would have to be waited for
-        if glance and OWN * times * size.amax().item() <= largest:  # as good as always
+        if values_at_hand(size) and SAFETY * times * size.amax().item() <= largest:  # as good as always
             return error
-        return torch.where(OWN * times * size <= largest, error, torch.inf)
+        return torch.where(SAFETY * times * size <= largest, error, torch.inf)
 
     def of_sums(self, index: int, size: Tensor, moves: Tensor) -> Tensor:
-        """gamma_forward size_i + gamma_back moves_i."""
+        """gamma size_i + gamma' moves_i."""
         forward, back = self.grains(index)
         lost = of_underflow(self.terms(index)[0], self.dtype)
         return torch.add(forward * size + lost, moves, alpha=back)
@@ -235,15 +212,12 @@ class _AffineErrors(Pass[NodeErrors]):
         return self._counted[index]
 
     def grains(self, index: int) -> tuple[float, float]:
-        """gamma of a node's own sums, forward and back."""
+        """gamma and gamma' of a node: of the sums that compute it, and of those that pull coefficients back through it."""
         forward, back = self.terms(index)
-        return of_sum(forward + FEW, self.dtype), of_sum(back + FEW, self.dtype)
-
-    def over_features(self, index: int, values: Tensor) -> Tensor:
-        """gamma_features values: of a sum of coefficients times values over all features of a node, which others are added to."""
-        return self.grain_of_features(index) * values
+        return of_sum(forward + MORE_ROUNDINGS, self.dtype), of_sum(back + MORE_ROUNDINGS, self.dtype)
 
     def grain_of_features(self, index: int) -> float:
+        """gamma_n of a sum of coefficients times values over all features of a node, which other such sums are added to."""
         terms = math.prod(self.network.nodes[index].shape) + len(self.network.nodes) + self.more_terms
         return of_sum(terms, self.dtype)
 
@@ -265,99 +239,13 @@ class _AffineErrors(Pass[NodeErrors]):
         return values if self.are_zero([values]) else factor * values
 
 
-class Errors(ABC):
-    """What a computation tells of its bounds on the way. `Rounding` finds the errors of all of it; `NoErrors` does not listen."""
-
-    errors: dict[int, Tensor]
-    """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
-    run_errors: dict[int, Tensor]
-    """By activation: how far it may be from its line as the network runs, and what evaluating the affine nodes before it adds."""
-
-    @abstractmethod
-    def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
-        """A node has been bounded, where the errors of activations before it add up to these."""
-
-    @abstractmethod
-    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
-        """Some units of a node have been bounded, [N or 1, len(units)]; the bounds of the others have room for their errors."""
-
-    @abstractmethod
-    def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
-        """Somebody else has bounded a node, and says how far outside values may lie; None: not at all."""
-
-    @abstractmethod
-    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
-        """Activation `index` has been relaxed for an interval, by a band."""
-
-    @abstractmethod
-    def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
-        """Activation `index` has been relaxed for an interval, by two lines."""
-
-    @abstractmethod
-    def alive(self, index: int, band: Band) -> tuple[Tensor, ...]:
-        """What is zero for the units of an activation that no row needs to pass."""
-
-    @abstractmethod
-    def of_activation(self, index: int, by_image: bool) -> tuple[Tensor, ...]:
-        """Error and run error of an activation, whose values are bounded by its band, or by an interval of their own; or nothing."""
-
-    @abstractmethod
-    def with_room(self, index: int, reach: Tensor) -> Tensor:
-        """How far values may be from a node's centre, if without rounding it is `reach`."""
-
-    @abstractmethod
-    def reach(self, index: int, interval: Interval) -> Tensor:
-        """How far values may be from the centre of a node that has been bounded."""
-
-    @abstractmethod
-    def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
-        """By activation: how far outside its interval values may enter it; nothing where nobody counts."""
-
-
-class NoErrors(Errors):
-    """For bounds that claim nothing about rounding."""
-
-    def __init__(self) -> None:
-        self.errors, self.run_errors = {}, {}
-
-    def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
-        pass
-
-    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
-        pass
-
-    def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
-        pass
-
-    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
-        pass
-
-    def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
-        pass
-
-    def alive(self, index: int, band: Band) -> tuple[Tensor, ...]:
-        return band.slope, band.radius
-
-    def of_activation(self, index: int, by_image: bool) -> tuple[Tensor, ...]:
-        return ()
-
-    def with_room(self, index: int, reach: Tensor) -> Tensor:
-        return reach
-
-    def reach(self, index: int, interval: Interval) -> Tensor:
-        return interval.radius
-
-    def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
-        return {}
-
-
 class Rounding(Errors):
     """The errors of one computation, in the order in which its activations are relaxed."""
 
     def __init__(
         self, network: DualNetwork, region: InputSet, more_terms: int = 0, pulls_centres: bool = False
     ) -> None:
-        """more_terms: of sums over features that are longer than a backward pass has them.
+        """more_terms: how many terms an engine's sums over features have more than those of a backward pass.
 
         pulls_centres: whether biases and the input's centre are added up over features, too, and not computed forward.
         """
@@ -374,12 +262,12 @@ class Rounding(Errors):
         self._run_lost = torch.zeros_like(self._pass.lost)
 
     def at(self, index: int) -> NodeErrors:
-        """What is known of a node, all activations before which have been entered."""
+        """What is known of a node; all activations before it must have been entered."""
         return self._nodes.at(index)
 
     @property
     def lost(self) -> Tensor:
-        """[N]: what coefficients that underflow on their way back may add to any row of size 1."""
+        """[N]: what coefficients that underflow on their way back may add to a row of size 1."""
         return self._pass.lost
 
     def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
@@ -387,7 +275,7 @@ class Rounding(Errors):
             self._note_run(index, run_error)
         node = self.at(index)
         total = node.since if error is None else error + node.since
-        total = OWN * (total + self.lost.reshape(-1, *[1] * (total.dim() - 1)))
+        total = SAFETY * (total + self.lost.reshape(-1, *[1] * (total.dim() - 1)))
         if self._pass.are_zero([node.drift]):
             self.outside[index] = Outside.both(total)
             return
@@ -406,16 +294,16 @@ class Rounding(Errors):
         self.outside[index] = Outside.both(torch.zeros_like(interval.lower)) if outside is None else outside
 
     def _note_run(self, index: int, error: Tensor) -> None:
-        """Run errors that were pulled back are mostly less than what absolute weights add up to, which holds as well."""
+        """Replaces the run error of a node where the one that was pulled back is smaller than what absolute weights add up to."""
         node = self.at(index)
         found = error + node.run_since
-        found = OWN * (found + self._run_lost.reshape(-1, *[1] * (found.dim() - 1)))
+        found = SAFETY * (found + self._run_lost.reshape(-1, *[1] * (found.dim() - 1)))
         self._nodes.put(index, replace(node, run=torch.fmin(node.run, found)))
 
     def ending(self, index: int) -> Tensor:
         """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
         node = self.at(index)
-        return node.since + self._pass.over_features(index, node.size)
+        return node.since + self._pass.grain_of_features(index) * node.size
 
     def enter_band(self, index: int, interval: Interval, band: Band) -> None:
         self.enter(index, interval, (band.slope,), band.radius)
@@ -434,16 +322,19 @@ class Rounding(Errors):
         return self.errors[index], self.run_errors[index]
 
     def enter(self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor) -> None:
-        """Activation `index` has been relaxed for an interval, by lines of these slopes; `offset` is what is added up there."""
-        layer, operand = self._activation(index), self._operand(index)
-        outside = self.outside[self._source(index)]
+        """Finds the errors of an activation that has been relaxed by lines of these slopes.
+
+        offset: what its row adds up: the radius of a band, or the larger offset of two lines.
+        """
+        layer, operand = self.network.activation(index), self._operand(index)
+        outside = self.outside[self.network.source(index)]
         wide, steepest = outside.around(interval), _steepest(slopes)
         size = layer.largest_value(wide)
         moves = size if self.pulls_centres else torch.addcmul(offset, steepest, interval.radius + outside.farther)
         self.intervals[index] = interval
         local = self._pass.of_sums(index, torch.maximum(size, steepest * wide.largest), moves)
         if not layer.exact:
-            local = local + layer.error(wide, size, of_sum(FEW, self._pass.dtype))
+            local = local + layer.error(wide, size, of_sum(MORE_ROUNDINGS, self._pass.dtype))
         else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
             local = local * (size + steepest + offset).sign()
         self._pass.lose(index, moves)
@@ -457,14 +348,11 @@ class Rounding(Errors):
         self.errors[index] = self._error(index, steepest, offset, strayed)
 
     def enter_at(self, index: int, operand: Tensor) -> None:
-        """Activation `index` is evaluated at the points of the set: `operand` was computed for them, so z is within its error.
-
-        From here on only `run` is known.
-        """
+        """Finds the run error of an activation at single points, for which `operand` was computed; nothing else is known there."""
         known = self._operand(index)
-        reach = torch.add(known.run + known.since, operand.abs(), alpha=of_sum(FEW, self._pass.dtype))
+        reach = torch.add(known.run + known.since, operand.abs(), alpha=of_sum(MORE_ROUNDINGS, self._pass.dtype))
         near = Interval.around(operand, reach)
-        size = self._activation(index).largest_value(near)
+        size = self.network.activation(index).largest_value(near)
         zero = self._pass.zero_like(size)
         run = self._enter_run(index, near, size, (zero,), zero, zero)
         self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
@@ -472,71 +360,56 @@ class Rounding(Errors):
     def _enter_run(
         self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero: Tensor
     ) -> Tensor:
-        """r of an activation; its run error is how far it may be from its line as the network runs."""
-        layer, operand, dtype = self._activation(index), self._operand(index), self._pass.run_dtype
+        """run_i of an activation. Its run error is kept: how far it may be from its line as the network runs."""
+        layer, operand, dtype = self.network.activation(index), self._operand(index), self._pass.run_dtype
         wider = wide.widened(operand.run, operand.run)
         moved = layer.moved(wider, operand.run, zero)
         bent = reduce(torch.maximum, (layer.moved(wider, operand.run, slope) for slope in slopes))
         off_line = bent + steepest * operand.run_since
         if not layer.exact:
-            evaluating = layer.error(wider, size + moved, of_sum(FEW, dtype)) + of_underflow(0, dtype)
+            evaluating = layer.error(wider, size + moved, of_sum(MORE_ROUNDINGS, dtype)) + of_underflow(0, dtype)
             evaluating = self._pass.unless_overflowing(evaluating, size + moved)
             moved, off_line = moved + evaluating, off_line + evaluating
-        own = 1 + of_sum(FEW, self._pass.dtype)
+        own = 1 + of_sum(MORE_ROUNDINGS, self._pass.dtype)
         self.run_errors[index] = own * off_line
         lost = of_underflow(self._pass.terms(index)[1], self._pass.dtype)
         self._run_lost = self._run_lost + lost * flat(self.run_errors[index], 1).sum(1)
         return own * moved
 
     def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
-        """Error of an activation that has been entered: local + strayed + steepest since + gamma_features offset."""
+        """error_i = local_i + strayed_i + |a| since_j + gamma_n r."""
         total = torch.addcmul(self.at(index).local + strayed, steepest, self._operand(index).since)
-        return OWN * torch.add(total, offset, alpha=self._pass.grain_of_features(index))
+        return SAFETY * torch.add(total, offset, alpha=self._pass.grain_of_features(index))
 
     def error_of_image(self, index: int) -> Tensor:
         """Error of an activation whose values are bounded by an interval of their own."""
         size = self.at(index).size
         flat_line = (torch.zeros_like(size),)
-        outside = self.outside[self._source(index)]
-        strayed = torch.maximum(*_strayed(self._activation(index), self.intervals[index], outside, flat_line))
+        outside = self.outside[self.network.source(index)]
+        strayed = torch.maximum(*_strayed(self.network.activation(index), self.intervals[index], outside, flat_line))
         return self._error(index, flat_line[0], size, strayed)
 
     def reach(self, index: int, interval: Interval) -> Tensor:
         return self.with_room(index, interval.radius + self.outside[index].farther)
 
     def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
-        return {i: self.outside[self._source(i)] for i in activations}
+        return {i: self.outside[self.network.source(i)] for i in activations}
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
-        """Whatever rounding did to centre and reach, to the errors before the node and to this sum."""
+        """Adds what rounding may have done to centre and reach, to the errors before the node and to this sum."""
         wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
         return torch.add((1 + 2 * self._pass.grains(index)[0]) * wider, self.at(index).local, alpha=2)
 
-    def _source(self, index: int) -> int:
-        return self.network.nodes[index].inputs[0]
-
     def _operand(self, index: int) -> NodeErrors:
-        return self.at(self._source(index))
-
-    def _activation(self, index: int) -> ElementwiseDual:
-        layer = self.network.nodes[index].layer
-        assert isinstance(layer, ElementwiseDual)
-        return layer
-
-
-def outside_of_both(interval: Interval, found: list[tuple[Interval, Outside]]) -> Outside:
-    """How far values may lie outside an interval that lie in each of the found ones, or not farther outside than they say."""
-    lowest = reduce(torch.maximum, (other.lower - outside.below for other, outside in found))
-    highest = reduce(torch.minimum, (other.upper + outside.above for other, outside in found))
-    return Outside(OWN * (interval.lower - lowest).clamp(min=0), OWN * (highest - interval.upper).clamp(min=0))
+        return self.at(self.network.source(index))
 
 
 def _strayed(
     layer: ElementwiseDual, interval: Interval, outside: Outside, slopes: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """How far above and below lines of these slopes values may be that lie between such lines on the interval.
+    """How far above and below its lines the function may be outside the interval that they were made for.
 
-    Outside it, the function is another line, or near one: so it goes away from the first at the difference of their slopes.
+    Outside it, the function is another line, or near one: so it leaves the first at the difference of their slopes.
     """
     right = Interval(interval.upper, interval.upper + outside.above)
     left = Interval(interval.lower - outside.below, interval.lower)
@@ -554,7 +427,7 @@ def _strayed(
 
 
 def _together(function: Callable[..., Tensor], calls: list[list[Tensor]]) -> tuple[Tensor, ...]:
-    """The results of several calls with a batch each, as one call with all of them."""
+    """The results of several calls, each with a batch, from one call with all batches."""
     return function(*map(torch.cat, zip(*calls, strict=True))).chunk(len(calls))
 
 

@@ -1,10 +1,14 @@
-"""Hand-written GPU kernels. Each is a faster twin of plain PyTorch code, which is what runs wherever it cannot be used."""
+"""Operations that have hand-written GPU kernels, one file each: the plain PyTorch code, when to use the kernels, and gradients.
+
+The kernels themselves are Triton programs, in `gpu/`. Plain code runs wherever they cannot be used.
+"""
 
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,14 +16,14 @@ from torch.autograd import forward_ad
 
 LARGEST_K = 256
 """Values that one program can hold to select their median."""
-FEW = 64
+MOST_COMPARED = 64
 """Up to so many values, their median is selected by comparing them."""
 
 ENOUGH = 1024
 """Programs that fill a GPU."""
 
 Family = Literal["median", "stream", "chord", "narrow", "weigh", "starting"]
-"""A module of kernels."""
+"""A module of Triton programs."""
 
 HALVES: frozenset[Family] = frozenset({"median", "stream"})
 """Families whose samples and streams may be bfloat16; they compute in float32 all the same."""
@@ -69,6 +73,11 @@ def ready(family: Family, device: torch.device) -> bool:
         return False
     current = torch.cuda.current_device()
     return device.index == current and _works(family, current)
+
+
+def programs(family: Family) -> Any:
+    """The Triton programs of a family, where they are `ready`."""
+    return import_module(f"autodual.kernels.gpu.{family}")
 
 
 def usable(family: Family, *tensors: Tensor) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from autodual.kernels import FEW, Family, chord, median, narrow, starting, stream, weigh
+from autodual.kernels import MOST_COMPARED, Family
+from autodual.kernels.gpu import chord, median, narrow, starting, stream, weigh
 
 
 def _median(device: torch.device) -> None:
@@ -17,7 +18,7 @@ def _median(device: torch.device) -> None:
     for samples in (three, three.bfloat16()):
         scale = median.newton_scale(samples, ((0, 1), (1, 2), (0, 1)), 1, 0.5)
         median.gradient_of_newton_scale(samples, scale, scale, 0.5, 1)
-    many = torch.ones(FEW + 1, 2, dtype=torch.float32, device=device)
+    many = torch.ones(MOST_COMPARED + 1, 2, dtype=torch.float32, device=device)
     scale = median.newton_scale(many, None, 1, 0.5)
     median.gradient_of_newton_scale(many, scale, scale, 0.5, 1)
 

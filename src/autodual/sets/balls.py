@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
 from autodual.sets.base import InputSet, Perturbation
-from autodual.sets.norm import Box, NormSet, difference_rounded_up, rounded_up
+from autodual.sets.norm_sets import Box, NormSet, difference_rounded_up, rounded_up
+from autodual.sets.norms import L1, L2, Norm
 
 
 @dataclass(frozen=True)
@@ -78,45 +80,38 @@ class LinfBall(Perturbation):
 
 
 @dataclass(frozen=True)
-class L2Ball(Perturbation):
+class _NormBall(Perturbation):
+    """Each example moves by at most its eps in a norm."""
+
+    eps: float | Tensor
+    norm: ClassVar[Norm]
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def around(self, x: Tensor) -> NormSet:
+        return NormSet(x, _per_example(self.eps, x, type(self).__name__), self.norm)
+
+    def within(self, x: Tensor) -> InputSet:
+        if type(self).around is not _NormBall.around:
+            return super().within(x)
+        eps = _per_example(self.eps, x.double(), type(self).__name__)
+        return NormSet(x, -rounded_up(-eps, x.dtype), self.norm)
+
+    def with_eps(self, eps: float | Tensor) -> Self:
+        return replace(self, eps=eps)
+
+
+class L2Ball(_NormBall):
     """The whole input moves by at most eps in Euclidean distance; eps is a number or one per example."""
 
-    eps: float | Tensor
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
-
-    def around(self, x: Tensor) -> NormSet:
-        return NormSet(x, _per_example(self.eps, x, "L2Ball"), 2.0)
-
-    def within(self, x: Tensor) -> InputSet:
-        if type(self).around is not L2Ball.around:
-            return super().within(x)
-        return NormSet(x, _not_larger(_per_example(self.eps, x.double(), "L2Ball"), x), 2.0)
-
-    def with_eps(self, eps: float | Tensor) -> L2Ball:
-        return replace(self, eps=eps)
+    norm = L2
 
 
-@dataclass(frozen=True)
-class L1Ball(Perturbation):
+class L1Ball(_NormBall):
     """The absolute changes of all features add up to at most eps; eps is a number or one per example."""
 
-    eps: float | Tensor
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
-
-    def around(self, x: Tensor) -> NormSet:
-        return NormSet(x, _per_example(self.eps, x, "L1Ball"), torch.inf)
-
-    def within(self, x: Tensor) -> InputSet:
-        if type(self).around is not L1Ball.around:
-            return super().within(x)
-        return NormSet(x, _not_larger(_per_example(self.eps, x.double(), "L1Ball"), x), torch.inf)
-
-    def with_eps(self, eps: float | Tensor) -> L1Ball:
-        return replace(self, eps=eps)
+    norm = L1
 
 
 def _check_eps(eps: float | Tensor) -> None:
@@ -158,11 +153,6 @@ def _not_smaller(eps: Tensor, x: Tensor) -> Tensor:
         return cast
     up = torch.nextafter(cast, torch.full_like(cast, torch.inf))
     return cast + torch.where(cast.detach().to(eps) < eps.detach(), up - cast, 0.0).detach()
-
-
-def _not_larger(eps: Tensor, x: Tensor) -> Tensor:
-    """A tensor of float64 in the dtype of x, rounded down where it has to be rounded."""
-    return -rounded_up(-eps, x.dtype)
 
 
 def _with_x(lower: Tensor, x: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual.interval import Interval
+from autodual.sets.norms import BY_DUAL_ORDER, Norm
 
 
 class InputSet(ABC):
@@ -72,6 +73,17 @@ class InputSet(ABC):
         return self.centre + weight * (self.vertex(noise) - self.centre)
 
 
+def norm_of(region: InputSet) -> Norm | None:
+    """The norm whose dual is the set's `dual_norm`; None for a set of another kind."""
+    if region.dual_norm is None:
+        return None
+    if region.dual_norm not in BY_DUAL_ORDER:
+        raise ArgumentError(
+            f"{type(region).__name__}: dual_norm must be 1, 2 or inf, or None for a set of another kind, got {region.dual_norm!r}"
+        )
+    return BY_DUAL_ORDER[region.dual_norm]
+
+
 class Perturbation(ABC):
     """What may be done to any input: turns a batch of inputs into the sets around them."""
 
@@ -93,4 +105,4 @@ class Perturbation(ABC):
 
     @abstractmethod
     def with_eps(self, eps: float | Tensor) -> Perturbation:
-        """The same kind of perturbation with another size."""
+        """A perturbation of this kind with another size."""

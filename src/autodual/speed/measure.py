@@ -163,7 +163,7 @@ class Work:
     """Floating-point operations of matrix products and convolutions by the arithmetic that they run in, and bytes moved.
 
     Bytes: every operation of PyTorch reads its operands and writes its results once, whatever a cache holds; a value that is
-    broadcast is read once. A function of `autodual.kernels` reads its arguments and writes its results; what lies in between is
+    broadcast is read once. A program of `autodual.kernels.gpu` reads its arguments and writes its results; what lies in between is
     not counted. Operations other than products, such as sums and tangents, count as bytes alone.
     """
 
@@ -210,7 +210,7 @@ class Counting(TorchDispatchMode):
         """Counts the kernels, too, of modules that have been imported: call what is counted once before."""
         with contextlib.ExitStack() as stack:
             for family in get_args(kernels.Family):
-                module = sys.modules.get(f"autodual.kernels.{family}")
+                module = sys.modules.get(f"autodual.kernels.gpu.{family}")
                 for name, function in vars(module).items() if module is not None else ():
                     own = isinstance(function, FunctionType) and function.__module__ == module.__name__  # type: ignore[union-attr]
                     if own and not name.startswith("_"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autodual._tensor import Shape
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual
 from autodual.engines.ibp import run_error_at
-from autodual.engines.rounding import FEW, of_sum, of_underflow
+from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
 from autodual.interval import Interval
 from autodual.testing._intervals import find_kinks, interval_cases, sample_points
 from autodual.testing._report import require_below, rounding
@@ -88,7 +88,7 @@ class ElementwiseErrors:
     def _value(self, z: Interval, points: Tensor) -> None:
         """|value in float32 - f(z)| <= error, for points [S, K, *shape] of intervals [K, *shape]."""
         exact = torch.stack([self.exact.value(p) for p in points.double()])
-        stated = self.layer.error(z, exact.abs().amax(0).to(SINGLE), of_sum(FEW, SINGLE))
+        stated = self.layer.error(z, exact.abs().amax(0).to(SINGLE), of_sum(MORE_ROUNDINGS, SINGLE))
         stated = stated if self.layer.exact else stated + of_underflow(0, SINGLE)
         found = torch.stack([self.layer.value(p) for p in points])
         what = f"{self.name}: error() understates what the value in float32 is wrong by"
@@ -149,7 +149,7 @@ class AffineErrors:
     def _apply(self, x: list[Tensor]) -> None:
         """|apply in float32 - (W x + b)| <= gamma_terms (|W| |x| + |b|) + constant_error."""
         found, exact = self.layer.apply(*x), self.exact.apply(*(v.double() for v in x))
-        terms = self.layer.terms(self.shapes, self.shape)[0] + FEW
+        terms = self.layer.terms(self.shapes, self.shape)[0] + MORE_ROUNDINGS
         size, constants = self._size(x), self.layer.constant_error(*(v.abs() for v in x))
         stated = of_sum(terms, SINGLE) * size + of_underflow(terms, SINGLE)
         stated = stated if constants is None else stated + constants

@@ -47,7 +47,7 @@ def check_engine(
             points = torch.stack(attack_points(network, input_set, samples, steps, seed))
             values = node_values(network, points.flatten(0, 1))
             for index, (layer, interval) in zip(network.activations, found.layers.items(), strict=True):
-                source = network.nodes[index].inputs[0]
+                source = network.source(index)
                 require_inside(interval, values[source].unflatten(0, points.shape[:2]), f"{name}: input of {layer}")
             output = values[network.output].unflatten(0, points.shape[:2])
             require_inside(found.output, output, f"{name}: output")

@@ -13,6 +13,7 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
 from autodual.engines.backward.solvers import CrownSolver, DualSolver, Solver, constant_bands
+from autodual.engines.errors import Errors, NoErrors, Outside
 from autodual.engines.ibp import IBP, IntervalBounds, interval_bounds
 from autodual.engines.memory import Budget, check_max_bytes
 from autodual.engines.results import (
@@ -28,7 +29,7 @@ from autodual.engines.results import (
     name_layers,
     require_bands,
 )
-from autodual.engines.rounding import Errors, NoErrors, Outside, Rounding
+from autodual.engines.rounding import Rounding
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
@@ -143,7 +144,7 @@ class BackwardEngine(BoundEngine):
         intervals: dict[int, Interval] = {}
         known: dict[int, Interval] = {}
         for index in network.activations:
-            source = network.nodes[index].inputs[0]
+            source = network.source(index)
             if source not in known:
                 if given is None:
                     known[source] = solver.bound(source) if exact else solver.settle(index)

@@ -1,133 +1,32 @@
-"""How far rows of a network with parallel lines can move: pulled back once, for both sides, without channels that are dead."""
+"""How far rows of a network whose activations have bands can move: they are pulled back once, for both sides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from autodual._tensor import added, flat, flat_pair, has_channels_inside, laid_out_like, merge_leading, split_leading
-from autodual.dual import AffineDual, Band, DualLayer, DualNetwork
-from autodual.dual.shape import DualReshape
+from autodual._tensor import added, flat_pair, has_channels_inside, laid_out_like, merge_leading, split_leading
+from autodual.dual import AffineDual, Band, DualNetwork
 from autodual.engines.backward.rows import (
     DensePlan,
     DenseRows,
-    Patches,
     Plan,
     Rows,
     SomeUnitsPlan,
-    crop,
     features,
     local_windows,
     plan_for,
 )
-from autodual.engines.backward.weigh import sizes, weigh, weighable
+from autodual.engines.backward.smaller import Patches, crop
 from autodual.engines.memory import Budget, even_split
-from autodual.sets import InputSet
-
-# Leaving out channels that are dead in every example of the batch.
-#
-# Where an activation's band is zero for a whole channel, no coefficient gets past it: neither the layer that computes the channel nor
-# what reads it needs to. Robustly trained networks have many such channels. The bounds are the same numbers.
-
-WORTHWHILE = 0.85
-"""Channels are left out only if at most this part of them is alive."""
-
-
-@dataclass
-class _Draft:
-    """Changed layers and the channels that are kept of each changed node."""
-
-    layers: dict[int, DualLayer]
-    kept: dict[int, Tensor]
-
-
-def alive_channels(*parts: Tensor) -> Tensor | None:
-    """Indices of the channels where some part is not zero; None if leaving out the others is not worthwhile."""
-    if parts[0].dim() == 1:  # one number per example: nothing to leave out
-        return None
-    alive = added([flat(part.abs(), 2).sum((0, 2)) for part in parts]) != 0
-    channels = alive.nonzero().squeeze(1)
-    return channels if 0 < len(channels) <= WORTHWHILE * len(alive) else None
-
-
-def prune(network: DualNetwork, alive: dict[int, Tensor]) -> tuple[DualNetwork, dict[int, Tensor]]:
-    """The network with only the given channels of these activations, and the channels that are kept of each changed node.
-
-    An activation is left as it is where a neighbour does not know how to be narrowed.
-    """
-    draft = _Draft({}, {})
-    for index, channels in alive.items():
-        change = _Draft(dict(draft.layers), dict(draft.kept))
-        if _narrow(network, index, channels, change):
-            draft = change
-    nodes = [
-        replace(node, layer=draft.layers.get(i, node.layer), shape=_shape(node.shape, draft.kept.get(i)))
-        for i, node in enumerate(network.nodes)
-    ]
-    return DualNetwork(tuple(nodes), network.output), draft.kept
-
-
-def _shape(shape: tuple[int, ...], kept: Tensor | None) -> tuple[int, ...]:
-    return shape if kept is None else (len(kept), *shape[1:])
-
-
-def _narrow(network: DualNetwork, activation: int, channels: Tensor, draft: _Draft) -> bool:
-    if activation == network.output:
-        return False
-    draft.kept[activation] = channels
-    source = network.nodes[activation].inputs[0]
-    readers = network.readers[activation]
-    return _narrow_result(network, source, activation, channels, draft) and all(
-        _narrow_operand(network, reader, activation, channels, draft) for reader in readers
-    )
-
-
-def _narrow_result(network: DualNetwork, index: int, reader: int, channels: Tensor, draft: _Draft) -> bool:
-    """Compute only some channels of a node that has one reader."""
-    layer = draft.layers.get(index, network.nodes[index].layer)
-    if not isinstance(layer, AffineDual) or network.readers[index] != (reader,):
-        return False
-    narrowed = layer.narrowed(results=channels)
-    if narrowed is None:
-        return False
-    draft.layers[index], draft.kept[index] = narrowed, channels
-    if not layer.channelwise:
-        return True
-    shape, inputs = network.nodes[index].shape, network.nodes[index].inputs
-    if any(len(s) != len(shape) or s[0] != shape[0] for s in network.operand_shapes(index)):
-        return False  # an operand is broadcast over the channels
-    return all(_narrow_result(network, i, index, channels, draft) for i in inputs)
-
-
-def _narrow_operand(network: DualNetwork, index: int, source: int, channels: Tensor, draft: _Draft) -> bool:
-    """Read only some channels of a node."""
-    layer = draft.layers.get(index, network.nodes[index].layer)
-    if isinstance(layer, DualReshape):
-        return _narrow_flattened(network, index, source, channels, draft)
-    if not isinstance(layer, AffineDual) or layer.channelwise or len(network.nodes[index].inputs) != 1:
-        return False
-    narrowed = layer.narrowed(operands=channels)
-    if narrowed is None:
-        return False
-    draft.layers[index] = narrowed
-    return True
-
-
-def _narrow_flattened(network: DualNetwork, index: int, source: int, channels: Tensor, draft: _Draft) -> bool:
-    before, after = network.nodes[source].shape, network.nodes[index].shape
-    if len(after) != 1 or index == network.output:
-        return False
-    size = math.prod(before[1:])
-    features = (channels.unsqueeze(1) * size + torch.arange(size, device=channels.device)).flatten()
-    draft.layers[index], draft.kept[index] = DualReshape((len(features),)), features
-    return all(_narrow_operand(network, reader, index, features, draft) for reader in network.readers[index])
-
+from autodual.kernels.weigh import weigh, weighable, weighted_l1
+from autodual.sets import InputSet, norm_of
 
 # Pulling rows back through a dual network: the traversal that the backward engines share. [SPAD Eq. 8]
 
@@ -167,7 +66,7 @@ def pull_back(
 def over_chunks(
     network: DualNetwork, target: int, plan: Plan, budget: Budget, like: Tensor, bound: Callable[[Rows], Tensor]
 ) -> Tensor:
-    """`bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored."""
+    """Results of `bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored."""
     size = even_split(plan.count, budget.rows(network, target, like))
     chunks = plan.chunks(size, like)
     if torch.is_grad_enabled() and size < plan.count:
@@ -175,15 +74,14 @@ def over_chunks(
     return plan.assemble([bound(rows) for rows in chunks])
 
 
-# How far rows of a network with parallel lines can move: pulled back once, for both sides.
+# The radius of rows and of all units of a node.
 
-FEW = 0.3
+FEW_UNSTABLE = 0.3
 """Unstable units are gathered if at most this part of all units is unstable in some example."""
 
 
-class Reach(NamedTuple):
-    """How far below and above its centre every unit of a node can be; and what errors before it add up to, if there are any: those of
-    bounds, and those of the network as it runs."""
+class UnitRadii(NamedTuple):
+    """How far below and above its centre every unit of a node can be, and the errors of that, where they are counted."""
 
     below: Tensor
     above: Tensor
@@ -205,46 +103,44 @@ class RadiusPass:
     """Units of an activation that are unstable in some example, per order in memory, once they have been looked for."""
 
     plans: dict[int, Plan | Patches] = field(default_factory=dict)
-    """By node, once one has been made."""
+    """How all units of a node are treated, by node, once that has been planned."""
 
     static: bool = False
     """Whether shapes must not depend on values, nor the host wait for them."""
     errors: dict[int, Tensor] = field(default_factory=dict)
-    """By activation, for a proof: see `Rounding`."""
+    """Errors of activations, for a proof: see `Rounding`."""
     run_errors: dict[int, Tensor] = field(default_factory=dict)
-    """Of the network as it runs, if they are asked for."""
+    """Run errors of activations, if they are asked for."""
 
     def of_rows(self, index: int, rows: Rows) -> Tensor:
         """The dual norm of the input's coefficients plus the l1 norm of those of all unstable units. [SPAD Thm 1]"""
-        return self._pulled_back(index, rows, [], [])
+        return added(self._terms(index, rows)[0])
 
     def of_rows_with_errors(self, index: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """The radius, and what the errors of activations add up to, multiplied by their coefficients: of bounds, and as it runs."""
-        errors, run_errors = list[Tensor](), list[Tensor]()
-        radius = self._pulled_back(index, rows, errors, run_errors)
-        none = [torch.zeros_like(radius)]
-        return radius, added(errors or none), added(run_errors or none)
+        """The radius of rows, and sums over activations of |coefficients| times errors and times run errors."""
+        radius, errors, run_errors = self._terms(index, rows)
+        total = added(radius)
+        none = [torch.zeros_like(total)]
+        return total, added(errors or none), added(run_errors or none)
 
-    def _pulled_back(self, index: int, rows: Rows, errors: list[Tensor], run_errors: list[Tensor]) -> Tensor:
-        total: list[Tensor] = []
+    def _terms(self, index: int, rows: Rows) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """What the input and every activation add to the radius of rows, to their error and to their run error."""
+        total, errors, run_errors = list[Tensor](), list[Tensor](), list[Tensor]()
+        kinds = [(terms, known) for terms, known in ((errors, self.errors), (run_errors, self.run_errors)) if known]
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
             slope, radius = self.bands[activation].slope, self.bands[activation].radius
             coefficients = laid_out_like(coefficients, slope)
-            sums = [(errors, self.errors[activation])] if self.errors else []
-            if self.run_errors:
-                sums.append((run_errors, self.run_errors[activation]))
             if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
-                for found, error in sums:
-                    found.append(rows.norm(activation, coefficients, error))
+                for terms, known in kinds:
+                    terms.append(rows.norm(activation, coefficients, known[activation]))
                 return passed
-            if sums:
-                size, *sizes_of_errors = rows.norms(activation, coefficients, radius, *(error for _, error in sums))
-                total.append(size)
-                for (found, _), size_of_error in zip(sums, sizes_of_errors, strict=True):
-                    found.append(size_of_error)
+            if kinds:
+                sizes = rows.norms(activation, coefficients, radius, *(known[activation] for _, known in kinds))
+                for terms, size in zip([total, *(terms for terms, _ in kinds)], sizes, strict=True):
+                    terms.append(size)
             else:
                 total.append(self._unstable_units(rows, activation, coefficients))
             return None if activation in self.constant else coefficients * slope
@@ -252,7 +148,7 @@ class RadiusPass:
         on_input = pull_back(self.network, index, rows.seed, through)
         if on_input is not None:
             total.append(self._support(rows, on_input))
-        return added(total)
+        return total, errors, run_errors
 
     def _unstable_units(self, rows: Rows, activation: int, coefficients: Tensor) -> Tensor:
         """The l1 norm of the coefficients on the unstable units, weighted by their radius; few units are gathered first."""
@@ -262,21 +158,22 @@ class RadiusPass:
             if key not in self.unstable:
                 self.unstable[key] = flat_pair(coefficients, radius)[1].any(0).nonzero().squeeze(1)
             units = self.unstable[key]
-            if len(units) < FEW * math.prod(radius.shape[1:]):
+            if len(units) < FEW_UNSTABLE * math.prod(radius.shape[1:]):
                 some, size = (v.index_select(-1, units) for v in flat_pair(coefficients, radius))
                 return rows.inner(activation, some.abs(), size)
         return rows.norm(activation, coefficients, radius)
 
     def _worthwhile(self, rows: Rows, coefficients: Tensor, radius: Tensor, *slope: Tensor) -> bool:
-        """Whether to have a kernel for it."""
+        """Whether to use the kernel."""
         return isinstance(rows, DenseRows) and weighable(coefficients, radius, *slope, in_graph=self.static)
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
-        if self.region.dual_norm == 1 and self._worthwhile(rows, coefficients, self.region.radius):
-            return sizes(coefficients, self.region.radius)
-        if self.region.dual_norm is not None:
-            return rows.support(0, coefficients, self.region)
-        return rows.inner(0, coefficients, self.region.centre) - self.region.minimise(coefficients)
+        region, norm = self.region, norm_of(self.region)
+        if norm is None:
+            return rows.inner(0, coefficients, region.centre) - region.minimise(coefficients)
+        if norm.separable and self._worthwhile(rows, coefficients, region.radius):
+            return weighted_l1(coefficients, region.radius)
+        return rows.support(0, coefficients, norm, region.radius)
 
     def plan(self, index: int) -> Plan | Patches:
         """The cheapest way to treat all units of a node, by counting values."""
@@ -293,41 +190,41 @@ class RadiusPass:
         channels = self.network.nodes[index].shape[0]
         return patches if patches.cost * channels < plan.count * features(self.network, index) else plan
 
-    def of_some_units(self, index: int, units: Tensor) -> Reach:
-        """[N, len(units)]: of some units of a node, given by their place in the flattened shape."""
+    def of_some_units(self, index: int, units: Tensor) -> UnitRadii:
+        """Radii [N, len(units)] of some units of a node, given by their place in the flattened shape."""
         radius, *errors = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))
-        return Reach(radius, radius, *errors)
+        return UnitRadii(radius, radius, *errors)
 
-    def of_units(self, index: int) -> Reach:
-        """Of every unit of a node, by the cheapest way: patches, cells or rows."""
+    def of_units(self, index: int) -> UnitRadii:
+        """Radii of all units of a node, in the cheapest way: by patches, cells or rows."""
         plan = self.plan(index)
         if isinstance(plan, Patches):
             radius, *errors = self._of_patches(plan)
-            return Reach(radius, radius, *errors)
+            return UnitRadii(radius, radius, *errors)
         below, *errors = self._of_plan(index, plan)
-        above = below if self.region.dual_norm is not None else self._over(index, plan, _flipped(self.of_rows))
-        return Reach(below, above, *errors)
+        above = below if norm_of(self.region) is not None else self._over(index, plan, _flipped(self.of_rows))
+        return UnitRadii(below, above, *errors)
 
     def _of_plan(self, index: int, plan: Plan) -> tuple[Tensor, ...]:
-        """Radius and errors of the units that are planned for."""
+        """Radius and errors of the units of a plan."""
         if not self.errors:
             return (self._over(index, plan, self.of_rows),)
         return self._over(index, plan, self._with_errors).chunk(self._results)
 
     @property
     def _results(self) -> int:
-        """How many numbers a proof finds for every row."""
+        """How many numbers are found for every row: its radius, and the errors that are counted."""
         return 1 + bool(self.errors) + bool(self.run_errors)
 
     def _over(self, index: int, plan: Plan, work: Callable[[int, Rows], Tensor]) -> Tensor:
         return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
-        """[R, 2 N or 3 N, ...]: results and, after them, errors."""
+        """[R, 2 N or 3 N, ...]: radii and, after them, errors."""
         return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[: self._results]), dim=1)
 
     def _of_patches(self, patches: Patches) -> tuple[Tensor, ...]:
-        """Every unit as the output of a small network over many virtual examples, some at a time."""
+        """Radius and errors of every unit, as the output of a small network over many virtual examples, some at a time."""
         network = patches.network
         region, bands = patches.region(self.region), patches.bands(self.bands)
         errors, run_errors = (

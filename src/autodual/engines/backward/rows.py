@@ -2,7 +2,7 @@
 
 Bounding a node means pulling one row back for each of its units. Dense rows do just that. But a unit of an early convolution
 sees a patch, not the image: units whose patches cannot overlap anywhere share one row, like the colours of a compressed
-Jacobian, and every sum over features becomes a sum over the cell of each unit. Same numbers, far fewer rows.
+Jacobian, and every sum over features becomes a sum over the cell of each unit: the same numbers from far fewer rows.
 """
 
 from __future__ import annotations
@@ -17,124 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodual._tensor import Shape, flat_pair, safe_sqrt
-from autodual.dual import AffineDual, Band, DualNetwork, DualNode, ElementwiseDual, Window
-from autodual.dual.shape import DualPad
-from autodual.engines.backward.weigh import sizes, weighable
-from autodual.sets import Box, InputSet, NormSet
-
-# Bounding a convolution's units one patch at a time.
-#
-# A unit of a convolution sees a patch of every earlier node, and all its units see patches of the same size. So they are the units
-# of *one* small network, cropped to the patch and without padding, over as many virtual examples as there are (example,
-# position) pairs; each virtual example has its own cut of the bands and of the input set, zero outside the image. The exact
-# bound of the cropped network is the exact bound of the unit, at the price of the patch instead of the image.
-
-
-@dataclass(frozen=True)
-class Patches:
-    """A network cropped to what one unit of `target` sees."""
-
-    network: DualNetwork
-    places: dict[int, int]
-    """Where the activations (and the input, 0) of the whole network are in the cropped one."""
-    windows: dict[int, Window]
-    space: Shape
-    """Spatial shape of the target: one virtual example per position."""
-
-    @property
-    def cost(self) -> int:
-        """Values that one row of all virtual examples passes through."""
-        return math.prod(self.space) * sum(math.prod(node.shape) for node in self.network.nodes)
-
-    def bands(self, bands: dict[int, Band]) -> dict[int, Band]:
-        """The bands of all activations, cut for the virtual examples."""
-        cut = {}
-        for index, place in self.places.items():
-            if index in bands:
-                slope, radius = self.cut(index, bands[index].slope), self.cut(index, bands[index].radius)
-                cut[place] = Band(slope, torch.zeros_like(slope[:1]), radius)
-        return cut
-
-    def region(self, region: InputSet) -> InputSet:
-        """The input set, cut for the virtual examples and centred at zero: only its radius counts."""
-        radius = self.cut(0, region.radius.expand(len(region), *region.centre.shape[1:]))
-        centre = torch.zeros_like(radius[:1]).expand_as(radius)
-        if region.dual_norm == 1:
-            return Box.around(centre, radius)
-        assert region.dual_norm is not None
-        return NormSet(centre, radius, region.dual_norm)
-
-    def cut(self, index: int, values: Tensor) -> Tensor:
-        """[N, C, *space] -> [N * positions, C, *patch], with zeros outside."""
-        window, dims = self.windows[index], len(self.space)
-        pads: list[int] = []
-        for d in reversed(range(dims)):
-            last = (self.space[d] - 1) * window.stride[d] + window.high[d]
-            pads += [-window.low[d], last + 1 - values.shape[2 + d]]
-        patches = F.pad(values, pads)
-        for d in range(dims):
-            patches = patches.unfold(2 + d, window.high[d] - window.low[d] + 1, window.stride[d])
-        order = [0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims)]
-        return patches.permute(order).flatten(0, dims)
-
-    def assemble(self, radius: Tensor) -> Tensor:
-        """[C, N * positions] -> [N, C, *space]."""
-        return radius.reshape(radius.shape[0], -1, *self.space).transpose(0, 1).contiguous()
-
-
-def crop(network: DualNetwork, target: int, windows: dict[int, Window]) -> Patches | None:
-    """The network that one unit of the target sees; None if some layer is not the same at every position."""
-    nodes: list[DualNode] = []
-    places: dict[int, int] = {}
-    for index in reversed(network.ancestors(target)):
-        node, window = network.nodes[index], windows[index]
-        shape = (node.shape[0], *_size(window))
-        layer, inputs = node.layer, [places[i] for i in node.inputs]
-        if isinstance(layer, AffineDual):
-            inner = layer.window(network.operand_shapes(index))
-            layer = layer.cropped(shape)
-            if layer is None or inner is None or _leaks(network, index, inner):
-                return None
-            inputs = [
-                _narrowed(nodes, i, windows[j], window.then(inner)) for i, j in zip(inputs, node.inputs, strict=True)
-            ]
-        places[index] = len(nodes)
-        nodes.append(DualNode(node.name, layer, tuple(inputs), shape))
-    return Patches(DualNetwork(tuple(nodes), len(nodes) - 1), places, windows, network.nodes[target].shape[1:])
-
-
-def _size(window: Window) -> Shape:
-    return tuple(h - a + 1 for a, h in zip(window.low, window.high, strict=True))
-
-
-def _narrowed(nodes: list[DualNode], place: int, whole: Window, read: Window) -> int:
-    """A node that cuts what one consumer reads out of what all consumers read; the node itself if that is all of it."""
-    before = tuple(r - w for r, w in zip(read.low, whole.low, strict=True))
-    after = tuple(w - r for r, w in zip(read.high, whole.high, strict=True))
-    if not any(before) and not any(after):
-        return place
-    amounts = [-n for pair in zip(reversed(before), reversed(after), strict=True) for n in pair]
-    shape = (nodes[place].shape[0], *_size(read))
-    nodes.append(DualNode(f"{nodes[place].name}[cut]", DualPad(tuple(amounts), 0.0, shape), (place,), shape))
-    return len(nodes) - 1
-
-
-def _leaks(network: DualNetwork, index: int, inner: Window) -> bool:
-    """Whether positions outside the image would reach the input: through two windows with nothing between that is zero there."""
-    if inner == Window.same(len(inner.stride)):
-        return False
-    pending = list(network.nodes[index].inputs)
-    while pending:
-        source = pending.pop()
-        layer = network.nodes[source].layer
-        if layer is None or isinstance(layer, ElementwiseDual):
-            continue
-        reads = layer.window(network.operand_shapes(source))
-        if reads != Window.same(len(inner.stride)):
-            return True
-        pending.extend(network.nodes[source].inputs)
-    return False
+from autodual._tensor import Shape, flat_pair
+from autodual.dual import AffineDual, DualNetwork, Window
+from autodual.kernels.weigh import weighable, weighted_l1
+from autodual.sets import InputSet, Norm, norm_of
 
 
 class Rows(ABC):
@@ -144,23 +30,23 @@ class Rows(ABC):
 
     @abstractmethod
     def flipped(self) -> Rows:
-        """The same rows with the opposite sign."""
+        """These rows with the opposite sign."""
 
     @abstractmethod
     def inner(self, node: int, a: Tensor, b: Tensor) -> Tensor:
         """Sum over the features of `node` of a [R, N or 1, *shape] times b [N or 1, *shape], for every unit of the rows."""
 
     def norm(self, node: int, a: Tensor, b: Tensor) -> Tensor:
-        """The same with the absolute values of a."""
+        """`inner` with the absolute values of a."""
         return self.inner(node, a.abs(), b)
 
     def norms(self, node: int, a: Tensor, *values: Tensor) -> list[Tensor]:
-        """The same for several b."""
+        """`norm` for several b."""
         return [self.norm(node, a, b) for b in values]
 
     @abstractmethod
-    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
-        """Half-width of a'x over a set with a dual norm: norm(radius * a), for every unit of the rows."""
+    def support(self, node: int, a: Tensor, norm: Norm, radius: Tensor) -> Tensor:
+        """Half-width of a'x over a set with a norm: dual norm(radius * a), for every unit of the rows."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +67,7 @@ class DenseRows(Rows):
         return _inner_products(a, b.unsqueeze(1))[:, 0].T
 
     def norm(self, node: int, a: Tensor, b: Tensor) -> Tensor:
-        return sizes(a, b) if weighable(a, b) else super().norm(node, a, b)
+        return weighted_l1(a, b) if weighable(a, b) else super().norm(node, a, b)
 
     def norms(self, node: int, a: Tensor, *values: Tensor) -> list[Tensor]:
         if a.shape[1] == 1 or weighable(a, values[0]):
@@ -190,13 +76,10 @@ class DenseRows(Rows):
         sums = _inner_products(flat[0][0].abs(), torch.stack([b for _, b in flat], dim=1))
         return [part.T for part in sums.unbind(1)]
 
-    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
-        if region.dual_norm == 1:
-            return self.norm(node, a, region.radius.expand(len(region.radius), *a.shape[2:]))
-        scaled = a * region.radius
-        if region.dual_norm == 2:
-            return safe_sqrt(scaled.square().flatten(2).sum(-1))
-        return scaled.abs().flatten(2).amax(-1)
+    def support(self, node: int, a: Tensor, norm: Norm, radius: Tensor) -> Tensor:
+        if norm.separable:
+            return self.norm(node, a, radius.expand(len(radius), *a.shape[2:]))
+        return norm.dual((a * radius).flatten(2))
 
 
 def _inner_products(a: Tensor, b: Tensor) -> Tensor:
@@ -225,7 +108,7 @@ class CellRows(Rows):
         return self._cells(node, (a * b).sum(2)).sum(self._inside)
 
     def _inner_shared(self, node: int, a: Tensor, b: Tensor) -> Tensor:
-        """The same when all examples share the coefficients: a matrix product per cell."""
+        """`inner` for coefficients that all examples share: a matrix product per cell."""
         count, batch = a.shape[0], b.shape[0]
         per_cell = [
             self._cells(node, v)
@@ -235,15 +118,13 @@ class CellRows(Rows):
         ]
         return torch.bmm(per_cell[0], per_cell[1].transpose(1, 2)).permute(1, 2, 0).reshape(count, batch, *self.cells)
 
-    def support(self, node: int, a: Tensor, region: InputSet) -> Tensor:
-        if region.dual_norm == 1 and region.radius.numel() == 1:
-            return self._cells(node, a.abs().sum(2)).sum(self._inside) * region.radius.squeeze()
-        if region.dual_norm == 1:
-            return self.norm(node, a, region.radius)
-        scaled = a * region.radius
-        if region.dual_norm == 2:
-            return safe_sqrt(self._cells(node, scaled.square().sum(2)).sum(self._inside))
-        return self._cells(node, scaled.abs().amax(2)).amax(self._inside)
+    def support(self, node: int, a: Tensor, norm: Norm, radius: Tensor) -> Tensor:
+        if norm.separable and radius.numel() == 1:
+            return self._cells(node, a.abs().sum(2)).sum(self._inside) * radius.squeeze()
+        if norm.separable:
+            return self.norm(node, a, radius)
+        per_position = norm.gather(norm.measure(a * radius), 2)
+        return norm.finish(norm.gather(self._cells(node, per_position), self._inside))
 
     @property
     def _inside(self) -> list[int]:
@@ -391,7 +272,7 @@ def plan_for(network: DualNetwork, target: int, windows: dict[int, Window] | Non
 def local_windows(network: DualNetwork, target: int, region: InputSet) -> dict[int, Window] | None:
     """What one unit of the target reads of every earlier node; None if some node may be read as a whole."""
     dims = len(network.nodes[target].shape) - 1
-    if dims < 1 or region.dual_norm is None:
+    if dims < 1 or norm_of(region) is None:
         return None
     windows = {target: Window.same(dims)}
     for index in network.ancestors(target):

@@ -1,4 +1,4 @@
-"""The state of one backward computation, and bounds from it: with parallel lines (`Dual`), or with two lines per unit (`Crown`)."""
+"""One backward computation: relaxations of activations, and bounds from them, by bands (`Dual`) or by two lines per unit (`Crown`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from autodual._tensor import added, channels_inside, flat, laid_out_like, put_at
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
-from autodual.engines.backward.radius import RadiusPass, alive_channels, over_chunks, prune, pull_back
+from autodual.engines.backward.radius import RadiusPass, over_chunks, pull_back
 from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_windows, plan_for
+from autodual.engines.backward.smaller import alive_channels, prune
+from autodual.engines.errors import SAFETY, Errors
 from autodual.engines.memory import Budget
-from autodual.engines.rounding import OWN, Errors, Rounding, of_underflow
+from autodual.engines.rounding import Rounding, of_underflow
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 from autodual.spec import Spec
 
 # The centres of all nodes: the network with every activation replaced by the middle of its band.
@@ -42,8 +44,8 @@ class Centres(Pass[Tensor]):
 
 
 @dataclass(frozen=True)
-class Reaches(Pass[Tensor]):
-    """A radius that is at least the exact one: |W| r, and |slope| r + radius of the band; in a proof, with room for rounding."""
+class RadiusBounds(Pass[Tensor]):
+    """Radii that are at least the exact ones: |W| r, and |slope| r + radius of the band; in a proof, with room for rounding."""
 
     region: InputSet
     bands: dict[int, Band]
@@ -71,7 +73,6 @@ class Solver(ABC):
     """
 
     def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
-        """rounding: told what happens on the way."""
         self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
 
     @abstractmethod
@@ -84,12 +85,11 @@ class Solver(ABC):
 
     def settle(self, index: int) -> Interval:
         """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
-        return self.bound(self.network.nodes[index].inputs[0])
+        return self.bound(self.network.source(index))
 
     @abstractmethod
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Bounds from below on the rows, and what the errors of activations add up to, multiplied by their coefficients: those of the
-        bound, and, if asked for, those of the network as it runs."""
+        """Bounds from below on the rows, and sums over activations of |coefficients| times errors and (as_run) times run errors."""
 
     def minimum(self, index: int, spec: Spec) -> Tensor:
         """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""
@@ -101,11 +101,11 @@ class Solver(ABC):
         assert isinstance(rounding, Rounding)
         rows = self.rows(index, spec)
         lower, error, run_error = self.lower(index, rows, as_run=True)
-        total = OWN * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
+        total = SAFETY * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
         products = sum(math.prod(node.shape) for node in self.network.nodes)
         total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
         slack = total - rows.inner(index, rows.seed, self._drift(index, rounding))
-        run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))
+        run_error = SAFETY * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))
         return lower.T, slack.T, run_error.T
 
     def _drift(self, index: int, rounding: Rounding) -> Tensor:
@@ -115,20 +115,15 @@ class Solver(ABC):
         return DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *self.network.nodes[index].shape))
 
     def narrow(self, index: int, values: Tensor) -> Tensor:
-        """The channels of a node [N, C, *space] that coefficients are kept for: all of them, unless a solver leaves some out."""
+        """The channels of a node [N, C, *space] that rows have coefficients for: all of them, unless a solver leaves some out."""
         return values
-
-    def activation(self, index: int) -> ElementwiseDual:
-        layer = self.network.nodes[index].layer
-        assert isinstance(layer, ElementwiseDual)
-        return layer
 
 
 # Bounds from parallel lines: a centre that goes forward, and a radius that is pulled back.
 
 DEEP = 3
-"""From so many activations on, what the network as it runs is wrong by is pulled back with the bounds on what comes after them."""
-WORTHWHILE = 0.7
+"""From so many activations on, run errors are pulled back together with the bounds on later nodes, which makes them smaller."""
+FEW_CURVED = 0.7
 """Units are singled out for exact bounds if at most this part of them needs any."""
 
 
@@ -144,11 +139,11 @@ class DualSolver(Solver):
         self._slim, self._kept = network, dict[int, Tensor]()
         self._ready, self._ready_errors = dict[int, Band](), dict[int, Tensor]()
         self._ready_run_errors = dict[int, Tensor]()
-        """Bands and errors of activations as rows meet them: of the channels that are kept, in the order of convolutions."""
-        self._reaches = OnDemand(network, Reaches(region, self.bands, rounding))
+        """Bands and errors of activations as rows meet them: only channels that are kept, laid out as convolutions need them."""
+        self._radius_bounds = OnDemand(network, RadiusBounds(region, self.bands, rounding))
 
     def relax(self, index: int, interval: Interval) -> None:
-        self.set_band(index, interval, self.activation(index).band(interval))
+        self.set_band(index, interval, self.network.activation(index).band(interval))
 
     def set_band(self, index: int, interval: Interval, band: Band) -> None:
         self.bands[index] = band
@@ -183,15 +178,15 @@ class DualSolver(Solver):
         The radius is a norm of the unit's generators, so |W| times the radii of the layer before is never smaller. Where even
         with that one the activation is straight, its band is what the exact radius would give.
         """
-        source = self.network.nodes[index].inputs[0]
+        source = self.network.source(index)
         radius = self._radius()
-        dense = self.region.dual_norm is not None and isinstance(radius.plan(source), DensePlan)
+        dense = norm_of(self.region) is not None and isinstance(radius.plan(source), DensePlan)
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
             return self._remember(source, self._bound(source, radius))
-        centre, reach = self.centre(source), self._reaches.at(source)
-        curved = self.activation(index).band(Interval.around(centre, reach)).radius != 0
+        centre, reach = self.centre(source), self._radius_bounds.at(source)
+        curved = self.network.activation(index).band(Interval.around(centre, reach)).radius != 0
         units = flat(curved, 1).any(0).nonzero().squeeze(1)
-        if len(units) > WORTHWHILE * curved[0].numel():
+        if len(units) > FEW_CURVED * curved[0].numel():
             return self._remember(source, self._bound(source, radius))
         error = run_error = None
         if len(units) > 0:
@@ -201,7 +196,7 @@ class DualSolver(Solver):
         return self._remember(source, Interval.around(centre, reach))
 
     def _remember(self, index: int, interval: Interval) -> Interval:
-        self._reaches.put(index, self.rounding.reach(index, interval))
+        self._radius_bounds.put(index, self.rounding.reach(index, interval))
         return interval
 
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,7 +207,7 @@ class DualSolver(Solver):
         return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index, rounding)
 
     def _radius(self, as_run: bool | None = None) -> RadiusPass:
-        """as_run: with the errors of the network as it runs; if nothing is said, where it is deep."""
+        """as_run: whether to count run errors; None: only in a deep network."""
         for i, band in self.bands.items():
             if i not in self._ready:
                 self._ready[i] = Band(self._laid_out(i, band.slope), band.centre, self._laid_out(i, band.radius))
@@ -229,7 +224,7 @@ class DualSolver(Solver):
 def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
     """Every activation replaced by the interval of its values: interval bounds as a dual problem."""
     for index, interval in intervals.items():
-        image = solver.activation(index).image(interval)
+        image = solver.network.activation(index).image(interval)
         solver.bands[index] = Band(torch.zeros_like(image.lower), image.centre, image.radius)
         solver.constant.add(index)
     return solver
@@ -239,14 +234,14 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
 
 
 class CrownSolver(Solver):
-    """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back."""
+    """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back on its own."""
 
     def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
         super().__init__(network, region, budget, rounding)
         self.chosen: dict[int, Lines] = {}
 
     def relax(self, index: int, interval: Interval) -> None:
-        lines = self.activation(index).lines(interval)
+        lines = self.network.activation(index).lines(interval)
         self.chosen[index] = Lines(*(channels_inside(getattr(lines, f.name)) for f in fields(lines)))
         self.rounding.enter_lines(index, interval, lines)
 
@@ -280,11 +275,12 @@ class CrownSolver(Solver):
 
         on_input = pull_back(self.network, index, rows.seed, through, add_bias)
         assert on_input is not None
-        if self.region.dual_norm is not None:
-            centre = rows.inner(0, on_input, self.region.centre)
-            total.append(centre - rows.support(0, on_input, self.region))
+        region, norm = self.region, norm_of(self.region)
+        if norm is None:
+            total.append(region.minimise(on_input))
         else:
-            total.append(self.region.minimise(on_input))
+            centre = rows.inner(0, on_input, region.centre)
+            total.append(centre - rows.support(0, on_input, norm, region.radius))
         return added(total)
 
     def bound(self, index: int) -> Interval:

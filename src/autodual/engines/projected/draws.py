@@ -20,31 +20,8 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, channels_inside, stacked
 from autodual.dual import DualNetwork
-from autodual.sets import InputSet
-
-
-@dataclass(frozen=True)
-class Angles:
-    """Cauchy numbers [k, N or 1, *shape] as tan(angles + turns): angles [k, N or 1, *shape], turns [N, *shape] if there are any."""
-
-    angles: Tensor
-    turns: Tensor | None = None
-
-    def numbers(self) -> Tensor:
-        return self.some(slice(None))
-
-    def some(self, part: slice) -> Tensor:
-        """The numbers of some of the k projections."""
-        return self.angles[part].tan() if self.turns is None else (self.angles[part] + self.turns).tan_()
-
-    @classmethod
-    def of(cls, numbers: Tensor) -> Angles:
-        """Given Cauchy numbers [k, N or 1, *shape]."""
-        return cls(numbers.atan())
-
-    def fits(self, shape: Shape, examples: int) -> bool:
-        turned = self.turns is None or tuple(self.turns.shape) == (examples, *shape)
-        return tuple(self.angles.shape[2:]) == shape and self.angles.shape[1] in (1, examples) and turned
+from autodual.kernels.stream import Angles
+from autodual.sets import InputSet, Norm, Projection, norm_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +42,14 @@ class Draws:
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """Where they were drawn from; PyTorch's global one when None."""
 
+    def begins_for(self, norm: Norm, shape: Shape) -> bool:
+        """Whether the input's numbers are those that sets of this norm need, for examples of this shape."""
+        if norm.projection is Projection.CAUCHY:
+            return isinstance(self.first, Angles) and self.first.fits(shape, 1)
+        if norm.projection is Projection.GAUSSIAN:
+            return isinstance(self.first, Tensor) and tuple(self.first.shape[2:]) == shape
+        return self.first is None
+
     def renew_(self, generator: torch.Generator | None = None) -> Draws:
         """Fresh numbers in the same memory, from where the first ones came unless another generator is given."""
         generator = self.generator if generator is None else generator
@@ -82,9 +67,9 @@ class Draws:
         return self
 
 
-def passed(network: DualNetwork) -> list[int]:
-    """Activations that some other activation comes after; a stream ends at the others."""
-    sources = {network.nodes[i].inputs[0] for i in network.activations}
+def passed_activations(network: DualNetwork) -> list[int]:
+    """Activations that another activation comes after; streams end at the others."""
+    sources = {network.source(i) for i in network.activations}
     before = {i for source in sources for i in network.ancestors(source)}
     return [i for i in network.activations if i in before]
 
@@ -103,9 +88,11 @@ def draw(
             f"generator is on {generator.device}, but the input is on {like.device}; "
             f"make it with torch.Generator(device={str(like.device)!r})"
         )
-    shapes = {i: network.nodes[i].shape for i in (passed(network) if activations is None else activations)}
-    draws = (_in_one_piece if like.is_cuda else _apart)(shapes, like, k, region.dual_norm == 1)
-    if region.dual_norm == 2:
+    shapes = {i: network.nodes[i].shape for i in (passed_activations(network) if activations is None else activations)}
+    norm = norm_of(region)
+    projection = None if norm is None else norm.projection
+    draws = (_in_one_piece if like.is_cuda else _apart)(shapes, like, k, projection is Projection.CAUCHY)
+    if projection is Projection.GAUSSIAN:
         draws = replace(draws, first=like.new_empty(k, 1, *like.shape[1:]))
     return replace(draws, generator=generator).renew_()
 
@@ -118,7 +105,7 @@ def _apart(shapes: dict[int, Shape], like: Tensor, k: int, cauchy: bool) -> Draw
 
 
 def _in_one_piece(shapes: dict[int, Shape], like: Tensor, k: int, cauchy: bool) -> Draws:
-    """The same for a GPU, which draws many numbers as fast as a few."""
+    """Memory for angles in one piece, for a GPU, which draws many numbers as fast as a few."""
     sizes = [count * math.prod(shape) for shape in shapes.values() for count in (k, len(like))]
     pool = like.new_empty(sum(sizes) + (k * like[0].numel() if cauchy else 0))
     parts = iter(pool.split([*sizes, len(pool) - sum(sizes)]))

@@ -11,12 +11,12 @@ from torch import Tensor
 from autodual import kernels
 from autodual._errors import ArgumentError, UnsoundError
 from autodual._tensor import channels_inside
-from autodual.dual import Band, DualNetwork, ElementwiseDual, OnDemand
+from autodual.dual import Band, DualNetwork, OnDemand
 from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.backward.rows import DenseRows
 from autodual.engines.backward.solvers import Centres
 from autodual.engines.memory import Budget
-from autodual.engines.projected.draws import Angles, Draws, draw, passed
+from autodual.engines.projected.draws import Draws, draw, passed_activations
 from autodual.engines.projected.estimators import Estimator, QuietGradient
 from autodual.engines.projected.exact_first import first_radii
 from autodual.engines.projected.streams import StreamPass, read
@@ -35,7 +35,8 @@ from autodual.engines.results import (
     warn_of_exact_bounds,
 )
 from autodual.interval import Interval
-from autodual.sets import InputSet
+from autodual.kernels.stream import Angles
+from autodual.sets import InputSet, norm_of
 from autodual.spec import Spec, outputs
 
 
@@ -87,7 +88,7 @@ class Projected(BoundEngine):
         return draw(network, region, self.k, self.generator)
 
     def with_draws(self, draws: Draws) -> Projected:
-        """The same engine with given random numbers."""
+        """This engine with given random numbers."""
         return replace(self, draws=draws)
 
     @property
@@ -114,8 +115,8 @@ class Projected(BoundEngine):
         )
 
     def _relaxed(self, network: DualNetwork, region: InputSet, last: bool = True) -> Relaxed:
-        """`last` asks for the band of the last activation, too."""
-        if region.dual_norm is None:
+        """Bounds on what enters activations, and their bands; `last`: also the band of the last one."""
+        if norm_of(region) is None:
             raise ArgumentError(
                 f"Projected works on norm balls and boxes, whose dual norm it estimates; {type(region).__name__} has none. Use Dual()"
             )
@@ -145,10 +146,10 @@ class Relaxed:
         intervals: dict[int, Interval] = {}
         centres = OnDemand(network, Centres(region, bands))
         for index in network.activations:
-            source = network.nodes[index].inputs[0]
-            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source)[0]
+            source = network.source(index)
+            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source).below
             intervals[index] = Interval.around(centres.at(source), radius)
-            bands[index] = band_of(network, index, intervals[index])
+            bands[index] = network.activation(index).band(intervals[index])
         return cls(intervals, bands, centres)
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
@@ -166,29 +167,19 @@ def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: 
     centres = OnDemand(network, Centres(region, bands))
     intervals: dict[int, Interval] = {}
     for index in network.activations:
-        source = network.nodes[index].inputs[0]
+        source = network.source(index)
         if source not in known and math.prod(network.nodes[source].shape) <= engine.exact_narrow:
-            known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source)[0]
+            known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source).below
         elif source not in known:
             known[source] = read(streams.at(source), engine.estimator)
         centre, radius = channels_inside(centres.at(source)), channels_inside(known[source])
         if last or index != network.activations[-1]:
-            relaxation = activation_at(network, index).relax(centre, radius)
+            relaxation = network.activation(index).relax(centre, radius)
             intervals[index], bands[index] = relaxation.interval, relaxation.band
             centres.put(index, relaxation.middle)
         else:
             intervals[index] = Interval.around(centre, radius.expand_as(centre))
     return Relaxed(intervals, bands, centres)
-
-
-def band_of(network: DualNetwork, index: int, interval: Interval) -> Band:
-    return activation_at(network, index).band(interval)
-
-
-def activation_at(network: DualNetwork, index: int) -> ElementwiseDual:
-    layer = network.nodes[index].layer
-    assert isinstance(layer, ElementwiseDual)
-    return layer
 
 
 def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) -> None:
@@ -197,16 +188,10 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) ->
         raise ArgumentError(f"draws must come from draw(), got {type(draws).__name__}")
     if draws.exact:
         return
-    first, shape = draws.first, tuple(region.centre.shape[1:])
-    needed = passed(network)
+    first, needed = draws.first, passed_activations(network)
     fits = all(i in draws.fresh and draws.fresh[i].fits(network.nodes[i].shape, len(region)) for i in needed)
-    if region.dual_norm == 1:
-        begins = isinstance(first, Angles) and first.fits(shape, 1)
-    elif region.dual_norm == 2:
-        begins = isinstance(first, Tensor) and tuple(first.shape[2:]) == shape
-    else:
-        begins = first is None
-    if not fits or not begins:
+    norm = norm_of(region)
+    if not fits or norm is None or not draws.begins_for(norm, tuple(region.centre.shape[1:])):
         raise ArgumentError(
             f"draws were made for another network, batch size or kind of ball than {len(region)} examples of "
             f"{type(region).__name__}; draw them again with draw(x)"

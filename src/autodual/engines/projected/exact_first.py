@@ -10,9 +10,9 @@ from torch import Tensor
 
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, Pass, walk
 from autodual.engines.backward.radius import RadiusPass
-from autodual.engines.backward.rows import Patches
+from autodual.engines.backward.smaller import Patches
 from autodual.engines.memory import Budget
-from autodual.sets import InputSet
+from autodual.sets import InputSet, norm_of
 
 
 def first_radii(network: DualNetwork, region: InputSet, k: int) -> dict[int, Tensor]:
@@ -26,7 +26,7 @@ def first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
     Known from shapes alone, and the same for every size of batch.
     """
     activations = set(network.activations)
-    sources = {network.nodes[i].inputs[0] for i in network.activations}
+    sources = {network.source(i) for i in network.activations}
     first = {source for source in sources if not set(network.ancestors(source)) & activations}
     return {source for source in first if _is_product(network, region, source) or _fits(network, region, source, k)}
 
@@ -34,7 +34,7 @@ def first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
 def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
     if _is_product(network, region, target):
         return walk(network, _Product(region), target)
-    return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target)[0]
+    return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target).below
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,12 @@ class _Product(Pass[Tensor]):
 
 def _is_product(network: DualNetwork, region: InputSet, target: int) -> bool:
     """Whether |W| of the whole chain, applied to the radius, is the product of the layers' |W|."""
-    return region.dual_norm == 1 and _mixes_once(network, target)
+    return _separable(region) and _mixes_once(network, target)
+
+
+def _separable(region: InputSet) -> bool:
+    norm = norm_of(region)
+    return norm is not None and norm.separable
 
 
 def _mixes_once(network: DualNetwork, target: int) -> bool:
@@ -73,7 +78,7 @@ def _fits(network: DualNetwork, region: InputSet, target: int, k: int) -> bool:
     units = math.prod(network.nodes[target].shape)
     if isinstance(plan, Patches):
         patch = math.prod(plan.network.nodes[0].shape)
-        return patch * (math.prod(plan.space) if region.dual_norm == 1 else units) <= k * units
+        return patch * (math.prod(plan.space) if _separable(region) else units) <= k * units
     if len(region.radius) == 1 and _mixes_once(network, target):
         return True  # the rows are those of one layer's weights, for all examples
     return plan.count * max(math.prod(network.nodes[i].shape) for i in network.ancestors(target)) <= k * units

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from autodual._tensor import added, channels_inside, merge_leading, split_leading
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Pass
-from autodual.engines.projected.draws import Angles, Draws
+from autodual.engines.projected.draws import Draws
 from autodual.engines.projected.estimators import Estimator
-from autodual.engines.projected.stream_ops import can_be_half, fresh_stream, pass_and_add, pass_on
+from autodual.kernels.stream import Angles, can_be_half, fresh_stream, pass_and_add, pass_on
 from autodual.sets import InputSet
 
 INPUT = 0

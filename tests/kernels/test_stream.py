@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from autodual._tensor import channels_inside
-from autodual.engines.projected import median, stream_ops
-from autodual.engines.projected.draws import Angles
-from autodual.engines.projected.median import LARGEST_NETWORK, median_of_sizes, selection_network
-from autodual.engines.projected.stream_ops import fresh_stream, pass_and_add
+from autodual.kernels import median
+from autodual.kernels.median import LARGEST_NETWORK, median_of_sizes, selection_network
+from autodual.kernels.stream import Angles, fresh_stream, pass_and_add
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 10, 31, 50, 64, 100, LARGEST_NETWORK, LARGEST_NETWORK + 1, 200])
@@ -88,7 +87,7 @@ def _inputs(shared: bool, inside: bool) -> tuple[Tensor, Tensor, Tensor, Angles]
 @pytest.mark.parametrize("inside", [True, False], ids=["channels inside", "as they are"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared stream", "own streams"])
 def test_passing_an_activation_equals_the_formula(shared: bool, inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_ops, "CACHED", 200)  # several parts
+    monkeypatch.setattr("autodual.kernels.stream.CACHED", 200)  # several parts
     stream, slope, radius, angles = _inputs(shared, inside)
     weight = torch.randn(5, 3, 2, 4, 4, dtype=torch.float64)
     plain = slope * stream + radius * (angles.angles + angles.turns).tan()

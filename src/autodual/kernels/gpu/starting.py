@@ -1,4 +1,4 @@
-"""What a step starts with: the rows of margins. Twin: `autodual.spec`."""
+"""What a step starts with: the rows of margins. Its plain twin is `autodual.spec.margins`."""
 
 from __future__ import annotations
 

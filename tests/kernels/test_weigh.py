@@ -11,8 +11,8 @@ from torch import Tensor
 
 import autodual as ad
 import autodual.kernels
-from autodual.engines.backward import weigh
 from autodual.engines.prepare import dual_network
+from autodual.kernels import weigh
 from autodual.spec import margins
 
 calls: list[bool] = []
@@ -39,13 +39,12 @@ def _backward(
 
 @pytest.fixture
 def _kernel_in_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = ModuleType("autodual.kernels.weigh")
+    kernel = ModuleType("autodual.kernels.gpu.weigh")
     kernel.forward, kernel.backward = _forward, _backward  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
-    monkeypatch.setattr(autodual.kernels, "weigh", kernel, raising=False)
     monkeypatch.setattr(autodual.kernels, "usable", lambda family, *tensors: family == "weigh")
-    monkeypatch.setattr(weigh, "MANY", 1)
-    monkeypatch.setattr(weigh, "LARGE", 1)
+    monkeypatch.setattr(weigh, "MANY_FEATURES", 1)
+    monkeypatch.setattr(weigh, "MANY_VALUES", 1)
 
 
 @pytest.mark.usefixtures("_kernel_in_plain_code")
@@ -58,8 +57,8 @@ def test_gradients_once_and_twice(examples: int) -> None:
     for part in (weigh.weigh, lambda *t: weigh.weigh(*t)[0], lambda *t: weigh.weigh(*t)[1]):
         assert torch.autograd.gradcheck(part, (rows, slope, radius))
         assert torch.autograd.gradgradcheck(part, (rows, slope, radius))
-    assert torch.autograd.gradcheck(weigh.sizes, (rows, radius))
-    assert torch.autograd.gradgradcheck(weigh.sizes, (rows, radius))
+    assert torch.autograd.gradcheck(weigh.weighted_l1, (rows, radius))
+    assert torch.autograd.gradgradcheck(weigh.weighted_l1, (rows, radius))
 
 
 @pytest.mark.parametrize("ball", [ad.LinfBall(0.1), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.2)], ids=repr)

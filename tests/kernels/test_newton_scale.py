@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 import autodual as ad
-from autodual.engines.projected import estimators
-from autodual.engines.projected.estimators import correction, newton_scale
-from autodual.engines.projected.median import LARGEST_NETWORK
+from autodual.kernels import median
+from autodual.kernels.median import LARGEST_NETWORK, correction, newton_scale
 
 COUNTS = [1, 2, 3, 10, 50, LARGEST_NETWORK + 1]
 KINDS = [
@@ -58,8 +57,8 @@ def test_many_units_are_treated_in_parts(estimator: ad.QuietGradient, monkeypatc
     samples = _cauchy(10, 200).requires_grad_()
     whole = estimator.scale(samples)
     (gradient,) = torch.autograd.grad(whole.sum(), samples)
-    monkeypatch.setattr(estimators, "CHUNK", 30)
-    monkeypatch.setattr(estimators, "CACHED", 70)
+    monkeypatch.setattr(median, "CHUNK", 30)
+    monkeypatch.setattr(median, "CACHED", 70)
     parts = estimator.scale(samples)
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
     torch.testing.assert_close(torch.autograd.grad(parts.sum(), samples)[0], gradient, rtol=1e-12, atol=0)

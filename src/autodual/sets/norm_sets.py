@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual._tensor import safe_sqrt
 from autodual.interval import Interval
 from autodual.sets.base import InputSet
+from autodual.sets.norms import LINF, Norm
 
 
 class Box(InputSet):
     """All x with lower <= x <= upper, elementwise: an l-infinity ball, also a clipped one."""
 
-    dual_norm = 1.0
+    dual_norm = LINF.dual_order
 
     def __init__(self, lower: Tensor, upper: Tensor) -> None:
         if not isinstance(lower, Tensor) or not isinstance(upper, Tensor):
@@ -107,37 +107,26 @@ class Box(InputSet):
 
 
 class NormSet(InputSet):
-    """All x with norm(x - centre) <= radius, in the l2 or the l1 norm; one radius per example."""
+    """All x with norm(x - centre) <= radius; one radius per example."""
 
-    def __init__(self, centre: Tensor, radius: Tensor, dual_norm: float) -> None:
-        self.centre, self.radius, self.dual_norm = centre, radius, dual_norm
+    def __init__(self, centre: Tensor, radius: Tensor, norm: Norm) -> None:
+        self.centre, self.radius, self.norm, self.dual_norm = centre, radius, norm, norm.dual_order
 
     def __getitem__(self, examples: slice) -> NormSet:
-        assert self.dual_norm is not None
-        return NormSet(self.centre[examples], _some(self.radius, examples), self.dual_norm)
+        return NormSet(self.centre[examples], _some(self.radius, examples), self.norm)
 
     def double(self) -> NormSet:
-        assert self.dual_norm is not None
-        return NormSet(self.centre.double(), self.radius.double(), self.dual_norm)
+        return NormSet(self.centre.double(), self.radius.double(), self.norm)
 
     def minimise(self, coefficients: Tensor) -> Tensor:
         linear = (coefficients * self.centre).flatten(2).sum(-1)
-        scaled = (coefficients * self.radius).flatten(2)
-        norm = safe_sqrt(scaled.square().sum(-1)) if self.dual_norm == 2 else scaled.abs().amax(-1)
-        return linear - norm
+        return linear - self.norm.dual((coefficients * self.radius).flatten(2))
 
     def box(self) -> Interval:
         return Interval.around(self.centre, self.radius.expand_as(self.centre))
 
     def vertex(self, direction: Tensor) -> Tensor:
-        flat = direction.flatten(1)
-        if self.dual_norm == 2:
-            unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
-        else:
-            unit = torch.zeros_like(flat)
-            best = flat.abs().argmax(1, keepdim=True)
-            unit.scatter_(1, best, flat.gather(1, best).sign())
-        return self.centre + self.radius * unit.reshape(direction.shape)
+        return self.centre + self.radius * self.norm.farthest(direction.flatten(1)).reshape(direction.shape)
 
     def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
         return self.project(x + size * (self.vertex(direction) - self.centre))
@@ -147,8 +136,8 @@ class NormSet(InputSet):
         centre, radius = self.centre.double(), self.radius.double()
         shift = (x.double() - centre).flatten(1)
         radius = radius.expand(len(x), *radius.shape[1:]).reshape(-1, 1)
-        inside = _into_l2(shift, radius) if self.dual_norm == 2 else _into_l1(shift, radius)
-        length = inside.norm(2 if self.dual_norm == 2 else 1, dim=1, keepdim=True)
+        inside = self.norm.nearest(shift, radius)
+        length = inside.norm(self.norm.order, dim=1, keepdim=True)
         most = radius * (1 - (shift.shape[1] + 8) * torch.finfo(torch.float64).eps)
         inside = torch.where(length > most, inside * (most / length.clamp(min=torch.finfo(torch.float64).tiny)), inside)
         return _not_beyond(centre, inside.reshape(x.shape), x.dtype)
@@ -182,22 +171,6 @@ def _two_difference(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     difference = a - b
     part = difference - a
     return difference, (a - (difference - part)) - (b + part)
-
-
-def _into_l2(shift: Tensor, radius: Tensor) -> Tensor:
-    norm = shift.norm(dim=1, keepdim=True)
-    return torch.where(norm > radius, shift * (radius / norm.clamp(min=torch.finfo(norm.dtype).tiny)), shift)
-
-
-def _into_l1(shift: Tensor, radius: Tensor) -> Tensor:
-    """Euclidean projection onto an l1 ball: shrink every entry by the amount that makes the norm fit."""
-    size = shift.abs()
-    ordered = size.sort(dim=1, descending=True).values
-    count = torch.arange(1, size.shape[1] + 1, device=size.device, dtype=size.dtype)
-    excess = (ordered.cumsum(1) - radius) / count
-    last = (ordered > excess).sum(1, keepdim=True).clamp(min=1) - 1
-    shrink = excess.gather(1, last).clamp(min=0)
-    return torch.where(size.sum(1, keepdim=True) > radius, shift.sign() * (size - shrink).clamp(min=0), shift)
 
 
 def _some(radius: Tensor, examples: slice) -> Tensor:

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 import autodual.kernels
-from autodual.dual.piecewise import DualReLU, _relaxed, _slope_and_half
+from autodual.dual.piecewise import DualReLU
 from autodual.interval import Interval
+from autodual.kernels.chord import _plain_band, _plain_relaxed
 
 
 def _forward(lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
     with torch.no_grad():
-        return _slope_and_half(Interval(lower, upper))
+        return _plain_band(lower, upper)
 
 
 def _backward(lower: Tensor, upper: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         ends = lower.detach().requires_grad_(), upper.detach().requires_grad_()
-        return torch.autograd.grad(_slope_and_half(Interval(*ends)), ends, gradients)
+        return torch.autograd.grad(_plain_band(*ends), ends, gradients)
 
 
 calls: list[str] = []
@@ -31,22 +32,21 @@ calls: list[str] = []
 def _forward_around(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
     calls.append("around")
     with torch.no_grad():
-        return _relaxed(centre, radius)
+        return _plain_relaxed(centre, radius)
 
 
 def _backward_around(centre: Tensor, radius: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         given = centre.detach().requires_grad_(), radius.detach().expand_as(centre).clone().requires_grad_()
-        return torch.autograd.grad(_relaxed(*given)[2:], given, gradients)
+        return torch.autograd.grad(_plain_relaxed(*given)[2:], given, gradients)
 
 
 @pytest.fixture(autouse=True)
 def _kernel_in_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = ModuleType("autodual.kernels.chord")
+    kernel = ModuleType("autodual.kernels.gpu.chord")
     kernel.forward, kernel.backward = _forward, _backward  # type: ignore[attr-defined]
     kernel.forward_around, kernel.backward_around = _forward_around, _backward_around  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
-    monkeypatch.setattr(autodual.kernels, "chord", kernel, raising=False)
     monkeypatch.setattr(autodual.kernels, "usable", lambda *tensors: True)
 
 
