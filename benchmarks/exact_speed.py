@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.runs.paths import without_place
-from autodual.speed.trials import authors_margins
+from autodual.speed.problems import authors_margins
 
 BATCH = 10
 THREADS = 2

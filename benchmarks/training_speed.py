@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.runs.paths import without_place
-from autodual.speed.trials import authors_loss
+from autodual.speed.problems import authors_loss
 
 BATCH = 50
 K = 50
