@@ -31,8 +31,8 @@ from measuring import MEBIBYTE, QUIET, in_fresh_process, measured, quiet_turns, 
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.runs.folder import without_place
-from autodual.speed.trials import authors_margins
+from autodual.runs.paths import without_place
+from autodual.speed.problems import authors_margins
 
 BATCH = 10
 THREADS = 2

@@ -38,8 +38,8 @@ from measuring import MEBIBYTE, QUIET, Turn, in_fresh_process, measured, quiet_t
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.runs.folder import without_place
-from autodual.speed.trials import authors_loss
+from autodual.runs.paths import without_place
+from autodual.speed.problems import authors_loss
 
 BATCH = 50
 K = 50

@@ -20,7 +20,7 @@ from autodual.cli import bench
 from autodual.models import ResidualBlock
 from autodual.runs.config import TrainConfig
 from autodual.speed import trials
-from autodual.speed.trials import PROBLEMS, Problem, authors_network
+from autodual.speed.problems import PROBLEMS, Problem, authors_network, kept_weights
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -34,7 +34,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROBLEMS, "digits", Problem("Digits", DIGITS))
     monkeypatch.setattr(trials, "ceilings", partial(trials.ceilings, copied=1 << 16, width=32))
     monkeypatch.setattr(bench, "NETWORKS", (*bench.NETWORKS, "digits"))
-    monkeypatch.setattr(bench, "BUSY", 100.0)
+    monkeypatch.setattr(trials, "BUSY", 100.0)
     monkeypatch.setitem(sys.modules, "convex_adversarial", None)
 
 
@@ -180,8 +180,8 @@ def test_kept_weights_are_found_in_the_working_folder(tmp_path: Path, monkeypatc
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).touch()
     monkeypatch.chdir(tmp_path)
-    assert bench._kept()["mnist-small"] == file
-    assert "cifar-large" not in bench._kept()
+    assert kept_weights()["mnist-small"] == file
+    assert "cifar-large" not in kept_weights()
 
 
 def test_a_residual_block_in_the_authors_form(authors: ModuleType) -> None:

@@ -334,10 +334,8 @@ def test_what_an_earlier_version_wrote_is_not_gone_on_with(call: Call, run: Path
     before = file.read_bytes()
     code, _, complaint = ask(call, run, "--resume")
     assert code == 2
-    assert (
-        "an earlier version wrote it, and which network it is about is not noted; start anew (--overwrite)" in complaint
-    )
-    assert "from an earlier version, which one cannot go on with" in ask(call, run)[2]
+    assert "another version wrote it, and what it is about is not noted in full; start anew (--overwrite)" in complaint
+    assert "from another version, which one cannot go on with" in ask(call, run)[2]
     assert file.read_bytes() == before
     assert ask(call, run, "--overwrite")[1] == first
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import autodual as ad
-from autodual.cli.check import compare
-from autodual.evaluation.judge import KINDS
+from autodual.evaluation.recheck import compare
+from autodual.runs.records import CertificateLine
 
 Call = Callable[..., tuple[int, str, str]]
 CPU = ["--device", "cpu"]
@@ -231,18 +232,17 @@ def test_another_device_or_version_is_told(call: Call, run: Path) -> None:
 
 
 def test_every_entry_of_a_line_is_compared() -> None:
-    line: dict[str, Any] = {
-        "index": 1, "label": 1, "predicted": 1, "certified": True, "certified_as_run": True, "margin": 0.5, "slack": 1e-3
+    line = CertificateLine(1, label=1, predicted=1, certified=True, certified_as_run=True, margin=0.5, slack=1e-3)
+    assert compare(replace(line, label=2), line) == ["example 1: label is written as 2, but is 1"]
+    others: dict[str, Any] = {
+        "label": 2, "predicted": 2, "certified": False, "certified_as_run": False, "margin": 0.503, "slack": 1e-2
     }  # fmt: skip
-    assert line.keys() == KINDS.keys()
-    assert compare(line | {"later": True}, line | {"later": False}) == [
-        "example 1: later is written as True, but is False"
-    ]
-    others = {"label": 2, "predicted": 2, "certified": False, "certified_as_run": False, "margin": 0.503, "slack": 1e-2}
+    assert {"index", *others} == {f.name for f in fields(line)}
     for name, value in others.items():
-        assert len(compare(line | {name: value}, line)) == 1
-    for near in ({"margin": 0.5019}, {"margin": 0.4981}, {"slack": 1.5e-3}):
-        assert compare(line | near, line) == []
+        assert len(compare(replace(line, **{name: value}), line)) == 1
+    nearby: list[dict[str, Any]] = [{"margin": 0.5019}, {"margin": 0.4981}, {"slack": 1.5e-3}]
+    for near in nearby:
+        assert compare(replace(line, **near), line) == []
 
 
 RECORDS = {

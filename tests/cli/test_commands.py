@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from autodual.cli.certificates import tell_cascade
 from autodual.data import ImageData
 from autodual.data.known import KNOWN
+from autodual.runs.records import CascadeErrors, CascadeSummary
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -85,22 +87,20 @@ def test_attack_on_a_cascade(call: Call, small: list[str], tmp_path: Path) -> No
 
 
 def test_what_stands_beside_an_attack_on_a_cascade_is_of_the_same_images(capsys: pytest.CaptureFixture[str]) -> None:
-    rates = {"error": 0.1, "stage_certified_error": 0.2, "sound_certified_error": 0.5733}
-    attack = {"attacked_examples": 100, "attacked_error": 0.58, "broken_claims": 3, "broken_proofs": 0}
-    beside = {"error": 0.11, "stage_certified_error": 0.21, "sound_certified_error": 0.59}
-    tell_cascade("It", {"examples": 360, **rates, **attack, "on_attacked": beside})
+    plain = CascadeSummary("paper", "", "", 360, (), 0.1, 0.2, 0.5733, 0.58, 1.0)
+    attacked = replace(
+        plain, attacked_examples=100, attacked_error=0.58, broken_claims=3, broken_proofs=0,
+        on_attacked=CascadeErrors(0.11, 0.21, 0.59, 0.6),
+    )  # fmt: skip
+    tell_cascade("It", attacked)
     assert capsys.readouterr().out.splitlines() == [
-        "It: error 10.00%, stage-certified error 20.00%, soundly certified error 57.33% (360 images)",
+        "It: error 10.00%, stage-certified error 20.00%, soundly certified error 57.33% (as run: 58.00%) (360 images)",
         "Attacked: error 11.00%, stage-certified error 21.00%, attacked error 58.00% (3 claims broken), "
-        "soundly certified error 59.00% (the first 100 of them)",
+        "soundly certified error 59.00% (as run: 60.00%) (the first 100 of them)",
     ]
-    tell_cascade("It", {"examples": 360, **rates, "sound_certified_error_as_run": 0.58})
-    assert "soundly certified error 57.33% (as run: 58.00%) (360 images)" in capsys.readouterr().out
-    tell_cascade("It", {"examples": 360, **rates, **attack})  # written before there were any
-    assert capsys.readouterr().out.endswith(
-        "Attacked: attacked error 58.00% (3 claims broken) (the first 100 of them)\n"
-    )
-    tell_cascade("It", {"examples": 100, **rates, **attack, "on_attacked": rates, "broken_proofs": 1})
+    tell_cascade("It", plain)
+    assert capsys.readouterr().out.count("\n") == 1
+    tell_cascade("It", replace(attacked, examples=100, broken_proofs=1))
     said = capsys.readouterr()
     assert said.out.count("\n") == 1
     assert "1 images are soundly certified and yet broken" in said.err

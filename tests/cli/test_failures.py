@@ -27,7 +27,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def raises(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(fitting, "train", raises)
+        monkeypatch.setattr(fitting, "train_run", raises)
 
     return with_error
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.cascades.records import Answers, CascadeAttack, CascadeCertificate
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.claims import Broken, check_claims
+from autodual.evaluation.claims import Broken, check_claims, check_together
 from autodual.evaluation.evaluate import evaluate
+from autodual.runs.folder import Run
+from autodual.runs.schema import plain
 from autodual.sets import LinfBall
-from autodual.training.cascade import check_together
 
 BALL = LinfBall(0.2, clip=(0.0, 1.0))
 """Large enough that the network is wrong about some, and right about others."""
@@ -48,14 +49,14 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_an_evaluation_fails_where_an_attack_breaks_a_certificate(
     tmp_path: Path, model: nn.Module, data: ad.ImageData
 ) -> None:
-    record = evaluate(tmp_path, model, data, BALL, "linf", subset=2)
-    broken = [i for i, wrong in enumerate(record["attacked"]) if wrong]
+    record = evaluate(Run(tmp_path), model, data, BALL, "linf", subset=2)
+    broken = [i for i, wrong in enumerate(record.attacked) if wrong]
     assert broken
     (tmp_path / "evaluation.json").unlink()
     rewrite(tmp_path, lambda line: line.update(predicted=line["label"], certified=True, margin=1.0))
     names = ", ".join(map(str, broken))
     with pytest.raises(ad.AutodualError, match=rf"certificates\.jsonl: certified, but .* examples {names};"):
-        evaluate(tmp_path, model, data, BALL, "linf", subset=2)
+        evaluate(Run(tmp_path), model, data, BALL, "linf", subset=2)
     assert not (tmp_path / "evaluation.json").exists()
 
 
@@ -83,11 +84,11 @@ def test_lines_that_cannot_be_right_are_found_again(
     tmp_path: Path, model: nn.Module, data: ad.ImageData, name: str
 ) -> None:
     change, message = FAULTS[name]
-    first = evaluate(tmp_path, model, data, BALL, "linf", subset=2)
+    first = evaluate(Run(tmp_path), model, data, BALL, "linf", subset=2)
     before = lines(tmp_path)
     rewrite(tmp_path, lambda line: line.update(change) if line["index"] == 3 else None)
     said: list[str] = []
-    assert evaluate(tmp_path, model, data, BALL, "linf", subset=2, say=said.append) == first
+    assert evaluate(Run(tmp_path), model, data, BALL, "linf", subset=2, say=said.append) == first
     assert lines(tmp_path) == before
     assert len(said) == 1
     assert f"certificates.jsonl: line 4 {message}" in said[0]
@@ -150,7 +151,8 @@ def rounded() -> ad.ImageData:
 
 def test_an_evaluation_counts_both_arithmetics(tmp_path: Path, rounded: ad.ImageData) -> None:
     said: list[str] = []
-    record = evaluate(tmp_path, Big().eval(), rounded, LinfBall(0.125), "linf", subset=1, say=said.append)
+    found = evaluate(Run(tmp_path), Big().eval(), rounded, LinfBall(0.125), "linf", subset=1, say=said.append)
+    record = plain(found)
     assert (record["robust_error"], record["robust_error_as_run"]) == (0.0, 1.0)
     assert (record["pgd_error"], record["pgd_error_exact"]) == (1.0, 0.0)
     assert record["certified"] == record["attacked_as_run"] == [True] * 3
@@ -173,7 +175,7 @@ def test_only_what_is_proved_about_a_whole_cascade_must_stand(sound: bool, as_ru
     attack = CascadeAttack(torch.zeros(2, 1), label, Answers(torch.tensor([0, 1]), yes, label))
     if outcome == "fails":
         with pytest.raises(ad.AutodualError, match=r"cascade: certified, .* examples 1; both as the models run;"):
-            check_together("cascade", certified, attack)
+            check_together("cascade", certified, attack.found, attack.certified_wrong)
         return
-    note = check_together("cascade", certified, attack)
+    note = check_together("cascade", certified, attack.found, attack.certified_wrong)
     assert (note is not None) == (outcome == "noted")

@@ -12,7 +12,7 @@ import torch
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.pack import unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
-from autodual.runs.folder import dump_yaml
+from autodual.runs.yaml import dump_yaml
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
 
@@ -36,9 +36,10 @@ def test_a_row_from_its_config_to_its_record(tmp_path: Path, stages: int) -> Non
     unit = unit_of(here, Task("row"))
     assert unit is not None
     unpack(there, write_pack(tmp_path / "pack.tar", [unit]))
-    record = work_on(there, Task("row"), Watch())
-    assert record is not None
-    assert record["complete"]
+    found = work_on(there, Task("row"), Watch())
+    assert found is not None
+    assert found.complete
+    record = found.to_mapping()
     assert there.progress(Task("row")).step == Step.DONE
     assert record["training"]["device"] == torch.cuda.get_device_name()
     if stages == 1:

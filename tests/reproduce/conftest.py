@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.work import work_on
-from autodual.runs.folder import dump_yaml
+from autodual.runs.yaml import dump_yaml
 from autodual.training.stage import Watch
 
 TINY = {
@@ -16,6 +18,16 @@ TINY = {
     "limit_train": 100, "limit_test": 10, "evaluate_every": 0, "evaluate_examples": 6,
 }  # fmt: skip
 ROW, OTHER, CASCADE = "mnist-small-0.1", "cifar-small-2", "mnist-small-0.1-cascade"
+
+
+def kept(campaign: Campaign, task: Task) -> dict[str, Any]:
+    """The record of a task, as its file holds it."""
+    record = campaign.record(task)
+    assert record is not None
+    mapping: dict[str, Any] = json.loads((campaign.result(task) / "evaluation.json").read_text())
+    assert record.to_mapping() == mapping
+    assert list(record.to_mapping()) == list(mapping)
+    return mapping
 
 
 def write_configs(folder: Path) -> Path:

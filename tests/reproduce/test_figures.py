@@ -12,7 +12,7 @@ from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.figures import alone, draw_figures, write_figures
 from autodual.reproduce.rows import ROWS
 
-from .conftest import CASCADE
+from .conftest import CASCADE, kept
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,8 +36,7 @@ def test_what_has_run_is_drawn(finished: Campaign, tmp_path: Path) -> None:
 
 
 def test_a_curve_ends_at_the_error_of_the_whole_cascade(finished: Campaign) -> None:
-    record = finished.record(Task(CASCADE))
-    assert record is not None
+    record = kept(finished, Task(CASCADE))
     picture = next(picture for picture in draw_figures(finished) if CASCADE in picture.rows)
     assert picture.chart is not None
     last = re.findall(r"error, % ([\d.]+) at stages (\d+)", picture.chart)[-1]

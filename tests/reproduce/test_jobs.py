@@ -12,10 +12,10 @@ import pytest
 from autodual.reproduce import jobs
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
-from autodual.runs.folder import dump_yaml, read_yaml
+from autodual.runs.yaml import dump_yaml, read_yaml
 from autodual.training.stage import Watch
 
-from .conftest import OTHER, ROW
+from .conftest import OTHER, ROW, kept
 
 
 def test_two_jobs(campaign: Campaign) -> None:
@@ -27,8 +27,7 @@ def test_two_jobs(campaign: Campaign) -> None:
     assert outcome.left == []
     assert "no-such-data" in outcome.failed.pop(Task(OTHER))
     assert outcome.failed == {}
-    record = campaign.record(Task(ROW))
-    assert record is not None
+    record = kept(campaign, Task(ROW))
     assert record["complete"]
     assert record["training"]["side_by_side"] == 2
     assert any(line.startswith(f"{ROW}: done: robust error") for line in said)

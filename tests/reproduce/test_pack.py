@@ -65,8 +65,8 @@ def test_what_is_not_goes_on_elsewhere(
     assert there.progress(Task(row)) == campaign.progress(Task(row))
     found, expected = work_on(there, Task(row), Watch()), finished.record(Task(row))
     assert expected is not None
-    assert found["weights"] == expected["weights"]
-    assert found["error"] == expected["error"]
+    assert found is not None
+    assert (found.weights, found.figures.error) == (expected.weights, expected.figures.error)
 
 
 def test_nothing_newer_is_lost(campaign: Campaign, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from autodual.reproduce.figures import draw_figures
 from autodual.reproduce.rows import ROWS
 from autodual.reproduce.tables import build_tables, to_markdown, to_page
 
-from .conftest import CASCADE, ROW
+from .conftest import CASCADE, ROW, kept
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 40 * 2**20
@@ -43,8 +43,7 @@ def test_every_row_is_there_and_what_has_not_run_says_so(finished: Campaign) -> 
 
 
 def test_figures_are_those_of_the_record(finished: Campaign) -> None:
-    record = finished.record(Task(ROW))
-    assert record is not None
+    record = kept(finished, Task(ROW))
     text = to_markdown(build_tables(finished))
     line = next(line for line in text.splitlines() if line.startswith(f"| {ROW} | paper |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -55,8 +54,7 @@ def test_figures_are_those_of_the_record(finished: Campaign) -> None:
 
 
 def test_several_seeds_are_averaged_and_their_range_is_shown(finished: Campaign, tmp_path: Path) -> None:
-    record = finished.record(Task(ROW))
-    assert record is not None
+    record = kept(finished, Task(ROW))
     campaign = Campaign(finished.configs, tmp_path)
     for seed, error in enumerate((0.04, 0.05, 0.06)):
         folder = campaign.result(Task(ROW, seed=seed))
@@ -66,8 +64,7 @@ def test_several_seeds_are_averaged_and_their_range_is_shown(finished: Campaign,
 
 
 def test_an_evaluation_that_is_not_complete_says_so(finished: Campaign, tmp_path: Path) -> None:
-    record = finished.record(Task(ROW))
-    assert record is not None
+    record = kept(finished, Task(ROW))
     campaign = Campaign(finished.configs, tmp_path)
     folder = campaign.result(Task(ROW))
     folder.mkdir(parents=True)

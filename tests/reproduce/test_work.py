@@ -19,16 +19,16 @@ import torch
 import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import load_digits
-from autodual.evaluation import judge
+from autodual.evaluation import ledger
 from autodual.reproduce import evaluation
 from autodual.reproduce.campaign import Campaign, Step, Task
 from autodual.reproduce.work import Extent, work_on
-from autodual.runs.folder import dump_yaml, read_yaml
+from autodual.runs.yaml import dump_yaml, read_yaml
 from autodual.training import stage
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
 
-from .conftest import CASCADE, ROW
+from .conftest import CASCADE, ROW, kept
 
 OF_THE_DAY = ("seconds", "started", "seconds_per_epoch")
 """What differs between two runs of one row."""
@@ -52,11 +52,10 @@ def _assert_same(one: Path, other: Path) -> None:
 
 
 def test_the_record_is_about_the_rounded_network(finished: Campaign) -> None:
-    record = finished.record(Task(ROW))
-    assert record is not None
+    record = kept(finished, Task(ROW))
     network = ad.load_pretrained(ROW, recipe="paper", folder=finished.results)
-    kept = load_tensors(finished.result(Task(ROW)) / "model.safetensors")
-    assert {tensor.dtype for tensor in kept.values()} == {torch.float16}
+    weights = load_tensors(finished.result(Task(ROW)) / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float16}
     images, labels = (part[:10] for part in load_digits("test"))
     proofs = [
         ad.certify(network.model, images, labels, network.ball, engine) for engine in (ad.Dual(), ad.IBP(), ad.Crown())
@@ -73,8 +72,7 @@ def test_the_record_is_about_the_rounded_network(finished: Campaign) -> None:
 
 
 def test_certificates_of_all_images_are_kept_compressed(finished: Campaign) -> None:
-    record = finished.record(Task(ROW))
-    assert record is not None
+    record = kept(finished, Task(ROW))
     found = np.load(finished.result(Task(ROW)) / "certificates.npz")
     assert len(found["labels"]) == len(found["dual_margin"]) == 10
     for name in ("dual", "ibp", "crown"):
@@ -83,8 +81,7 @@ def test_certificates_of_all_images_are_kept_compressed(finished: Campaign) -> N
 
 
 def test_a_cascade_has_four_figures(finished: Campaign) -> None:
-    record = finished.record(Task(CASCADE))
-    assert record is not None
+    record = kept(finished, Task(CASCADE))
     assert 0 <= record["error"] <= record["stage_certified_error"] <= 1
     assert record["attacked_error"] >= record["on_attacked"]["error"]
     assert record["sound_certified_error"] >= record["attacked_error"] - 1e-9
@@ -95,9 +92,7 @@ def test_a_cascade_has_four_figures(finished: Campaign) -> None:
 
 
 def test_the_first_stage_of_a_cascade_is_the_single_network(finished: Campaign) -> None:
-    single, cascade = finished.record(Task(ROW)), finished.record(Task(CASCADE))
-    assert single is not None
-    assert cascade is not None
+    single, cascade = kept(finished, Task(ROW)), kept(finished, Task(CASCADE))
     assert cascade["weights"]["sha256"][0] == single["weights"]["sha256"][0]
 
 
@@ -129,7 +124,7 @@ def test_finished_parts_are_not_done_again(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("done again")
 
-    monkeypatch.setattr(judge, "judge_lines", fail)
+    monkeypatch.setattr(ledger, "judge_lines", fail)
     monkeypatch.setattr(stage.Loop, "fit", fail)
     work_on(campaign, Task(ROW), Watch())
     _assert_same(campaign.result(Task(ROW)), finished.result(Task(ROW)))
@@ -140,19 +135,19 @@ def test_engines_may_come_one_after_the_other(
 ) -> None:
     """What one has found is taken from the results, even where its lines are gone."""
     task, asked = Task(ROW), list[str]()
-    usual = judge.judge_lines
+    usual = ledger.judge_lines
 
-    def noted(model, data, ball, engine, part):  # type: ignore[no-untyped-def]
+    def noted(model, ball, engine, data, part):  # type: ignore[no-untyped-def]
         asked.append(repr(engine))
-        return usual(model, data, ball, engine, part)
+        return usual(model, ball, engine, data, part)
 
-    monkeypatch.setattr(judge, "judge_lines", noted)
+    monkeypatch.setattr(ledger, "judge_lines", noted)
     assert work_on(campaign, task, Watch(), Extent(evaluate=False)) is None
     assert str(campaign.progress(task)) == "trained; evaluated by no engine yet; 0 lines"
     for engines, complete in ((["dual"], False), (["dual"], False), (["ibp"], False), (["crown"], True)):
         record = work_on(campaign, task, Watch(), Extent(engines))
         assert record is not None
-        assert record["complete"] == complete
+        assert record.complete == complete
         for file in campaign.run(task).folder.glob("certificates-*.jsonl"):
             file.unlink()
     assert asked == ["Dual()", "IBP()", "Crown()"]
@@ -170,13 +165,13 @@ def test_of_a_large_network_crown_gets_what_is_open(
     """The best of the engines is the same."""
     file, task = campaign.configs / f"{ROW}.yaml", Task(ROW)
     file.write_text(dump_yaml(read_yaml(file) | changes))
-    whole = work_on(campaign, task, Watch())
+    work_on(campaign, task, Watch())
+    whole = kept(campaign, task)
     for old in (*campaign.run(task).folder.glob("certificates-crown*"), *campaign.result(task).glob("*")):
         old.unlink()
     monkeypatch.setattr(evaluation, "WHOLE_UNITS", 10)
-    record = work_on(campaign, task, Watch())
-    assert record is not None
-    assert whole is not None
+    work_on(campaign, task, Watch())
+    record = kept(campaign, task)
     crown, arrays = record["engines"]["crown"], np.load(campaign.result(task) / "certificates.npz")
     is_open = ~(arrays["attacked"] | arrays["dual_certified_as_run"] | arrays["ibp_certified_as_run"])
     assert crown["images"] == is_open.sum() < record["examples"]
@@ -195,13 +190,13 @@ def test_batches_of_certificates_shrink_with_the_network(
     """So that a session can stop in between; the images of all batches together are the same."""
     monkeypatch.setattr(evaluation, "_units", lambda model, data: units)
     sizes: list[int] = []
-    usual = judge.judge_lines
+    usual = ledger.judge_lines
 
-    def noted(model, data, ball, engine, part):  # type: ignore[no-untyped-def]
+    def noted(model, ball, engine, data, part):  # type: ignore[no-untyped-def]
         sizes.append(part.stop - part.start)
-        return usual(model, data, ball, engine, part)
+        return usual(model, ball, engine, data, part)
 
-    monkeypatch.setattr(judge, "judge_lines", noted)
+    monkeypatch.setattr(ledger, "judge_lines", noted)
     work_on(campaign, Task(ROW), Watch(), Extent(("dual",)))
     assert sum(sizes) == 10
     assert max(sizes) == (10 if units <= 10_000 else 10 * 10_000 // units * 10)
@@ -228,9 +223,7 @@ def test_a_finished_row_needs_neither_data_nor_config(finished: Campaign, tmp_pa
 def test_seeds_differ_and_lie_beside_each_other(campaign: Campaign) -> None:
     for seed in (0, 1):
         work_on(campaign, Task(ROW, seed=seed), Watch())
-    first, second = (campaign.record(Task(ROW, seed=seed)) for seed in (0, 1))
-    assert first is not None
-    assert second is not None
+    first, second = (kept(campaign, Task(ROW, seed=seed)) for seed in (0, 1))
     assert (first["seed"], second["seed"]) == (0, 1)
     assert first["weights"]["sha256"] != second["weights"]["sha256"]
     assert campaign.result(Task(ROW, seed=1)) == campaign.results / "paper" / ROW / "seed-1"

@@ -13,7 +13,7 @@ from torch import nn
 from autodual import ArgumentError
 from autodual._files import encode_tensors
 from autodual.runs import checkpoint
-from autodual.runs.checkpoint import Position, load_model, newest, save
+from autodual.runs.checkpoint import Extra, Position, load_model, newest, save
 
 HELD = {
     "float16": (torch.float16, torch.float32),
@@ -83,8 +83,8 @@ STATES: dict[str, Any] = {
 def test_a_state_of_another_form_is_passed_over(tmp_path: Path, name: str) -> None:
     model = network(torch.float32)
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
-    first = save(tmp_path, model, optimiser, Position(step=1), {})
-    last = save(tmp_path, model, optimiser, Position(step=2), {})
+    first = save(tmp_path, model, optimiser, Position(step=1), Extra())
+    last = save(tmp_path, model, optimiser, Position(step=2), Extra())
     record = json.loads((last / "state.json").read_text())
     del record["digest"]
     record = record | STATES[name] if isinstance(STATES[name], dict) else {"x": STATES[name]}
@@ -94,7 +94,7 @@ def test_a_state_of_another_form_is_passed_over(tmp_path: Path, name: str) -> No
 
 def test_a_state_that_is_a_pipe_or_too_deep_is_passed_over(tmp_path: Path) -> None:
     model = network(torch.float32)
-    path = save(tmp_path, model, torch.optim.SGD(model.parameters(), 0.1), Position(), {})
+    path = save(tmp_path, model, torch.optim.SGD(model.parameters(), 0.1), Position(), Extra())
     (path / "state.json").write_text("[" * 10**6)
     found, damaged = newest(tmp_path)
     assert found is None

@@ -9,7 +9,7 @@ import pytest
 
 import autodual as ad
 from autodual.runs.config import TrainConfig, eps_at, lr_at
-from autodual.runs.folder import dump_yaml, read_yaml
+from autodual.runs.yaml import dump_yaml, read_yaml
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autodual._errors import ArgumentError
 from autodual.runs.lines import LineFile
+from autodual.runs.records import Problem, SortingLine
+from autodual.runs.schema import plain
 
-PROBLEM = {"engine": "Dual()", "examples": 6}
-LINES = [{"index": i, "certified": True} for i in range(6)]
+PROBLEM = Problem(Problem.FORMAT, "ball", "Dual()", 6, "data", "network", "float32", "cpu", 2, "1", "1", "1")
+LINES = [SortingLine(i, True, True) for i in range(6)]
+
+
+def line_file(path: Path, say: Callable[[str], None] = lambda line: None) -> LineFile[SortingLine]:
+    return LineFile(path, SortingLine, say=say)
 
 
 def begin(path: Path) -> int:
     """How many lines one may go on with."""
-    file = LineFile(path)
+    file = line_file(path)
     try:
         found = file.begin(PROBLEM, 2)
     finally:
         file.close()
     assert found == LINES[: len(found)]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == found
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [plain(line) for line in found]
     return len(found)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    file = LineFile(tmp_path / "found.jsonl")
+    file = line_file(tmp_path / "found.jsonl")
     assert file.begin(PROBLEM, 2) == []
     file.append(LINES[:4])
     file.append(LINES[4:])
@@ -58,7 +66,7 @@ def test_lines_that_two_processes_wrote_count_once(path: Path) -> None:
 
 
 def test_a_second_process_is_refused(path: Path) -> None:
-    first = LineFile(path)
+    first = line_file(path)
     first.begin(PROBLEM, 2)
     with pytest.raises(ArgumentError, match="another process is writing to it"):
         begin(path)
@@ -67,14 +75,14 @@ def test_a_second_process_is_refused(path: Path) -> None:
 
 
 def test_anew_forgets_what_was_there_but_not_under_another_process(path: Path) -> None:
-    first, second = LineFile(path), LineFile(path)
+    first, second = line_file(path), line_file(path)
     first.begin(PROBLEM, 2)
     with pytest.raises(ArgumentError, match="another process is writing to it"):
-        second.begin(PROBLEM | {"engine": "IBP()"}, 2, anew=True)
+        second.begin(replace(PROBLEM, engine="IBP()"), 2, anew=True)
     second.close()
     assert len(path.read_text().splitlines()) == 6
     first.close()
-    assert second.begin(PROBLEM | {"engine": "IBP()"}, 2, anew=True) == []
+    assert second.begin(replace(PROBLEM, engine="IBP()"), 2, anew=True) == []
     second.close()
     assert path.read_text() == ""
 
@@ -82,11 +90,11 @@ def test_anew_forgets_what_was_there_but_not_under_another_process(path: Path) -
 def test_only_files_are_written_to(tmp_path: Path) -> None:
     for place in (Path("/dev/full"), tmp_path):
         with pytest.raises(ArgumentError, match="is no file that one could go on with"):
-            LineFile(place).begin(PROBLEM, 2)
+            line_file(place).begin(PROBLEM, 2)
 
 
 def test_a_full_disk_is_said_once(path: Path) -> None:
-    file = LineFile(path)
+    file = line_file(path)
     file.begin(PROBLEM, 2)
     assert file.stream is not None
     file.stream.close()
@@ -97,9 +105,9 @@ def test_a_full_disk_is_said_once(path: Path) -> None:
 
 
 def test_lines_about_something_else_stay_as_they_are(path: Path) -> None:
-    before, file = path.read_text(), LineFile(path)
+    before, file = path.read_text(), line_file(path)
     with pytest.raises(ArgumentError, match=r"engine was Dual\(\), now IBP\(\)"):
-        file.begin(PROBLEM | {"engine": "IBP()"}, 2)
+        file.begin(replace(PROBLEM, engine="IBP()"), 2)
     file.close()
     assert path.read_text() == before
 
@@ -108,7 +116,7 @@ def test_lines_about_something_else_stay_as_they_are(path: Path) -> None:
     ("note", "message"), [(None, "nothing beside it says"), ("{", "is not JSON"), ("[]", "holds no record")]
 )
 def test_a_note_that_is_missing_or_damaged(path: Path, note: str | None, message: str) -> None:
-    place, before = LineFile(path).note, path.read_text()
+    place, before = line_file(path).note, path.read_text()
     place.unlink()
     if note is not None:
         place.write_text(note)
@@ -128,7 +136,7 @@ ENDS = {
 def test_other_line_ends_lose_nothing(path: Path, ends: str) -> None:
     whole = ENDS[ends](path.read_bytes())
     path.write_bytes(whole)
-    file = LineFile(path)
+    file = line_file(path)
     assert file.begin(PROBLEM, 2) == LINES
     file.close()
     assert path.read_bytes() == whole
@@ -138,11 +146,13 @@ def test_other_line_ends_lose_nothing(path: Path, ends: str) -> None:
 def test_a_file_is_cut_at_the_same_byte_whatever_ends_its_lines(path: Path, ends: bytes) -> None:
     first = b"".join(path.read_bytes().splitlines(keepends=True)[:5]).replace(b"\n", ends)
     path.write_bytes(first + b'{"index": 5, "cert')
-    file = LineFile(path)
+    file = line_file(path)
     assert file.begin(PROBLEM, 2) == LINES[:4]
     file.append(LINES[4:])
     file.close()
-    assert path.read_bytes().replace(b"\r\n", b"\n") == b"".join(json.dumps(line).encode() + b"\n" for line in LINES)
+    assert path.read_bytes().replace(b"\r\n", b"\n") == b"".join(
+        json.dumps(plain(line)).encode() + b"\n" for line in LINES
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,26 +172,25 @@ def test_a_last_line_without_its_end_is_found_again(path: Path) -> None:
     assert begin(path) == 4
 
 
-def test_what_an_earlier_version_wrote_is_refused_or_found_anew(path: Path) -> None:
-    now, before, said = PROBLEM | {"network": "abc"}, path.read_bytes(), []
-    file = LineFile(path, say=said.append)
-    with pytest.raises(ArgumentError, match=r"which network it is about is not noted; start anew \(--overwrite\)"):
-        file.begin(now, 2)
+def test_what_another_version_wrote_is_refused_or_found_anew(path: Path) -> None:
+    before, said = path.read_bytes(), list[str]()
+    file = line_file(path, said.append)
+    file.note.write_text(json.dumps({name: value for name, value in plain(PROBLEM).items() if name != "network"}))
+    with pytest.raises(ArgumentError, match=r"what it is about is not noted in full; start anew \(--overwrite\)"):
+        file.begin(PROBLEM, 2)
     file.close()
     assert path.read_bytes() == before
-    assert file.begin(now, 2, renewed=("torch",)) == []
+    assert file.begin(PROBLEM, 2, renewed=("torch",)) == []
     file.close()
     assert "all is found anew" in said[0]
 
 
 @pytest.mark.parametrize(("name", "fine"), [("torch", True), ("network", False)])
 def test_only_what_may_change_is_found_anew(path: Path, name: str, fine: bool) -> None:
-    file = LineFile(path)
-    file.note.write_text(json.dumps(PROBLEM | {"torch": "1", "network": "1"}))
-    now = PROBLEM | {"torch": "1", "network": "1"} | {name: "2"}
+    file, now = line_file(path), replace(PROBLEM, **{name: "2"})
     if fine:
         assert file.begin(now, 2, renewed=("torch",)) == []
     else:
-        with pytest.raises(ArgumentError, match="network was 1, now 2"):
+        with pytest.raises(ArgumentError, match="network was network, now 2"):
             file.begin(now, 2, renewed=("torch",))
     file.close()

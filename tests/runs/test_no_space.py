@@ -13,6 +13,7 @@ from autodual._files import replacing, write_json, write_text
 from autodual.runs import checkpoint
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
+from autodual.runs.records import TrainedLine
 from autodual.training.fitting import train
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
@@ -63,7 +64,7 @@ def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(ad.ArgumentError, match=r"metrics\.jsonl: not written: No space left"):
-        run.record(kind="epoch")
+        run.record(TrainedLine("trained", 0, 0, None, None))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

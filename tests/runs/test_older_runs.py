@@ -12,7 +12,7 @@ import torch
 
 from autodual import ArgumentError
 from autodual._files import load_tensors
-from autodual.cli.target import open_target
+from autodual.cli.certificates import open_named
 from autodual.runs import folder as run_module
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
@@ -46,7 +46,7 @@ def test_the_published_runs_open(tmp_path: Path, name: str) -> None:
     assert not Run(run).config().tensorboard
     images = np.random.RandomState(0).randint(0, 256, (20, *SHAPES[name]), np.uint8)
     np.savez(tmp_path / "some.npz", images=images, labels=np.arange(20) % 10, classes=np.array(list("0123456789")))
-    target = open_target(run, 3, {"dataset": str(tmp_path / "some.npz"), "device": "cpu"})
+    target = open_named(run, {"dataset": str(tmp_path / "some.npz"), "device": "cpu"}, 3)
     assert target.model(target.data.scaled()).shape == (3, 10)
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from autodual.runs.config import TrainConfig
-from autodual.runs.folder import Run, recorded_command
+from autodual.runs.folder import Run
+from autodual.runs.paths import recorded_command
+from autodual.runs.records import DataUsed
 
 ROOT = Path(__file__).parents[2]
 KEPT = ("results", "benchmarks/results", "configs", "docs", "README.md", "CHANGELOG.md")
@@ -46,7 +48,7 @@ def test_commands(arguments: list[str], recorded: str, tmp_path: Path, monkeypat
 def test_a_new_run_records_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/opt/x/autodual", "train", "--out", str(tmp_path)])
     Run(tmp_path).begin(TrainConfig(), resume=False)
-    Run(tmp_path).note_environment({"name": "digits"}, device="cpu")
+    Run(tmp_path).note_environment(DataUsed("digits", 1, 1, "0"), device="cpu", processes=1)
     record = json.loads((tmp_path / "environment.json").read_text())
     assert record["command"] == f"autodual train --out .../{tmp_path.name}"
     assert not PLACE.search(json.dumps(record))

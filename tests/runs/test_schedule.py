@@ -8,7 +8,7 @@ import pytest
 
 import autodual as ad
 from autodual.runs.config import TrainConfig, eps_at, lr_at
-from autodual.runs.folder import read_yaml
+from autodual.runs.yaml import read_yaml
 from autodual.training.fitting import train
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

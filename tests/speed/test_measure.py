@@ -27,7 +27,9 @@ from autodual.speed.measure import (
     size_of,
     timed,
 )
-from autodual.speed.trials import OurSteps, Problem, achieved
+from autodual.speed.problems import Problem
+from autodual.speed.steps import OurSteps
+from autodual.speed.trials import achieved
 from autodual.training.loop import StoppedError
 from autodual.training.step import GraphStep, RobustObjective, Step
 

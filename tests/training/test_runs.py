@@ -21,6 +21,7 @@ from autodual.digits import digits_network, load_digits
 from autodual.runs.checkpoint import listed
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
+from autodual.runs.records import TrainedLine
 from autodual.training.fitting import train
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
@@ -154,7 +155,7 @@ def test_when_all_checkpoints_are_damaged_the_stage_begins_again(whole: Path, tm
 def test_metrics_of_the_stages_before_are_kept(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for stage, epoch in ((0, 0), (0, 1), (1, 0), (2, 0)):
-        run.record(kind="epoch", stage=stage, epoch=epoch)
+        run.record(TrainedLine("trained", stage, epoch, None, None))
     with run.metrics_file.open("a") as stream:
         stream.write('{"kind": "epo')
     run.forget_stage(1)
@@ -300,7 +301,7 @@ def test_another_model_file_is_refused(whole: Path, tmp_path: Path) -> None:
 
 def _command(folder: Path) -> list[str]:
     config = folder.with_suffix(".yaml")
-    from autodual.runs.folder import dump_yaml
+    from autodual.runs.yaml import dump_yaml
 
     config.write_text(dump_yaml(CONFIG.to_mapping()))
     return [sys.executable, "-m", "autodual", "train", str(config), "--out", str(folder)]

@@ -10,7 +10,7 @@ from torch import nn
 
 import autodual as ad
 from autodual import ArgumentError
-from autodual.cli.target import open_target
+from autodual.cli.certificates import open_named
 from autodual.data import load, mean_std
 from autodual.models import Normalize
 from autodual.runs.checkpoint import load_model, save_model
@@ -189,7 +189,7 @@ def test_a_module_of_ones_own_that_does_not_fit_the_classes(tmp_path: Path, mode
 def test_a_normalised_run_and_its_certification(tmp_path: Path, model: str, validation: float) -> None:
     config = TINY.with_changes(model=model, normalise=True, validation=validation, evaluate_every=1)
     train(config, tmp_path / "run")
-    target = open_target(tmp_path / "run", 3, {"device": "cpu"})
+    target = open_named(tmp_path / "run", {"device": "cpu"}, 3)
     first = next(m for m in target.model.modules() if isinstance(m, Normalize))
     data = load("digits", "train").take(40)
     trained_on = data.split(validation, config.seed)[0] if validation else data
@@ -211,7 +211,7 @@ def test_a_run_that_goes_on_keeps_its_statistics(tmp_path: Path, monkeypatch: py
     mean, _ = mean_std("digits", load("digits", "train").take(40).split(0.5, config.seed)[0])
     monkeypatch.setattr(import_module("autodual.training.fitting"), "mean_std", lambda name, data: ((0.0,), (1.0,)))
     train(config, tmp_path / "run", resume=True)
-    target = open_target(tmp_path / "run", 3, {"device": "cpu"})
+    target = open_named(tmp_path / "run", {"device": "cpu"}, 3)
     first = next(m for m in target.model.modules() if isinstance(m, Normalize))
     assert first.mean.flatten().tolist() == pytest.approx(mean)
 
@@ -223,7 +223,7 @@ def test_the_papers_constants_meet_other_images(tmp_path: Path) -> None:
     save_model(run.model_file, make_model("small", (3, 32, 32), 10, ((0.485, 0.456, 0.406), 0.225)))
     images = np.random.RandomState(0).randint(0, 256, (20, 3, 32, 32), np.uint8)
     np.savez(tmp_path / "mine.npz", images=images, labels=np.arange(20) % 10, classes=np.array(list("abcdefghij")))
-    target = open_target(tmp_path, None, {"dataset": str(tmp_path / "mine.npz"), "device": "cpu"})
+    target = open_named(tmp_path, {"dataset": str(tmp_path / "mine.npz"), "device": "cpu"}, None)
     first = next(m for m in target.model.modules() if isinstance(m, Normalize))
     assert first.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
     assert first.std.flatten().tolist() == pytest.approx([0.225])

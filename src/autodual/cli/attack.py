@@ -13,6 +13,7 @@ from autodual.cli.terminal import Display, InterruptedRunError, Signals
 if TYPE_CHECKING:
     from autodual.cascades import Combination
     from autodual.data import ImageData
+    from autodual.runs.records import CascadeSummary
     from autodual.training.stage import Watch
 
 STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
@@ -27,20 +28,19 @@ def attack(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
-    from autodual.cli.certificates import tell_cascade
-    from autodual.cli.target import check_by_certificates, open_target
+    from autodual.cli.certificates import open_named, tell_cascade
     from autodual.evaluation.claims import attacked
     from autodual.evaluation.processes import joined
     from autodual.training.loop import StoppedError
 
-    opened = open_target(target, limit, changes or {})
+    opened = open_named(target, changes or {}, limit)
     with Signals() as signals:
         display = Display(signals.stop)
         try:
             with display.bars, joined(opened.data.images.device) as group:
                 watch = display.watch().within(group)
                 broken = attacked(opened.model, opened.data, opened.ball, watch.tell, group=group)
-                group.by_first(lambda: check_by_certificates(target, opened, broken, watch.say))
+                group.by_first(lambda: opened.check_attack(broken, watch.say))
                 found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
         except StoppedError:
             raise InterruptedRunError(STOPPED, signals.received or 2) from None
@@ -55,13 +55,16 @@ def attack(
         tell_cascade(repr(opened.combination), found)
 
 
-def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> dict[str, Any]:
+def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> CascadeSummary:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
-    from autodual.training.cascade import attack_all, certify_all, check_together
+    from autodual.evaluation.claims import check_together
+    from autodual.runs.records import CascadeSummary
+    from autodual.runs.schema import parse
+    from autodual.training.cascade import attack_all, certify_all
 
     certified = certify_all(combination, data, watch.tell, watch.group)
     attacked = attack_all(combination, data, watch.tell, group=watch.group)
-    note = check_together(repr(combination), certified, attacked)
+    note = check_together(repr(combination), certified, attacked.found, attacked.certified_wrong)
     if note is not None:
         watch.say(note)
-    return certified.summary(attacked)
+    return parse(CascadeSummary, certified.summary(attacked))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from autodual._errors import ArgumentError
 from autodual.cli.terminal import InterruptedRunError, Signals, speaks
 
-if TYPE_CHECKING:
-    from autodual.speed.trials import Bench
-
 NETWORKS = ("mnist-small", "cifar-small", "mnist-large", "cifar-large", "cifar-resnet")
-"""Names of `autodual.speed.trials.PROBLEMS`, known here without PyTorch; a test compares the two."""
+"""Names of `autodual.speed.problems.PROBLEMS`, known here without PyTorch; a test compares the two."""
 ON_CPU = ("mnist-small", "cifar-small")
-BUSY = 0.1
-"""Cores that other processes may keep busy while a CPU is measured, before that is told."""
 
 
 def bench(
@@ -76,9 +68,10 @@ def bench(
         raise ArgumentError(f"--out is for the tables, such as {out.with_suffix('.md')}; {out} is written beside")
     import torch
 
-    from autodual.runs.folder import recorded_command
+    from autodual.runs.paths import recorded_command
     from autodual.speed.measure import describe
-    from autodual.speed.trials import AUTHORS, INSTALL, Bench, authors_version
+    from autodual.speed.problems import AUTHORS, INSTALL, authors_version
+    from autodual.speed.trials import Bench
     from autodual.training.loop import StoppedError
     from autodual.training.setup import make_device
 
@@ -99,53 +92,14 @@ def bench(
         if float32 and place.type != "cuda":
             found.note("streams are float32 anyhow where there is no GPU")
         try:
-            with _watching_others(found):
-                _measure(found, chosen, files if certificates else None)
+            with found.watching_others():
+                usual = NETWORKS if place.type == "cuda" else ON_CPU
+                found.measure(chosen, usual, files if certificates else None)
         except StoppedError:
             found.note("stopped as asked: the rest is missing")
             raise InterruptedRunError("stopped as asked", signals.received or 2) from None
         finally:
             _tell(record, out)
-
-
-@contextlib.contextmanager
-def _watching_others(bench: Bench) -> Iterator[None]:
-    """Says how busy others kept a CPU, which makes its times longer."""
-    from autodual.speed.measure import cpu_seconds_of_others
-
-    others, begin = cpu_seconds_of_others(), time.perf_counter()
-    try:
-        yield
-    finally:
-        spent, now = time.perf_counter() - begin, cpu_seconds_of_others()
-        if others is not None and now is not None:
-            bench.record["cores_busy_elsewhere"] = busy = max(0.0, (now - others) / spent)
-            if busy > BUSY and bench.device.type == "cpu":
-                bench.note(
-                    f"other processes kept {busy:.1f} cores busy meanwhile: times on a quiet machine are shorter"
-                )
-
-
-def _measure(bench: Bench, chosen: list[str], weights: dict[str, Path] | None) -> None:
-    import torch
-
-    from autodual.speed.trials import PROBLEMS
-
-    names = chosen or (list(PROBLEMS) if bench.device.type == "cuda" else list(ON_CPU))
-    with torch.cuda.device(bench.device) if bench.device.type == "cuda" else contextlib.nullcontext():
-        bench.measure_ceilings()
-        for name in names:
-            bench.measure_step(PROBLEMS[name])
-        if weights is None:
-            return
-        known = _kept() | weights
-        for name in [*chosen, *(name for name in weights if name not in chosen)] if chosen else known:
-            if name in known:
-                bench.measure_certificates(PROBLEMS[name], known[name])
-            else:
-                bench.note(f"{name}: no weights to certify; name them with --weights {name}=FILE")
-        if not chosen and not known:
-            bench.note("no weights to certify: results/ is not here; name some with --weights NETWORK=FILE")
 
 
 def _known(names: list[str]) -> list[str]:
@@ -168,20 +122,6 @@ def _weights(given: list[str]) -> dict[str, Path]:
         found[name] = path / "model.safetensors" if path.is_dir() else path
         if not found[name].is_file():
             raise ArgumentError(f"--weights {name}: {found[name]}: there is no such file")
-    return found
-
-
-def _kept() -> dict[str, Path]:
-    """Weights in results/ of the working folder, or of the source tree that this is run from."""
-    from autodual.speed.trials import PROBLEMS
-
-    roots = (Path("results"), Path(__file__).parents[3] / "results")
-    found: dict[str, Path] = {}
-    for name, problem in PROBLEMS.items():
-        files = [root / problem.kept / "model.safetensors" for root in roots if problem.kept]
-        there = [file for file in files if file.is_file()]
-        if there:
-            found[name] = there[0]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where `certify` writes: a name that says what was asked, and nothing that is there already is lost unasked."""
+"""What `certify` and `attack` open, where `certify` writes, so that nothing is lost unasked, and how a cascade's figures are told."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from autodual._errors import ArgumentError
-from autodual._files import read_content, read_json
-from autodual.cli.target import Target
-from autodual.runs.folder import NAMED, relative, resolved, to_folder
-from autodual.runs.lines import LINES_LIMIT, Line, read_note, record_about
+from autodual._files import read_content
+from autodual.cli.options import checked
+from autodual.runs.lines import LINES_LIMIT, record_about
+from autodual.runs.paths import NAMED, from_folder, relative, resolved, to_folder
+from autodual.runs.records import Asked, CascadeErrors, CascadeSummary, Problem, ProblemOutline, Summary
+from autodual.runs.schema import plain, read_if_sound
+from autodual.training.target import Target, open_target, own_config
 
 WORDS: dict[str, Callable[[Any], str]] = {
     "dataset": lambda name: re.sub(r"[^\w.]+", "-", Path(name).name),
@@ -23,8 +26,9 @@ WORDS: dict[str, Callable[[Any], str]] = {
 """How a name says what was asked."""
 
 
-def default_file(place: Path, opened: Target, engine: str, limit: int | None) -> Path:
-    """certificates-ENGINE.jsonl in the run folder; the name goes on with what differs from the run's own question."""
+def default_file(opened: Target, engine: str, limit: int | None) -> Path:
+    """certificates-ENGINE.jsonl in the run folder; the name encodes every setting that differs from the run's own."""
+    place = opened.place
     words = ["certificates"] if place.is_dir() else [place.stem, "certificates"]
     words.append(engine)
     for name, word in WORDS.items():
@@ -38,26 +42,32 @@ def default_file(place: Path, opened: Target, engine: str, limit: int | None) ->
     return (place if place.is_dir() else Path()) / f"{'-'.join(words)}.jsonl"
 
 
-def check_cascade_engine(place: Path, engine: str) -> None:
-    """Before anything is certified: the first stage alone could be, but not all of them together."""
-    if engine == "high-probability":
-        raise ArgumentError(
-            f"{place}: is a cascade, which --engine high-probability cannot certify: every stage needs bounds of its own, and the "
-            f"chances that one of them fails add up; use dual, crown or ibp"
-        )
-
-
-def asked_about(place: Path, opened: Target, file: Path) -> Line:
+def asked_about(opened: Target, file: Path) -> Asked:
     """How to open the target again, with paths as seen from the file of lines."""
     config, folder = opened.config, file.parent
-    named = {name: to_folder(name, getattr(config, name), folder) for name in NAMED}
-    more = {name: getattr(config, name) for name in ("normalise", "norm", "eps", "clip")}
-    return (
-        {"target": relative(place, folder)}
-        | named
-        | more
-        | {"clip": None if config.clip is None else list(config.clip)}
-    )
+    model, dataset = (to_folder(name, getattr(config, name), folder) for name in NAMED)
+    options = (config.normalise, config.norm, config.eps, config.clip)
+    return Asked(relative(opened.place, folder), model, dataset, *options)
+
+
+def open_again(file: Path, asked: Asked | None, changes: dict[str, Any], examples: int) -> Target:
+    """What a file of lines is about, opened again; `changes` win over what is noted, for whoever has moved something."""
+    given: dict[str, Any] = {}
+    if asked is not None:
+        given = {name: value for name, value in plain(asked).items() if name != "target"}
+        given |= {name: from_folder(name, given[name], file.parent) for name in NAMED if name in given}
+    place = file.parent / (asked.target if asked is not None and asked.target is not None else ".")
+    try:
+        return open_named(place, given | changes, examples)
+    except ArgumentError as error:
+        raise ArgumentError(f"{file}: what it is about cannot be opened: {error}") from None
+
+
+def open_named(place: Path, given: dict[str, Any], limit: int | None) -> Target:
+    """What an argument names. given: options of `TrainConfig`; a run folder supplies the others, but the device is this machine's."""
+    own = own_config(place)
+    config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
+    return open_target(place, own, config, given, limit)
 
 
 def check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
@@ -69,25 +79,16 @@ def check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
         raise ArgumentError("--resume and --overwrite exclude each other: go on with the file, or start anew")
     for file in files:
         _check_file(file, resume, overwrite)
-    records = {record_about(file, "problem"): PROBLEM for file in files} | {record_about(files[0], "summary"): SUMMARY}
-    for record, names in records.items():
-        _check_record(record, names, resume or overwrite)
+    for file in files:
+        _check_record(record_about(file, "problem"), ProblemOutline, resume or overwrite)
+    _check_record(record_about(files[0], "summary"), Summary, resume or overwrite)
 
 
-PROBLEM = ("perturbation", "engine", "examples", "data")
-SUMMARY = ("perturbation", "engine", "examples", "error", "confidence")
-"""What a record has that `certify` wrote, in whatever version."""
-
-
-def _check_record(path: Path, names: Sequence[str], may_replace: bool) -> None:
+def _check_record(path: Path, kind: type[ProblemOutline] | type[Summary], may_replace: bool) -> None:
     """Refuse to write over a record beside the lines that is not one of ours, or that nobody has given up."""
     if not path.exists() and not path.is_symlink():
         return
-    try:
-        found = read_json(path)
-    except ArgumentError:
-        found = None
-    if not isinstance(found, dict) or not all(name in found for name in names):
+    if read_if_sound(kind, path) is None:
         raise ArgumentError(
             f"{path}: would be written over, but is not from `autodual certify`; move it away, or choose another --out"
         )
@@ -110,16 +111,14 @@ def _check_file(file: Path, resume: bool, overwrite: bool) -> None:
 
 def _held(file: Path) -> str:
     """What is there, and whether one can go on with it."""
-    try:
-        about = read_note(record_about(file, "problem"))
-        done = read_content(file, LINES_LIMIT).count(b"\n")
-    except ArgumentError:
-        about = {}
-    if not all(name in about for name in PROBLEM):
+    note = record_about(file, "problem")
+    about = read_if_sound(ProblemOutline, note)
+    if about is None or file.stat().st_size > LINES_LIMIT:
         return "exists already, and holds no certificates that one could go on with; "
-    what = f"{done} of {about['examples']} certificates of {about['perturbation']} by {about['engine']}"
-    if "network" not in about:
-        return f"holds {what} already, from an earlier version, which one cannot go on with; "
+    done = read_content(file, LINES_LIMIT).count(b"\n")
+    what = f"{done} of {about.examples} certificates of {about.perturbation} by {about.engine}"
+    if read_if_sound(Problem, note) is None:
+        return f"holds {what} already, from another version, which one cannot go on with; "
     return f"holds {what} already; go on with --resume, "
 
 
@@ -129,54 +128,28 @@ CONTRADICTION = (
     "{} images are soundly certified and yet broken by the attack, which cannot be: do not trust these certificates"
 )
 
-AS_RUN = "sound_certified_error_as_run"
-"""A record of an earlier version lacks it."""
+
+def tell_cascade(name: str, found: CascadeSummary) -> None:
+    """Prints what a cascade reaches; an attack on the first images only has a line of its own."""
+    if found.attacked_examples != found.examples:
+        print(f"{name}: {_errors(found)} ({found.examples} images)")
+    if found.attacked_examples is not None and found.on_attacked is not None:
+        every = found.attacked_examples == found.examples
+        which, images = (
+            (name, f"{found.examples} images")
+            if every
+            else ("Attacked", f"the first {found.attacked_examples} of them")
+        )
+        attacked = f"attacked error {found.attacked_error:.2%} ({found.broken_claims} claims broken), "
+        print(f"{which}: {_errors(found.on_attacked, attacked)} ({images})")
+    if found.collapsed:
+        print(f"warning: the cascade has {found.collapsed}", file=sys.stderr)
+    if found.broken_proofs:
+        print(CONTRADICTION.format(found.broken_proofs), file=sys.stderr)
 
 
-def tell_cascade(name: str, found: dict[str, Any]) -> None:
-    """found: as in cascade.json, with or without an attack; one on the first images only has a line of its own."""
-    examples, attacked = found["examples"], found.get("attacked_examples")
-    if attacked != examples:
-        print(f"{name}: {_errors(found)} ({examples} images)")
-    if attacked is not None:
-        which = name if attacked == examples else "Attacked"
-        images = f"{attacked} images" if attacked == examples else f"the first {attacked} of them"
-        print(f"{which}: {_errors(_on_attacked(found), found)} ({images})")
-    if found.get("collapsed"):
-        print(f"warning: the cascade has {found['collapsed']}", file=sys.stderr)
-    if "broken_proofs" in found and _number(found, "broken_proofs") > 0:
-        print(CONTRADICTION.format(found["broken_proofs"]), file=sys.stderr)
-
-
-def _on_attacked(found: dict[str, Any]) -> dict[str, Any]:
-    """A record of an earlier version has figures of all images only: those of others do not stand beside an attack."""
-    rates = found.get("on_attacked", found if found["attacked_examples"] == found["examples"] else {})
-    if not isinstance(rates, dict):
-        raise _damaged("on_attacked", rates)
-    return rates
-
-
-def _errors(rates: dict[str, Any], attack: dict[str, Any] | None = None) -> str:
-    parts = [_error("error", rates), _error("stage-certified error", rates)]
-    if attack is not None:
-        claims = f"({_number(attack, 'broken_claims')} claims broken)"
-        parts.append(f"attacked error {_number(attack, 'attacked_error'):.2%} {claims}")
-    as_run = f" (as run: {_number(rates, AS_RUN):.2%})" if AS_RUN in rates else ""
-    parts.append(f"{_error('soundly certified error', rates)}{as_run}")
-    return ", ".join(part for part in parts if part)
-
-
-def _error(name: str, rates: dict[str, Any]) -> str:
-    key = name.replace("soundly", "sound").replace("-", "_").replace(" ", "_")
-    return f"{name} {_number(rates, key):.2%}" if key in rates else ""
-
-
-def _number(record: dict[str, Any], key: str) -> float:
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _damaged(key, value)
-    return value
-
-
-def _damaged(key: str, value: Any) -> ArgumentError:
-    return ArgumentError(f"cascade.json has {value!r} as {key}: it is damaged; remove it, and it will be made anew")
+def _errors(rates: CascadeSummary | CascadeErrors, attacked: str = "") -> str:
+    return (
+        f"error {rates.error:.2%}, stage-certified error {rates.stage_certified_error:.2%}, {attacked}soundly certified error "
+        f"{rates.sound_certified_error:.2%} (as run: {rates.sound_certified_error_as_run:.2%})"
+    )

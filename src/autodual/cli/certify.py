@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -16,9 +18,11 @@ from autodual.runs.config import option
 
 if TYPE_CHECKING:
     from autodual.engines import BoundEngine
-    from autodual.evaluation.judge import Judged
+    from autodual.runs.records import Summary
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
+SHOWN = 20
+"""Differences that a check tells one by one."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +98,40 @@ def _check(
             raise ArgumentError(f"--check takes --{name} from the file; leave it out")
     if not speaks():
         raise typer.Exit
-    from autodual.cli.check import check_file
+    from autodual.cli.certificates import open_again
+    from autodual.evaluation.recheck import made_with, noted_problem, recheck
+    from autodual.runs.folder import Run
     from autodual.training.loop import StoppedError
 
+    file = Run(target).certificates_file if target.is_dir() else target
+    problem = noted_problem(file)
+    opened = open_again(file, problem.asked, changes, problem.examples)
+    again = recheck(file, problem, opened.model, opened.combination, opened.data, opened.ball)
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    there = len(again.lines)
+    chosen = sorted(random.Random(seed).sample(range(there), min(20 if sample is None else sample, there)))
     with Signals() as signals:
+        display = Display(signals.stop)
         try:
-            code = check_file(target, 20 if sample is None else sample, seed, changes, Display(signals.stop))
+            with display.bars:
+                watch = display.watch()
+                told = again.differences(chosen, lambda done: watch.tell("checking", done, len(chosen)))
         except StoppedError:
             raise InterruptedRunError("stopped as asked; a check keeps nothing", signals.received or 2) from None
-    raise typer.Exit(code)
+    told = told or again.contradictions()
+    for sentence in told[:SHOWN]:
+        print(f"{file}: {sentence}")
+    if len(told) > SHOWN:
+        print(f"{file}: {len(told) - SHOWN} more differences")
+    result = f"{len(told)} differences" if told else "all as written"
+    wanted = len(opened.data)
+    unfinished = f"; the file ends after {there} of {wanted} examples" if there < wanted else ""
+    compared = ", ".join(name for name in again.entries if name != "index")
+    print(
+        f"{file}: {len(chosen)} of {there} examples computed again ({problem.perturbation}, {problem.engine}, seed {seed}; "
+        f"{compared}): {result}{unfinished}{made_with(problem, opened.data)}"
+    )
+    raise typer.Exit(1 if told else 0)
 
 
 def _certify(
@@ -116,71 +145,70 @@ def _certify(
     changes: dict[str, Any],
 ) -> None:
     from autodual._files import write_json
-    from autodual.cli.certificates import asked_about, check_cascade_engine, check_way, default_file, tell_cascade
-    from autodual.cli.target import check_by_evaluation, open_target
-    from autodual.evaluation.cascade_lines import cascade_file, certify_to_file
-    from autodual.evaluation.judge import basis, judge_to_file, proved
+    from autodual.cli.certificates import asked_about, check_way, default_file, open_named, tell_cascade
+    from autodual.evaluation.judge import basis, judged_summary
+    from autodual.evaluation.ledger import Ledger, cascade_file, cascade_to_file, judge_to_file
     from autodual.evaluation.processes import joined
     from autodual.runs.lines import record_about
+    from autodual.runs.records import CascadeSummary
+    from autodual.runs.schema import parse, plain
     from autodual.training.loop import StoppedError
 
     chosen = _chosen(engine, probability)
-    opened = open_target(target, limit, changes)
-    file = out or default_file(target, opened, engine, limit)
-    if opened.combination is not None:
-        check_cascade_engine(target, engine)
+    opened = open_named(target, changes, limit)
+    file = out or default_file(opened, engine, limit)
+    if opened.combination is not None and engine == "high-probability":
+        raise ArgumentError(
+            f"{target}: is a cascade, which --engine high-probability cannot certify: every stage needs bounds of its own, and the "
+            f"chances that one of them fails add up; use dual, crown or ibp"
+        )
     cascade = None if opened.combination is None else opened.combination.with_engine(chosen)
     files = [file] if cascade is None else [file, cascade_file(file)]
-    asked = asked_about(target, opened, file)
+    together: CascadeSummary | None = None
     with Signals() as signals:
         display = Display(signals.stop)
         try:
             with display.bars, joined(opened.data.images.device) as group:
                 group.by_first(lambda: check_way(files, resume, overwrite))
                 watch = display.watch().within(group)
-                found = judge_to_file(
-                    file, opened.model, opened.data, opened.ball, chosen, watch.tell, group, overwrite, watch.say, asked
-                )
-                group.by_first(lambda: check_by_evaluation(target, opened, chosen, found, watch.say))
-                together = None
+                asked = asked_about(opened, file)
+                ledgers = [Ledger(path, watch.tell, group, watch.say, anew=overwrite, asked=asked) for path in files]
+                found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
+                group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
                 if cascade is not None:
-                    together = certify_to_file(
-                        files[1], cascade, opened.data, watch.tell, group, overwrite, watch.say, asked
-                    ).summary()
+                    together = parse(CascadeSummary, cascade_to_file(ledgers[1], cascade, opened.data).summary())
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not group.first:
         return
-    collapsed = found.collapse(opened.data.classes)
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
-    record = {
-        "perturbation": repr(opened.ball), "engine": repr(chosen), "examples": len(opened.data), "error": found.error,
-    } | proved(found, chosen) | {"collapsed": collapsed} | rests_on  # fmt: skip
-    write_json(record_about(file, "summary"), record if together is None else record | {"cascade": together})
+    summary = judged_summary(found, opened.ball, chosen, rests_on, opened.data.classes)
+    write_json(record_about(file, "summary"), plain(replace(summary, cascade=together)))
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
     print(
-        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(found, rests_on)} ({len(opened.data)} images); {file}"
+        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
     )
-    if collapsed is not None:
-        print(f"warning: {first}the network has {collapsed}", file=sys.stderr)
+    if summary.collapsed is not None:
+        print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
 
 
-def _told(found: Judged, rests_on: dict[str, Any]) -> str:
-    """Both statements: in real numbers, and as the network runs; rests_on: nothing for a proof."""
-    rates = f"{found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
-    if not rests_on:
-        return f"robust error {rates}"
-    if rests_on["estimates"] == 0:
+def _told(found: Summary) -> str:
+    """Both statements: in real numbers, and as the network runs."""
+    if found.delta is None:
+        return f"robust error {found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
+    rates = f"{found.not_certified:.2%} (as run in float32: {found.not_certified_as_run:.2%})"
+    if found.estimates == 0:
         return f"not certified: {rates}; nothing was estimated, the bounds are exact"
-    return f"not certified with probability {1 - rests_on['delta']:.10g} each: {rates}"
+    return f"not certified with probability {1 - found.delta:.10g} each: {rates}"
 
 
 def _chosen(engine: Engine, given: dict[str, Any]) -> BoundEngine:
-    from autodual.engines import IBP, Crown, Dual, HighProbability
+    from autodual.engines import HighProbability
+    from autodual.evaluation.judge import ENGINES
 
     if engine == "high-probability":
         asked = Probability(**given)
         return HighProbability(asked.delta, asked.k, seed=asked.seed)
-    return {"dual": Dual, "crown": Crown, "ibp": IBP}[engine]()
+    return ENGINES[engine]

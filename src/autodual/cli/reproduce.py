@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.terminal import Display, InterruptedRunError, Signals
 from autodual.reproduce.campaign import PART_BYTES, RECIPES, Campaign, Recipe, Step, Task, chosen_tasks, in_order
+from autodual.reproduce.records import NetworkFigures
 from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS, named_together
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
     paper = "-" if row is None else "{:.2f} / {:.2f}".format(*row.paper)
     ours = "-"
     if record is not None:
-        ours = f"{100 * record['stage_certified_error' if record['cascade'] else 'robust_error']:.2f} / {100 * record['error']:.2f}"
+        figures = record.figures
+        robust = figures.robust_error if isinstance(figures, NetworkFigures) else figures.stage_certified_error
+        ours = f"{100 * robust:.2f} / {100 * figures.error:.2f}"
     if task.row in SEEDED and task.recipe == "paper":
         seeds = [campaign.progress(Task(task.row, task.recipe, seed)).step == Step.DONE for seed in range(SEEDS)]
         state += f" ({sum(seeds)} of {SEEDS} seeds)"

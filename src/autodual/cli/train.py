@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autodual.cli.options import DEFAULTS, checked, with_config_options
 from autodual.cli.terminal import Display, InterruptedRunError, Signals, speaks
-from autodual.runs.folder import Run, read_yaml
+from autodual.runs.folder import Run
+from autodual.runs.yaml import read_yaml
+
+if TYPE_CHECKING:
+    from autodual.runs.records import Evaluation
 
 
 @with_config_options()
@@ -29,7 +33,7 @@ def train(
         given, place = Run(folder).config().to_mapping(), str(folder)
     options = checked({} if given is None else given, changes or {}, place)
     from autodual.cli.certificates import tell_cascade
-    from autodual.training.fitting import train as run_training
+    from autodual.training.fitting import train_run
     from autodual.training.loop import StoppedError
     from autodual.training.stage import ADVICE
 
@@ -37,33 +41,33 @@ def train(
         display = Display(signals.stop)
         try:
             with display.bars:
-                record = run_training(options, folder, resume, display.watch())
+                record = train_run(options, folder, resume, display.watch())
         except StoppedError as stopped:
             raise InterruptedRunError(str(stopped), signals.received or 2) from None
     if not speaks():
         return
+    found = record.evaluation
     print(
-        f"{folder}: error {record['error']:.2%}, PGD error {record['pgd_error']:.2%}, robust error {record['robust_error']:.2%}"
-        f"{_as_run(record)} at {record['norm']} {record['eps']:g} ({record['examples']} test images)"
-        f"{_trained(record.get('trained'), options.epochs)}"
+        f"{folder}: error {found.error:.2%}, PGD error {found.pgd_error:.2%}, robust error {found.robust_error:.2%}{_as_run(found)} "
+        f"at {found.norm} {found.eps:g} ({found.examples} test images){_trained(found, options.epochs)}"
     )
-    if record.get("collapsed"):
-        print(f"warning: the network has {record['collapsed']}. {ADVICE}", file=sys.stderr)
-    if "cascade" in record:
-        found = record["cascade"]
+    if found.collapsed:
+        print(f"warning: the network has {found.collapsed}. {ADVICE}", file=sys.stderr)
+    if record.cascade is not None:
         print("(first stage alone).", end=" ")
-        tell_cascade(f"The {found['kind']} cascade", found)
+        tell_cascade(f"The {record.cascade.kind} cascade", record.cascade)
 
 
-def _as_run(record: dict[str, Any]) -> str:
-    """The second statement, about the network as it runs; a run of an earlier version does not make it."""
-    rate = record.get("robust_error_as_run")
-    return f" (as run in {record.get('dtype')}: {rate:.2%})" if isinstance(rate, float) else ""
+def _as_run(found: Evaluation) -> str:
+    """The second statement, about the network as it runs; the first published runs do not make it."""
+    rate = found.robust_error_as_run
+    return "" if rate is None else f" (as run in {found.dtype}: {rate:.2%})"
 
 
-def _trained(at: dict[str, Any] | None, epochs: int) -> str:
-    """What the weights that count were trained against; a run of an earlier version does not say."""
-    if not at:
+def _trained(found: Evaluation, epochs: int) -> str:
+    """What the weights that count were trained against; the first published runs do not say."""
+    at = found.trained
+    if at is None:
         return ""
-    size = "without perturbations" if at["eps"] is None else f"against eps {at['eps']:g}"
-    return f"; weights of epoch {at['epoch'] + 1} of {epochs}, trained {size}"
+    size = "without perturbations" if at.eps is None else f"against eps {at.eps:g}"
+    return f"; weights of epoch {at.epoch + 1} of {epochs}, trained {size}"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import full_precision
+from autodual.cascades.records import CascadeCertificate
 from autodual.certificates.attacks import attack
 from autodual.data import ImageData
 from autodual.evaluation.processes import ALONE, Group, Tell, on_all, silent
@@ -61,12 +62,24 @@ def check_claims(
     What is certified in real numbers, and broken only as the network runs, is no contradiction: the result is a note that says how
     many examples these are; None where there are none. source: of the certificates.
     """
-    refuse_broken(source, certified & broken.exact, "in real numbers", advice)
-    refuse_broken(source, certified_as_run & broken.as_run, "as the network runs", advice)
-    return only_rounding(source, certified & broken.as_run)
+    _refuse_broken(source, certified & broken.exact, "in real numbers", advice)
+    _refuse_broken(source, certified_as_run & broken.as_run, "as the network runs", advice)
+    return _only_rounding(source, certified & broken.as_run)
 
 
-def refuse_broken(source: object, wrong: Tensor, where: str, advice: str = ADVICE) -> None:
+def check_together(source: object, certified: CascadeCertificate, found: Tensor, certified_wrong: Tensor) -> str | None:
+    """Fail if an attack breaks what is proved about a whole cascade; claims of single stages, which the paper's cascade makes, may
+    break.
+
+    found: [N] bool, somewhere in the ball the answer is wrong; certified_wrong: it is, and comes with a certificate. The models are
+    attacked as they run: what is proved in real numbers only may break by rounding, and a note says how often.
+    """
+    _refuse_broken(source, certified.sound_as_run & found, "as the models run")
+    _refuse_broken(source, certified.no_wrong_certificate & certified_wrong, "with a certificate")
+    return _only_rounding(source, certified.sound & found)
+
+
+def _refuse_broken(source: object, wrong: Tensor, where: str, advice: str = ADVICE) -> None:
     """Fail if there are any of these [N], which are certified, and broken by an attack. where: in which arithmetic."""
     examples = wrong.nonzero().squeeze(1)
     if len(examples) == 0:
@@ -78,7 +91,7 @@ def refuse_broken(source: object, wrong: Tensor, where: str, advice: str = ADVIC
     )
 
 
-def only_rounding(source: object, examples: Tensor) -> str | None:
+def _only_rounding(source: object, examples: Tensor) -> str | None:
     """A note about examples [N] that are certified in real numbers and not as run, and broken as run."""
     several = int(examples.sum())
     if several == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,13 @@ from autodual.certificates import attack, certified_radius
 from autodual.data import ImageData
 from autodual.engines import BoundEngine, Dual
 from autodual.evaluation.claims import ATTACK_STEPS, Broken, attacked, check_claims
-from autodual.evaluation.judge import RENEWED, Judged, judge, judge_to_file
+from autodual.evaluation.judge import Judged, judge
+from autodual.evaluation.ledger import RENEWED, Ledger, judge_to_file
 from autodual.evaluation.processes import ALONE, Group, Tell, on_all, part_of, silent
+from autodual.runs.folder import Run
+from autodual.runs.lines import Say
+from autodual.runs.records import CurvePoint, Evaluation, TrainedAt
+from autodual.runs.schema import plain
 from autodual.sets import Perturbation
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -28,79 +32,74 @@ REMOVE = "if somebody has changed this file, remove it and go on with --resume; 
 
 
 def evaluate(
-    folder: Path,
+    run: Run,
     model: nn.Module,
     data: ImageData,
     ball: Perturbation,
     norm: str,
-    engine: BoundEngine | None = None,
     subset: int = 200,
     tell: Tell = silent,
     group: Group = ALONE,
-    say: Callable[[str], None] = lambda line: None,
-    trained: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Certificates of all examples, and attack, curve, radii and gallery; writes certificates.jsonl, evaluation.json, gallery.npz.
+    say: Say = lambda line: None,
+    trained: TrainedAt | None = None,
+) -> Evaluation:
+    """Certifies and attacks all examples; curve and radii are of the first `subset`. Writes certificates.jsonl, evaluation.json and
+    gallery.npz.
 
     Several processes share the work; the first one writes the files. Fails if the attack breaks what is certified. trained: the epoch
-    whose weights these are, and the eps that it was trained against, where that is known.
+    whose weights these are, where that is known.
     """
-    engine = Dual() if engine is None else engine
+    engine, file = Dual(), run.certificates_file
     assert isinstance(ball.eps, float)
-    file = folder / "certificates.jsonl"
-    found = judge_to_file(file, model, data, ball, engine, tell, group, say=say, renewed=RENEWED)
+    found = judge_to_file(Ledger(file, tell, group, say, renewed=RENEWED), model, data, ball, engine)
     broken = attacked(model, data, ball, tell, group=group)
     note = group.by_first(lambda: check_claims(file, found.certified, found.certified_as_run, broken, REMOVE))
     if note is not None:
         say(note)
     some = data.take(subset)
     radii = _radii(model, some, ball, engine, tell, group)
-    record = {
-        "split": "test", "examples": len(data), "perturbation": repr(ball), "norm": norm, "eps": ball.eps, "engine": repr(engine),
-        "dtype": "float32", "error": found.error,
-        "robust_error": found.robust_error, "robust_error_as_run": found.robust_error_as_run,
-        "pgd_error": broken.error_as_run, "pgd_error_exact": broken.error,
-        "curve": _curve(model, some, ball, engine, tell, group, say),
-        "margins": [m if np.isfinite(m) else None for m in found.margins.tolist()],
-        "radii": radii, "radius_limit": CURVE[-1] * ball.eps, "curve_examples": len(some),
-        "labels": found.labels.tolist(), "predicted": found.predicted.tolist(), "certified": found.certified.tolist(),
-        "certified_as_run": found.certified_as_run.tolist(), "attacked": broken.exact.tolist(),
-        "attacked_as_run": broken.as_run.tolist(), "classes": list(data.classes), "collapsed": found.collapse(data.classes),
-        "trained": trained,
-    }  # fmt: skip
+    record = Evaluation(
+        split="test", examples=len(data), perturbation=repr(ball), norm=norm, eps=ball.eps, engine=repr(engine), dtype="float32",
+        error=found.error, robust_error=found.robust_error, robust_error_as_run=found.robust_error_as_run,
+        pgd_error=broken.error_as_run, pgd_error_exact=broken.error,
+        curve=_curve(model, some, ball, engine, tell, group, say),
+        margins=tuple(m if np.isfinite(m) else None for m in found.margins.tolist()),
+        radii=radii, radius_limit=CURVE[-1] * ball.eps, curve_examples=len(some),
+        labels=_each(found.labels), predicted=_each(found.predicted), certified=_each(found.certified),
+        certified_as_run=_each(found.certified_as_run), attacked=_each(broken.exact), attacked_as_run=_each(broken.as_run),
+        classes=tuple(data.classes), collapsed=found.collapse(data.classes), trained=trained,
+    )  # fmt: skip
 
     def write() -> None:
-        write_gallery(folder / "gallery.npz", model, data, ball, found, broken)
-        write_json(folder / "evaluation.json", record)
+        write_gallery(run.folder / "gallery.npz", model, data, ball, found, broken)
+        write_json(run.evaluation_file, plain(record))
 
     group.by_first(write)
     return record
 
 
+def _each(column: Tensor) -> tuple[Any, ...]:
+    return tuple(column.tolist())
+
+
 def _radii(
     model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine, tell: Tell, group: Group
-) -> list[float]:
+) -> tuple[float, ...]:
     assert isinstance(ball.eps, float)
     largest, tol = ball.with_eps(CURVE[-1] * ball.eps), ball.eps / 50
 
     def one(x: Tensor, labels: Tensor) -> Tensor:
         return certified_radius(model, x, labels, largest, engine, tol=tol)
 
-    return torch.cat(on_all(one, data, "radii", tell, group)).tolist()
+    return _each(torch.cat(on_all(one, data, "radii", tell, group)))
 
 
 def _curve(
-    model: nn.Module,
-    data: ImageData,
-    ball: Perturbation,
-    engine: BoundEngine,
-    tell: Tell,
-    group: Group,
-    say: Callable[[str], None],
-) -> list[dict[str, float]]:
+    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine, tell: Tell, group: Group, say: Say
+) -> tuple[CurvePoint, ...]:
     """Certified and attacked error at every size; one progress bar for all of them."""
     assert isinstance(ball.eps, float)
-    points: list[dict[str, float]] = []
+    points: list[CurvePoint] = []
     whole = 2 * len(CURVE) * len(data)
     for number, factor in enumerate(CURVE):
         wider, done = ball.with_eps(factor * ball.eps), 2 * number * len(data)
@@ -110,12 +109,16 @@ def _curve(
         note = group.by_first(partial(check_claims, f"curve, eps {wider.eps:g}", *claims, broken))
         if note is not None:
             say(note)
-        points.append({
-            "eps": factor * ball.eps,
-            "robust_error": judged.robust_error, "robust_error_as_run": judged.robust_error_as_run,
-            "pgd_error": broken.error_as_run, "pgd_error_exact": broken.error,
-        })  # fmt: skip
-    return points
+        points.append(
+            CurvePoint(
+                eps=factor * ball.eps,
+                robust_error=judged.robust_error,
+                robust_error_as_run=judged.robust_error_as_run,
+                pgd_error=broken.error_as_run,
+                pgd_error_exact=broken.error,
+            )
+        )
+    return tuple(points)
 
 
 def write_gallery(

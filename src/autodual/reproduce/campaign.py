@@ -12,13 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from autodual._errors import ArgumentError
-from autodual._files import read_json
+from autodual.reproduce.records import NetworkFigures, RowRecord
 from autodual.reproduce.rows import BY_NAME, ROWS, named_together
 from autodual.runs.config import TrainConfig
-from autodual.runs.folder import Run, read_yaml
+from autodual.runs.folder import Run
+from autodual.runs.records import Failure
+from autodual.runs.schema import read_if_sound
+from autodual.runs.yaml import read_yaml
 
 Recipe = Literal["paper", "best"]
 RECIPES: tuple[Recipe, ...] = ("paper", "best")
@@ -26,7 +29,7 @@ EVALUATION = "evaluation.json"
 CERTIFICATES = "certificates.npz"
 WEIGHTS = "model.safetensors"
 PART_BYTES = 15 * 2**20
-"""Of one file of a pack; what a transfer takes may be 16 MiB."""
+"""Largest size of one file of a pack; what a transfer takes may be 16 MiB."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,9 @@ class Progress:
 
     step: Step
     stages: int = 0
-    """Of a cascade: stages that are trained, and times that what is left open was sorted out, counted together."""
+    """Stages of a cascade that are trained, and times that what is left open was sorted out, counted together."""
     steps: int = 0
-    """Of the stage that is being trained."""
+    """Steps of the stage that is being trained."""
     lines: int = 0
     """Certificates that are found, in all files together."""
     text: str = ""
@@ -116,16 +119,20 @@ class Campaign:
         folder = self.results / task.recipe / task.row
         return folder if task.seed == 0 else folder / f"seed-{task.seed}"
 
-    def record(self, task: Task) -> dict[str, Any] | None:
+    def record(self, task: Task) -> RowRecord | None:
         """The evaluation of a task, perhaps still without some engines; None where there is none."""
         file = self.result(task) / EVALUATION
-        return read_record(file) if file.exists() else None
+        return RowRecord.read(file) if file.exists() else None
 
     def progress(self, task: Task) -> Progress:
         record = self.record(task)
-        if record is not None and record.get("complete") is True:
+        if record is not None and record.complete:
             return Progress(Step.DONE, text="done")
-        run, by = self.run(task), ", ".join((record or {}).get("engines", {})) or "no engine yet"
+        figures = None if record is None else record.figures
+        run, by = (
+            self.run(task),
+            ", ".join(figures.engines if isinstance(figures, NetworkFigures) else ()) or "no engine yet",
+        )
         if self.has_only_results(task):
             return Progress(Step.EVALUATING, text=f"trained; evaluated by {by}")
         if not run.begun():
@@ -164,7 +171,7 @@ def in_order(tasks: Iterable[Task]) -> list[Task]:
 
 
 def chosen_tasks(names: Iterable[str], recipe: Recipe, seeds: Iterable[int], campaign: Campaign) -> list[Task]:
-    """The tasks that a command names, each once. Of tables in our recipe, the rows that have one."""
+    """The tasks that a command names, each once. In our recipe, a table stands for those of its rows that have one."""
     rows: dict[str, None] = {}
     for name in names:
         together = named_together(name)
@@ -172,20 +179,6 @@ def chosen_tasks(names: Iterable[str], recipe: Recipe, seeds: Iterable[int], cam
             if together is None or recipe == "paper" or campaign.config_file(Task(row, recipe)).is_file():
                 rows[row] = None
     return [Task(row, recipe, seed) for seed in seeds for row in rows]
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    """An evaluation that this package has written."""
-    found = read_json(file)
-    if (
-        not isinstance(found, dict)
-        or not isinstance(found.get("row"), str)
-        or not isinstance(found.get("complete"), bool)
-    ):
-        raise ArgumentError(
-            f"{file}: is no evaluation of `autodual reproduce`, or damaged; remove it, and run the row again"
-        )
-    return found
 
 
 def _seed_of(place: Path) -> int | None:
@@ -199,25 +192,19 @@ def _count_lines(file: Path) -> int:
 
 def _trained_so_far(run: Run) -> tuple[int, int, str]:
     """Stages as `Progress` counts them, steps in the one that is trained, and both in words."""
-    from autodual.runs.checkpoint import listed
+    from autodual.runs.checkpoint import Position, listed, read_state
 
     config, place = run.config(), run.folder / "stages"
     finished, sorted_ = len(list(place.glob("[0-9]*.safetensors"))), len(list(place.glob("open-*[0-9].json")))
     kept = listed(run.checkpoints)
-    position = read_json(kept[-1] / "state.json").get("position", {}) if kept else {}
-    stage, steps, epoch = (position.get(name, 0) for name in ("stage", "step", "epoch"))
-    if stage < finished:
-        stage, steps, epoch = finished, 0, 0
-    at = f"epoch {epoch} of {config.epochs}"
-    return (
-        finished + sorted_,
-        steps,
-        f"at {at}" if config.cascade == 1 else f"at stage {stage + 1} of {config.cascade}, {at}",
-    )
+    state = read_state(kept[-1]) if kept else None
+    at = Position(finished) if state is None or state.position.stage < finished else state.position
+    stage = "" if config.cascade == 1 else f"stage {at.stage + 1} of {config.cascade}, "
+    return finished + sorted_, at.step, f"at {stage}epoch {at.epoch} of {config.epochs}"
 
 
 def _with_failure(run: Run, text: str) -> str:
     if not run.failure_file.exists():
         return text
-    found = read_json(run.failure_file)
-    return f"{text}; failed: {found.get('error') if isinstance(found, dict) else 'for an unknown reason'}"
+    found = read_if_sound(Failure, run.failure_file)
+    return f"{text}; failed: {'for an unknown reason' if found is None else found.error}"

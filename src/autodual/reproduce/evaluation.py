@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,28 +19,30 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import MemoryBudgetError
-from autodual._files import read_json, replacing, write_json
+from autodual._files import replacing, write_json
 from autodual._tensor import full_precision
 from autodual.cascades.load import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeCertificate
 from autodual.certificates.attacks import attack
 from autodual.data import ImageData
-from autodual.engines import IBP, BoundEngine, Crown, Dual
+from autodual.engines import BoundEngine, Crown, Dual
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
-from autodual.evaluation.cascade_lines import certify_to_file
-from autodual.evaluation.claims import ATTACK_STEPS, Broken, check_claims
-from autodual.evaluation.judge import RENEWED, Judged, at_once, judge_to_file, question
-from autodual.evaluation.processes import ALONE, batch_size, in_turns
+from autodual.evaluation import judge
+from autodual.evaluation.claims import ATTACK_STEPS, Broken, check_claims, check_together
+from autodual.evaluation.judge import Judged, at_once
+from autodual.evaluation.ledger import RENEWED, cascade_to_file, judge_to_file, problem_of
+from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.lines import Line, LineFile
+from autodual.runs.records import AttackLine, CascadeAttackLine, CascadeErrors
+from autodual.runs.schema import parse, plain, read
 from autodual.sets import Perturbation
-from autodual.training.cascade import ATTACKED, attack_batch, certify_all, check_together
+from autodual.training.cascade import ATTACKED, attack_batch, certify_all
 from autodual.training.setup import make_ball
 from autodual.training.stage import Parts, Watch
 
-ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "ibp": IBP(), "crown": Crown()}
+ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("dual", "ibp", "crown")}
 """The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""
 WHOLE_UNITS = 12_000
 """`Crown()` certifies all images of networks up to so many units. Of larger ones, where an image may take seconds, it gets those that
@@ -49,19 +51,26 @@ NEEDED = "dual"
 """An engine without which there is no evaluation; the others may be too large for this machine."""
 
 
+@dataclass(frozen=True)
+class Spent:
+    """campaign.json in the run folder: seconds of each part, added up over all calls; and how many rows ran side by side at most."""
+
+    seconds: dict[str, float]
+    side_by_side: int
+
+
 @dataclass
 class Notes:
-    """How long each part took, added up over all calls; and how many rows ran side by side at most. Kept in the run folder."""
+    """Keeps what was spent on a row up to date, in its file."""
 
     file: Path
-    seconds: dict[str, float] = field(default_factory=dict)
-    side_by_side: int = 1
+    spent: Spent
 
     @classmethod
     def of(cls, run: Run, side_by_side: int) -> Notes:
         file = run.folder / "campaign.json"
-        before = read_json(file) if file.exists() else {}
-        notes = cls(file, dict(before.get("seconds", {})), max(side_by_side, before.get("side_by_side", 1)))
+        before = read(Spent, file) if file.exists() else Spent({}, 1)
+        notes = cls(file, Spent(before.seconds, max(side_by_side, before.side_by_side)))
         notes.write()
         return notes
 
@@ -71,16 +80,15 @@ class Notes:
         try:
             yield
         finally:
-            self.seconds[what] = round(self.seconds.get(what, 0.0) + time.monotonic() - started, 3)
+            self.spent.seconds[what] = round(self.spent.seconds.get(what, 0.0) + time.monotonic() - started, 3)
             self.write()
 
     def write(self) -> None:
-        write_json(self.file, {"seconds": self.seconds, "side_by_side": self.side_by_side})
+        write_json(self.file, plain(self.spent))
 
 
-Found = dict[str, Any]
 Arrays = dict[str, np.ndarray]
-Report = Callable[[Found, Arrays, bool], None]
+Report = Callable[[Figures, Arrays, bool], None]
 """Told after each part what is known so far: figures, what was found about every image, and whether that is all."""
 
 
@@ -88,12 +96,21 @@ Report = Callable[[Found, Arrays, bool], None]
 class Before:
     """What earlier calls have found out about the same weights: finished parts are taken from here, on whatever machine."""
 
-    found: Found = field(default_factory=dict)
+    figures: NetworkFigures | None = None
     arrays: Arrays = field(default_factory=dict)
 
-    def engine(self, name: str) -> Found | None:
-        figures = self.found.get("engines", {}).get(name)
-        return figures if isinstance(figures, dict) and f"{name}_certified" in self.arrays else None
+    def engine(self, name: str) -> EngineFigures | None:
+        known = self.figures is not None and f"{name}_certified" in self.arrays
+        return self.figures.engines.get(name) if known and self.figures is not None else None
+
+    def broken(self) -> Broken | None:
+        if "attacked" not in self.arrays:
+            return None
+        return Broken(*(torch.from_numpy(self.arrays[name]) for name in ("attacked", "attacked_as_run")))
+
+
+BY_THE_EXACT_BOUND = ("error", "collapsed", "robust_error", "robust_error_as_run")
+"""Figures that the exact bound's run brings, beside those of the engine itself."""
 
 
 def evaluate_network(
@@ -112,29 +129,35 @@ def evaluate_network(
     The report is complete when all of `ENGINES` have run, now or before.
     """
     ball, before = make_ball(config), before or Before()
-    broken = _attacked_before(before)
+    broken = before.broken()
     if broken is None:
         with notes.timed("attack"):
             broken = _attack_network(run, model, data, ball, watch)
-    found: Found = {"pgd_error": broken.error_as_run, "pgd_error_exact": broken.error, "pgd_steps": ATTACK_STEPS}
-    found |= {name: before.found[name] for name in OF_ALL_ENGINES if name in before.found} | {"engines": {}}
+    ran: dict[str, EngineFigures] = {}
+    whole: dict[str, Any] = {
+        "pgd_error": broken.error_as_run,
+        "pgd_error_exact": broken.error,
+        "pgd_steps": ATTACK_STEPS,
+    }
+    if before.figures is not None:
+        whole |= {name: getattr(before.figures, name) for name in BY_THE_EXACT_BOUND}
     arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
     for name, engine in ENGINES.items():
-        figures = before.engine(name)
-        if figures is not None:
-            found["engines"][name] = figures
+        known = before.engine(name)
+        if known is not None:
+            ran[name] = known
         elif name in engines:
             file = run.folder / f"certificates-{name}.jsonl"
-            whole = name != "crown" or _units(model, data) <= WHOLE_UNITS
-            index = torch.arange(len(data)) if whole else _open(found["engines"], arrays)
+            every = name != "crown" or _units(model, data) <= WHOLE_UNITS
+            index = torch.arange(len(data)) if every else _open(ran, arrays)
             try:
                 with notes.timed(name):
-                    judged = _judge(file, model, data, None if whole else index, ball, engine, watch)
+                    judged = _judge(file, model, data, None if every else index, ball, engine, watch)
             except MemoryBudgetError as error:
                 if name == NEEDED:
                     raise
                 watch.say(f"{name}: not run: {error}")
-                found["engines"][name] = {"engine": repr(engine), "not_run": str(error)}
+                ran[name] = EngineFigures(engine=repr(engine), not_run=str(error))
                 continue
             columns = _columns(name, judged, index, len(data))
             certified, as_run = (
@@ -143,31 +166,15 @@ def evaluate_network(
             note = check_claims(file, certified, as_run, broken)
             if note is not None:
                 watch.say(note)
-            found["engines"][name] = _figures(judged, len(data)) | _circumstances(engine, data, notes.seconds[name])
+            ran[name] = _figures(judged, engine, data, notes.spent.seconds[name])
             arrays |= columns
             if name == NEEDED:
-                found |= {"error": judged.error, "collapsed": judged.collapse(data.classes)}
-                found |= {key: found["engines"][name][key] for key in ("robust_error", "robust_error_as_run")}
+                figures = (judged.error, judged.collapse(data.classes), judged.robust_error, judged.robust_error_as_run)
+                whole |= dict(zip(BY_THE_EXACT_BOUND, figures, strict=True))
                 arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
-            report(found, arrays, False)
-    if set(found["engines"]) == set(ENGINES):
-        report(found | _best(found["engines"], arrays), arrays, True)
-
-
-OF_ALL_ENGINES = ("error", "collapsed", "robust_error", "robust_error_as_run")
-"""Figures that the exact bound's run brings, beside those of the engine itself."""
-
-
-def _attacked_before(before: Before) -> Broken | None:
-    if "attacked" not in before.arrays:
-        return None
-    return Broken(*(torch.from_numpy(before.arrays[name]) for name in ("attacked", "attacked_as_run")))
-
-
-def _circumstances(engine: BoundEngine, data: ImageData, seconds: float) -> Found:
-    device = data.images.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"engine": repr(engine), "seconds": seconds, "device": name}
+            report(NetworkFigures(**whole, engines=dict(ran)), arrays, False)
+    if set(ran) == set(ENGINES):
+        report(NetworkFigures(**whole, engines=ran, **_best(ran, arrays)), arrays, True)
 
 
 def _judge(
@@ -189,7 +196,7 @@ def _judge(
     step = at_once(model, data)
     step = max(1, step // 10) if isinstance(engine, Crown) else step
     renewed = RENEWED if index is None else (*RENEWED, "data", "examples")  # other images may be open now
-    return judge_to_file(file, model, data, ball, engine, watch.tell, say=watch.say, renewed=renewed, step=step)
+    return judge_to_file(watch.ledger(file, renewed, step), model, data, ball, engine)
 
 
 def _units(model: nn.Module, data: ImageData) -> int:
@@ -197,33 +204,31 @@ def _units(model: nn.Module, data: ImageData) -> int:
     return generators(dual_network(model, data.scaled(slice(0, 1))))
 
 
-def _open(engines: Found, arrays: Arrays) -> Tensor:
+def _open(ran: dict[str, EngineFigures], arrays: Arrays) -> Tensor:
     """Positions of the images that nobody has broken in real numbers, and no engine so far has certified as run."""
     decided = arrays["attacked"].copy()
-    for name, figures in engines.items():
-        if "not_run" not in figures:
+    for name, figures in ran.items():
+        if figures.not_run is None:
             decided |= arrays[f"{name}_certified_as_run"]
     return torch.from_numpy((~decided).nonzero()[0])
 
 
-def _figures(judged: Judged, images: int) -> Found:
+def _figures(judged: Judged, engine: BoundEngine, data: ImageData, seconds: float) -> EngineFigures:
     """Counts; and errors, where all images were tried."""
-    tried = len(judged.labels)
-    counts = {
-        "images": tried,
-        "certified": int(judged.certified.sum()),
-        "certified_as_run": int(judged.certified_as_run.sum()),
-    }
-    if tried < images:
-        return counts
-    return counts | {"robust_error": judged.robust_error, "robust_error_as_run": judged.robust_error_as_run}
+    device, tried = data.images.device, len(judged.labels)
+    every = tried == len(data)
+    return EngineFigures(
+        images=tried, certified=int(judged.certified.sum()), certified_as_run=int(judged.certified_as_run.sum()),
+        robust_error=judged.robust_error if every else None, robust_error_as_run=judged.robust_error_as_run if every else None,
+        engine=repr(engine), seconds=seconds, device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    )  # fmt: skip
 
 
-def _best(engines: Found, arrays: Arrays) -> Found:
+def _best(ran: dict[str, EngineFigures], arrays: Arrays) -> dict[str, Any]:
     """An image counts as certified if one of the engines certifies it."""
-    ran = [name for name, figures in engines.items() if "not_run" not in figures]
-    certified = np.any([arrays[f"{name}_certified"] for name in ran], axis=0)
-    as_run = np.any([arrays[f"{name}_certified_as_run"] for name in ran], axis=0)
+    names = [name for name, figures in ran.items() if figures.not_run is None]
+    certified = np.any([arrays[f"{name}_certified"] for name in names], axis=0)
+    as_run = np.any([arrays[f"{name}_certified_as_run"] for name in names], axis=0)
     return {
         "certified_best": int(certified.sum()), "certified_best_as_run": int(as_run.sum()),
         "robust_error_best": 1 - float(certified.mean()), "robust_error_best_as_run": 1 - float(as_run.mean()),
@@ -249,60 +254,28 @@ def _small(labels: Tensor) -> np.ndarray:
 
 
 def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbation, watch: Watch) -> Broken:
-    def lines(part: slice) -> list[Line]:
+    def find(part: slice) -> list[AttackLine]:
         with full_precision():
             found = attack(model, data.scaled(part), data.labels[part], ball, steps=ATTACK_STEPS)
         pairs = zip(found.success.tolist(), found.success_as_run.tolist(), strict=True)
-        return [
-            {"index": part.start + i, "broken": one, "broken_as_run": other} for i, (one, other) in enumerate(pairs)
-        ]
+        return [AttackLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
 
-    problem = question([model], data, ball, Dual()) | {"engine": f"attack({ATTACK_STEPS} steps)"}
-    names = ("broken", "broken_as_run")
-    found = _lines(run.folder / "attack.jsonl", problem, names, lines, data, batch_size(data), "attacking", watch)
-    return Broken(*(torch.tensor([line[name] for line in found], dtype=torch.bool) for name in names))
-
-
-def _lines(
-    path: Path,
-    problem: Line,
-    names: tuple[str, ...],
-    one: Callable[[slice], list[Line]],
-    data: ImageData,
-    step: int,
-    what: str,
-    watch: Watch,
-) -> list[Line]:
-    """A line with these truth values for each example, `step` of them at a time; goes on where an interrupted call stopped."""
-
-    def fault(line: Line) -> str | None:
-        fine = line.keys() == {"index", *names} and all(type(line[name]) is bool for name in names)
-        return None if fine else f"does not hold {', '.join(names)}, each true or false"
-
-    file = LineFile(path, fault, watch.say)
-    try:
-        found = file.begin(problem, step, renewed=RENEWED)
-        for turn in in_turns(one, data, what, watch.tell, ALONE, start=len(found), step=step):
-            new = [line for lines in turn for line in lines]
-            found += new
-            file.append(new)
-    finally:
-        file.close()
-    return found
+    problem = replace(problem_of([model], data, ball, Dual()), engine=f"attack({ATTACK_STEPS} steps)")
+    lines = watch.ledger(run.folder / "attack.jsonl", RENEWED).fill(AttackLine, problem, find, data, "attacking")
+    return Broken(torch.tensor([line.broken for line in lines]), torch.tensor([line.broken_as_run for line in lines]))
 
 
 def evaluate_cascade(
     config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, notes: Notes, watch: Watch, report: Report
 ) -> None:
-    """Four figures: what stages certify (the paper's metric), what an attack leaves of it, what is sound of it, and the best sound
-    combination of the same stages, which is chosen on other images than those it is tested on."""
+    """Finds four figures: what stages certify (the paper's metric), what an attack leaves of it, what is sound of it, and the best
+    sound combination of the same stages, which is chosen on other images than those it is tested on."""
     data, cascade = parts.test, Cascade(stages, make_ball(config))
     file = run.folder / "cascade-certificates.jsonl"
     with notes.timed("cascade"):
-        step = at_once(stages[0], data)
-        certified = certify_to_file(file, cascade, data, watch.tell, say=watch.say, renewed=RENEWED, step=step)
-    found: Found = certified.summary()
-    found["cascade_engine"] = found.pop("engine")
+        certified = cascade_to_file(watch.ledger(file, RENEWED, at_once(stages[0], data)), cascade, data)
+    summary = certified.summary()
+    found = parse(CascadeFigures, summary | {"cascade_engine": summary["engine"]})
     arrays: Arrays = {
         "labels": _small(certified.labels), "answer": _small(certified.answers.label), "stage": _small(certified.answers.stage),
         "certified": certified.answers.certified.numpy(), "sound": certified.sound.numpy(),
@@ -310,62 +283,53 @@ def evaluate_cascade(
     }  # fmt: skip
     report(found, arrays, False)
     with notes.timed("best combination"):
-        found["best_sound"] = _best_sound(config, run, stages, parts, watch, arrays)
+        found = replace(found, best_sound=_best_sound(config, run, stages, parts, watch, arrays))
     report(found, arrays, False)
     with notes.timed("cascade attack"):
-        found |= _attack_cascade(run, cascade, certified, data, watch, arrays)
+        found = _attack_cascade(run, cascade, certified, found, data, watch, arrays)
     report(found, arrays, True)
 
 
-BESIDE_AN_ATTACK = ("error", "stage_certified_error", "sound_certified_error", "sound_certified_error_as_run")
-"""Figures of the attacked images, which stand beside what the attack found on them."""
-
-
 def _attack_cascade(
-    run: Run, cascade: Cascade, certified: CascadeCertificate, data: ImageData, watch: Watch, arrays: Arrays
-) -> Found:
-    """The first images only: the attack follows gradients of bounds, which are dear."""
+    run: Run,
+    cascade: Cascade,
+    certified: CascadeCertificate,
+    figures: CascadeFigures,
+    data: ImageData,
+    watch: Watch,
+    arrays: Arrays,
+) -> CascadeFigures:
+    """Attacks the first images only: the attack follows gradients of bounds, which are dear."""
     some = data.take(ATTACKED * (10 if data.images.is_cuda else 1))
-    step = attack_batch(cascade, some)
 
-    def lines(part: slice) -> list[Line]:
+    def find(part: slice) -> list[CascadeAttackLine]:
         with full_precision():
             broken = cascade.attack(some.scaled(part), some.labels[part], steps=20)
         pairs = zip(broken.found.tolist(), broken.certified_wrong.tolist(), strict=True)
-        return [
-            {"index": part.start + i, "found": one, "certified_wrong": other} for i, (one, other) in enumerate(pairs)
-        ]
+        return [CascadeAttackLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
 
-    problem = question(cascade.models, some, cascade.ball, cascade.engine) | {"engine": "cascade attack(20 steps)"}
-    names = ("found", "certified_wrong")
-    written = _lines(
-        run.folder / "attack-cascade.jsonl", problem, names, lines, some, step, "attacking the cascade", watch
+    problem = problem_of(cascade.models, some, cascade.ball, cascade.engine)
+    ledger = watch.ledger(run.folder / "attack-cascade.jsonl", RENEWED, attack_batch(cascade, some))
+    problem = replace(problem, engine="cascade attack(20 steps)")
+    lines = ledger.fill(CascadeAttackLine, problem, find, some, "attacking the cascade")
+    wrong, with_certificate = (
+        torch.tensor([getattr(line, name) for line in lines]) for name in ("found", "certified_wrong")
     )
-    broken = _CascadeBroken(*(torch.tensor([line[name] for line in written], dtype=torch.bool) for name in names))
     same = certified.take(len(some))
-    note = check_together(run.folder, same, broken)
+    note = check_together(run.folder, same, wrong, with_certificate)
     if note is not None:
         watch.say(note)
-    arrays |= {"attacked": broken.found.numpy(), "attacked_certified_wrong": broken.certified_wrong.numpy()}
-    return {
-        "attacked_examples": len(some), "attacked_error": broken.found.double().mean().item(),
-        "attacked_certified_error": broken.certified_wrong.double().mean().item(),
-        "broken_claims": int((same.claimed & broken.found).sum()),
-        "on_attacked": {name: getattr(same, name) for name in BESIDE_AN_ATTACK},
-    }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _CascadeBroken:
-    """What `check_together` needs of an attack, as it is read back from lines."""
-
-    found: Tensor
-    certified_wrong: Tensor
+    arrays |= {"attacked": wrong.numpy(), "attacked_certified_wrong": with_certificate.numpy()}
+    return replace(
+        figures, attacked_examples=len(some), attacked_error=wrong.double().mean().item(),
+        attacked_certified_error=with_certificate.double().mean().item(), broken_claims=int((same.claimed & wrong).sum()),
+        on_attacked=parse(CascadeErrors, same.summary()),
+    )  # fmt: skip
 
 
 def _best_sound(
     config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, watch: Watch, arrays: Arrays
-) -> Found:
+) -> BestSound:
     """The first stage alone, the routed cascade or the sum of scores: whichever leaves the fewest images of `fitting` uncertified."""
     ball = make_ball(config)
     fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
@@ -381,20 +345,16 @@ def _best_sound(
                 continue
             tried[kind] = proved.sound_certified_error
         chosen = min(tried, key=lambda kind: tried[kind])
-        thresholds = [None if t == float("inf") else t for t in routed]
-        write_json(file, {"chosen": chosen, "thresholds": thresholds, "error_on_fitting": tried})
-    choice = read_json(file)
-    fitted = tuple(float("inf") if t is None else float(t) for t in choice["thresholds"])
-    combination = _combination(choice["chosen"], stages, fitted, ball)
-    lines = run.folder / "best-certificates.jsonl"
-    step = at_once(stages[0], parts.test)
-    proved = certify_to_file(lines, combination, parts.test, watch.tell, say=watch.say, renewed=RENEWED, step=step)
+        write_json(file, plain(Choice(chosen, tuple(None if t == float("inf") else t for t in routed), tried)))
+    choice = read(Choice, file)
+    thresholds = tuple(float("inf") if t is None else t for t in choice.thresholds)
+    ledger = watch.ledger(run.folder / "best-certificates.jsonl", RENEWED, at_once(stages[0], parts.test))
+    proved = cascade_to_file(ledger, _combination(choice.chosen, stages, thresholds, ball), parts.test)
     arrays |= {"best_sound": proved.sound.numpy(), "best_sound_as_run": proved.sound_as_run.numpy()}
-    return choice | {
-        "error": proved.error, "sound_certified_error": proved.sound_certified_error,
-        "sound_certified_error_as_run": proved.sound_certified_error_as_run,
-        "chosen_on": f"{len(fitting)} {'held-out' if parts.held_out is not None else 'training'} images",
-    }  # fmt: skip
+    return BestSound(
+        choice.chosen, choice.thresholds, choice.error_on_fitting, proved.error, proved.sound_certified_error,
+        proved.sound_certified_error_as_run, f"{len(fitting)} {'held-out' if parts.held_out is not None else 'training'} images",
+    )  # fmt: skip
 
 
 COMBINATIONS = ("first stage alone", "routed", "sum")

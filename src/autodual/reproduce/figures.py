@@ -1,21 +1,23 @@
 """The paper's figures that records of rows can be drawn from, as pictures for the documentation.
 
-The same records make the same pictures. A figure whose rows have not run is not drawn.
+Equal records make equal pictures. A figure whose rows have not run is not drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
-from autodual._files import parse_json, read_content, write_text
-from autodual.report.charts.plots import ERROR_AXIS, Axis, Points, Series, line_chart
+from autodual._files import write_text
+from autodual.report.charts.plots import ERROR_AXIS, Axis, Series, line_chart
 from autodual.report.charts.svg import Svg
 from autodual.reproduce.campaign import Campaign, Task
+from autodual.reproduce.records import CascadeFigures
 from autodual.reproduce.rows import ROWS, Row
-from autodual.runs.folder import METRICS_LIMIT
+from autodual.runs.folder import Run
+from autodual.runs.records import EpochLine
 
 TONES = {
     "run-1": "#0b5cad", "run-2": "#b3420a", "run-3": "#00705a", "run-4": "#8a3b8f", "run-5": "#775a00", "run-6": "#4b535d",
@@ -25,7 +27,7 @@ STYLE = "".join([
     ".line{fill:none;stroke-width:2;stroke-linejoin:round}.halo{stroke:#fff;stroke-width:4px;paint-order:stroke}.hover{fill:none}",
     *(f".f-{tone}{{fill:{colour}}}.s-{tone}{{stroke:{colour}}}text.t-{tone}{{fill:{colour}}}" for tone, colour in TONES.items()),
 ])  # fmt: skip
-"""Of a picture that stands alone, on white."""
+"""Style sheet of a picture that stands alone, on white."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,14 @@ def _training(campaign: Campaign, rows: Sequence[str]) -> Svg | None:
     """Robust error on the training images, epoch by epoch, as training estimates it."""
     series = []
     for (tone, row), label in zip(zip(TONES, rows, strict=False), ("k = 50", "exact"), strict=True):
-        points = _epochs(campaign.result(Task(row)) / "metrics.jsonl")
+        lines = (line for line in Run(campaign.result(Task(row))).metrics() if isinstance(line, EpochLine))
+        points = [(float(line.epoch + 1), line.robust_error) for line in lines if line.stage == 0]
         series += [Series(label, points, tone)] if points else []
     return (
         line_chart("Robust error while training, MNIST small 0.1", Axis("epoch", zero=False), ERROR_AXIS, series)
         if series
         else None
     )
-
-
-def _epochs(file: Path) -> Points:
-    if not file.exists():
-        return []
-    lines: list[dict[str, Any]] = [parse_json(line) for line in read_content(file, METRICS_LIMIT).splitlines()]
-    return [
-        (float(line["epoch"] + 1), float(line["robust_error"]))
-        for line in lines
-        if line["kind"] == "epoch" and line["stage"] == 0
-    ]
 
 
 def _cascades() -> list[tuple[str, str, list[Row]]]:
@@ -110,12 +102,10 @@ def _by_stage(campaign: Campaign, title: str, rows: Sequence[Row]) -> Svg | None
     series = []
     for tone, row in zip(TONES, rows, strict=False):
         record = campaign.record(Task(row.name))
-        if record is None:
+        if record is None or not isinstance(record.figures, CascadeFigures):
             continue
-        points, certified = list[tuple[float, float]](), 0
-        for number, stage in enumerate(record["stages"], 1):
-            certified += stage["certified_correct"]
-            points.append((float(number), 1 - certified / record["examples"]))
+        certified = accumulate(stage.certified_correct for stage in record.figures.stages)
+        points = [(float(number), 1 - count / record.examples) for number, count in enumerate(certified, 1)]
         series.append(Series(row.network, points, tone, dots=True))
     axis = Axis("stages", lambda value: f"{value:.0f}" if value == round(value) else "", zero=False)
     return (

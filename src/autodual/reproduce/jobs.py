@@ -18,7 +18,8 @@ import torch
 
 from autodual._errors import AutodualError
 from autodual.reproduce.campaign import Campaign, Step, Task
-from autodual.reproduce.work import Extent, show, work_on
+from autodual.reproduce.records import RowRecord
+from autodual.reproduce.work import Extent, work_on
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
 
@@ -138,8 +139,12 @@ def run_in_turn(
             outcome.failed[task] = str(error)
             say(f"{task}: failed: {error}")
         else:
-            say(f"{task}: {'done already' if done_before else campaign.progress(task)}: {show(record)}")
+            say(f"{task}: {'done already' if done_before else campaign.progress(task)}: {_figures(record)}")
     return outcome
+
+
+def _figures(record: RowRecord | None) -> str:
+    return "not evaluated yet" if record is None else str(record.figures)
 
 
 def run_side_by_side(
@@ -227,7 +232,7 @@ def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome
     record, progress = campaign.record(task), campaign.progress(task)
     trained = progress.step >= Step.EVALUATING and not extent.evaluate
     if extent.reached(record) or (code == 0 and trained):
-        say(f"{task}: {progress}: {show(record)}")
+        say(f"{task}: {progress}: {_figures(record)}")
     elif code in STOPPED:
         outcome.left.append(task)
         say(f"{task}: stopped {progress}; the same command goes on from there")

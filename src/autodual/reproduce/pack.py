@@ -16,17 +16,15 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from autodual._errors import ArgumentError
-from autodual._files import parse_json, read_json, write_bytes
+from autodual._files import parse_json, write_bytes
 from autodual.reproduce.campaign import (
     CERTIFICATES,
     EVALUATION,
     PART_BYTES,
-    RECIPES,
     WEIGHTS,
     Campaign,
     Progress,
@@ -36,6 +34,8 @@ from autodual.reproduce.campaign import (
 )
 from autodual.runs import checkpoint
 from autodual.runs.folder import Run
+from autodual.runs.records import Environment
+from autodual.runs.schema import parse, plain, read
 
 FORMAT = "autodual pack 1"
 MANIFEST = "manifest.json"
@@ -142,11 +142,10 @@ def _name_in_pack(campaign: Campaign, path: Path) -> str:
 def _started(campaign: Campaign, task: Task, progress: Progress) -> str:
     """When the attempt was begun: as the record says of one that is done, else as the run folder says."""
     if progress.step == Step.DONE:
-        record = campaign.record(task) or {}
-        return str(record.get("training", {}).get("started") or "")
-    folder = campaign.result(task) if campaign.has_only_results(task) else campaign.run(task).folder
-    file = folder / "environment.json"
-    return str(read_json(file).get("started", "")) if file.exists() else ""
+        record = campaign.record(task)
+        return "" if record is None else record.training.started
+    run = Run(campaign.result(task)) if campaign.has_only_results(task) else campaign.run(task)
+    return read(Environment, run.environment_file).started if run.environment_file.exists() else ""
 
 
 @dataclass(frozen=True)
@@ -162,6 +161,26 @@ class Chunk:
     offset: int
     length: int
     compressed: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task in the list of a part, as far as it had come."""
+
+    task: Task
+    started: str
+    progress: tuple[int, ...]
+    """As `_measured` has it."""
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The list of a part."""
+
+    format: str
+    units: tuple[Entry, ...]
+    chunks: tuple[Chunk, ...]
 
 
 def write_pack(out: Path, units: Iterable[Unit], part_bytes: int = PART_BYTES) -> list[Path]:
@@ -181,22 +200,19 @@ def write_pack(out: Path, units: Iterable[Unit], part_bytes: int = PART_BYTES) -
     return written
 
 
-def _parts(units: Iterable[Unit], room: int) -> Iterator[tuple[list[dict[str, Any]], list[tuple[Chunk, bytes]]]]:
+def _parts(units: Iterable[Unit], room: int) -> Iterator[tuple[list[Entry], list[tuple[Chunk, bytes]]]]:
     """For each part, the units that have a chunk in it, and the chunks."""
-    entries: list[dict[str, Any]] = []
+    entries: list[Entry] = []
     chunks: list[tuple[Chunk, bytes]] = []
     used = 0
     for unit in units:
-        entry = {
-            "task": asdict(unit.task), "started": unit.started, "progress": _measured(unit.progress),
-            "files": sorted(unit.files),
-        }  # fmt: skip
+        entry = Entry(unit.task, unit.started, _measured(unit.progress), tuple(sorted(unit.files)))
         fresh = True
         for name, path in sorted(unit.files.items()):
             content = path.read_bytes()
             offset, digest = 0, hashlib.sha256(content).hexdigest()
             while True:
-                cost = HEAD + (len(json.dumps(entry)) + 2 if fresh else 0)
+                cost = HEAD + (len(json.dumps(plain(entry))) + 2 if fresh else 0)
                 if used > 0 and room - used < cost + HEAD:
                     yield entries, chunks
                     entries, chunks, used, fresh = [], [], 0, True
@@ -215,9 +231,9 @@ def _parts(units: Iterable[Unit], room: int) -> Iterator[tuple[list[dict[str, An
         yield entries, chunks
 
 
-def _tar(entries: list[dict[str, Any]], chunks: list[tuple[Chunk, bytes]]) -> bytes:
-    """Without times and owners: the same files make the same bytes."""
-    manifest = {"format": FORMAT, "units": entries, "chunks": [asdict(chunk) for chunk, _ in chunks]}
+def _tar(entries: list[Entry], chunks: list[tuple[Chunk, bytes]]) -> bytes:
+    """A tar file without times and owners: equal files make equal bytes."""
+    manifest = plain(Manifest(FORMAT, tuple(entries), tuple(chunk for chunk, _ in chunks)))
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, content in [(MANIFEST, json.dumps(manifest).encode()), *((c.name, data) for c, data in chunks)]:
@@ -227,21 +243,22 @@ def _tar(entries: list[dict[str, Any]], chunks: list[tuple[Chunk, bytes]]) -> by
     return stream.getvalue()
 
 
-def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, dict[str, Any]], dict[str, bytes]]:
-    """Units by task, and the whole files by name. ArgumentError for anything that is missing, damaged or no pack."""
-    units: dict[Task, dict[str, Any]] = {}
+def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, Entry], dict[str, bytes]]:
+    """Entries by task, and the whole files by name. ArgumentError for anything that is missing, damaged or no pack."""
+    units: dict[Task, Entry] = {}
     pieces: dict[str, list[tuple[Chunk, bytes]]] = {}
     for path in parts:
         manifest, members = _members(path)
-        for entry in manifest["units"]:
-            units[_task(path, entry)] = entry
-        for record in manifest["chunks"]:
-            chunk = Chunk(**record)
+        for entry in manifest.units:
+            if entry.task.row in ("", ".", "..") or PurePosixPath(entry.task.row).name != entry.task.row:
+                raise ArgumentError(f"{path}: {entry.task.row!r} in it names no row")  # it would become a part of paths
+            units[entry.task] = entry
+        for chunk in manifest.chunks:
             data = members[chunk.name]
             pieces.setdefault(chunk.file, []).append((chunk, zlib.decompress(data) if chunk.compressed else data))
     files = {name: _joined(name, found) for name, found in pieces.items()}
     for task, entry in units.items():
-        missing = [name for name in entry["files"] if name not in files]
+        missing = [name for name in entry.files if name not in files]
         if missing:
             raise ArgumentError(
                 f"{task}: {missing[0]} is in none of these {len(parts)} parts; name all parts of the pack"
@@ -249,25 +266,18 @@ def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, dict[str, Any]], dict[s
     return units, files
 
 
-def _task(path: Path, entry: dict[str, Any]) -> Task:
-    """A name that leads nowhere else: it becomes a part of paths."""
-    task = Task(**entry["task"])
-    plain = isinstance(task.row, str) and task.row not in ("", ".", "..") and PurePosixPath(task.row).name == task.row
-    if not plain or task.recipe not in RECIPES or type(task.seed) is not int:
-        raise ArgumentError(f"{path}: {task.row!r} in it names no row")
-    return task
-
-
-def _members(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _members(path: Path) -> tuple[Manifest, dict[str, bytes]]:
     try:
         with tarfile.open(path, "r:") as archive:
             contents = {m.name: stream.read() for m in archive if (stream := archive.extractfile(m)) is not None}
-        manifest = parse_json(contents.pop(MANIFEST))
+        found = parse_json(contents.pop(MANIFEST))
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ArgumentError(f"{path}: is no part of a pack that this version reads ({FORMAT})")
+        return parse(Manifest, found), contents
+    except ArgumentError:
+        raise
     except (tarfile.TarError, KeyError, ValueError, OSError) as error:
         raise ArgumentError(f"{path}: is no part of a pack, or damaged: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ArgumentError(f"{path}: is no part of a pack that this version reads ({FORMAT})")
-    return manifest, contents
 
 
 def _joined(name: str, found: list[tuple[Chunk, bytes]]) -> bytes:
@@ -295,23 +305,22 @@ def unpack(campaign: Campaign, parts: Sequence[Path]) -> dict[Task, str]:
     said: dict[Task, str] = {}
     for task in in_order(units):
         entry, own = units[task], campaign.progress(task)
-        done = entry["progress"][0] == Step.DONE
-        only_record = done and not any(name.endswith(f"/{CERTIFICATES}") for name in entry["files"])
+        done = entry.progress[0] == Step.DONE
+        only_record = done and not any(name.endswith(f"/{CERTIFICATES}") for name in entry.files)
         if own.step != Step.NOT_RUN and not _is_newer(entry, _started(campaign, task, own), own):
             said[task] = f"kept as it is here ({own})"
         elif only_record and (campaign.result(task) / CERTIFICATES).exists():
             said[task] = f"kept as it is here ({own}): the pack has only the record of another attempt"
         else:
-            _put(campaign, task, {name: files[name] for name in entry["files"]})
+            _put(campaign, task, {name: files[name] for name in entry.files})
             said[task] = f"taken from the pack ({campaign.progress(task)})"
     return said
 
 
-def _is_newer(packed: dict[str, Any], started: str, own: Progress) -> bool:
-    progress = tuple(packed["progress"])
-    if packed["started"] == started:
-        return progress > _measured(own)
-    return packed["started"] > started and not (own.step == Step.DONE and progress[0] != Step.DONE)
+def _is_newer(packed: Entry, started: str, own: Progress) -> bool:
+    if packed.started == started:
+        return packed.progress > _measured(own)
+    return packed.started > started and not (own.step == Step.DONE and packed.progress[0] != Step.DONE)
 
 
 def _put(campaign: Campaign, task: Task, files: dict[str, bytes]) -> None:

@@ -1,6 +1,6 @@
 """The paper's tables with our figures beside its own, as Markdown and as one HTML page, from the records alone.
 
-Nothing here depends on the time or the machine: the same records make the same files.
+Nothing here depends on the time or the machine: equal records make equal files.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TypeVar
 
-from autodual._errors import ArgumentError
-from autodual._files import read_json, write_text
+from autodual._files import write_text
 from autodual.report.blocks import Block, Figure, Figures, Section
 from autodual.report.blocks import Table as TableBlock
 from autodual.report.blocks import Text as TextBlock
@@ -21,14 +20,15 @@ from autodual.report.sections.headline import Sandwich, sandwich_chart
 from autodual.reproduce.campaign import Campaign, Recipe, Task
 from autodual.reproduce.evaluation import ENGINES
 from autodual.reproduce.figures import Picture, draw_figures
+from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
 from autodual.reproduce.rows import BEST, ROWS, SEEDS, SIZES, Errors, Row, seconds_in_the_paper
+from autodual.runs.schema import read
 
-NOT_RUN = "not run"
+NOT_RUN, NOT_COMPLETE = "not run", "not complete"
 SPEEDS = "speeds.json"
 TITLE = "Results"
+F = TypeVar("F", NetworkFigures, CascadeFigures)
 SUBTITLE = "the rows of Wong, Schmidt, Metzen and Kolter (2018), reproduced"
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,35 @@ class Result:
 
     row: Row
     recipe: Recipe
-    records: Sequence[Record]
+    records: Sequence[RowRecord]
 
     @property
-    def first(self) -> Record | None:
+    def first(self) -> RowRecord | None:
         return self.records[0] if self.records else None
 
-    def average(self, key: str) -> float | None:
-        """Over the seeds that have it."""
-        found = [record[key] for record in self.records if isinstance(record.get(key), int | float)]
+    def figures(self, kind: type[F]) -> F | None:
+        """Those of the first seed; None where it has not run."""
+        found = None if self.first is None else self.first.figures
+        return found if isinstance(found, kind) else None
+
+    def values(self, name: str) -> list[float]:
+        """A figure by seed, of those that have it."""
+        found = (getattr(record.figures, name, None) for record in self.records)
+        return [value for value in found if value is not None]
+
+    def average(self, name: str) -> float | None:
+        found = self.values(name)
         return mean(found) if found else None
 
-    def percent(self, key: str) -> str:
-        value = self.average(key)
-        return "" if value is None else f"{100 * value:.2f}"
+    def percent(self, name: str) -> str:
+        return _percent(self.average(name))
 
-    def spread(self, key: str) -> str:
+    def spread(self, name: str) -> str:
         """The average, and the range over several seeds."""
-        found = [record[key] for record in self.records if isinstance(record.get(key), int | float)]
+        found = self.values(name)
         if len(found) < 2:
-            return self.percent(key)
-        return f"{self.percent(key)} ({100 * min(found):.2f} to {100 * max(found):.2f}, {len(found)} seeds)"
+            return self.percent(name)
+        return f"{self.percent(name)} ({100 * min(found):.2f} to {100 * max(found):.2f}, {len(found)} seeds)"
 
 
 def results_of(campaign: Campaign, row: Row) -> list[Result]:
@@ -114,7 +122,7 @@ def _singles(key: str, title: str, results: Sequence[Result]) -> Table:
         "best: robust error", "PGD error", "error", "released: robust / error", "s per epoch (paper)",
     )  # fmt: skip
     rows = [_single(result) for result in results]
-    shown = [Sandwich.of(_name(result), result.first) for result in results if result.first is not None]
+    shown = [Sandwich.of(_name(result), result.first.to_mapping()) for result in results if result.first is not None]
     return Table(key, title, (SINGLE_TEXT if key == "linf" else AS_ABOVE,), header, rows, shown)
 
 
@@ -125,7 +133,7 @@ def _single(result: Result) -> list[str]:
         return [*start, NOT_RUN, *[""] * 6, released, ""]
     return [
         *start, result.spread("robust_error"), f"{100 * robust - row.paper[0]:+.2f}", f"{100 * (1 - robust):.2f}",
-        result.percent("robust_error_as_run"), result.percent("robust_error_best") or "not complete", result.percent("pgd_error"),
+        result.percent("robust_error_as_run"), result.percent("robust_error_best") or NOT_COMPLETE, result.percent("pgd_error"),
         _clean(result), released, _seconds(result),
     ]  # fmt: skip
 
@@ -134,14 +142,12 @@ def _engines(results: Sequence[Result]) -> Table:
     header = ("row", "recipe", "images", *ENGINES, "best of them", "weights of")
     rows = []
     for result in results:
-        record = result.first
+        record, figures = result.first, result.figures(NetworkFigures)
         assert record is not None
-        counts = [_count(record["engines"].get(name), record["examples"]) for name in ENGINES]
-        together = {"certified": record.get("certified_best"), "certified_as_run": record.get("certified_best_as_run")}
-        best = _count(together, record["examples"])
-        rows.append(
-            [result.row.name, result.recipe, str(record["examples"]), *counts, best, record["weights"]["chosen"]]
-        )
+        assert figures is not None
+        counts = [_count(figures.engines.get(name), record.examples) for name in ENGINES]
+        best = f"{figures.certified_best} ({figures.certified_best_as_run})" if record.complete else NOT_RUN
+        rows.append([result.row.name, result.recipe, str(record.examples), *counts, best, record.weights.chosen])
     text = (
         "Certified images by engine, and in brackets those certified as run; seed 0. Networks are rounded to float16 first. `Crown()` "
         "is slow on larger networks: it gets the images that the attack does not break and no other engine certifies, as in 12 (11) "
@@ -152,11 +158,11 @@ def _engines(results: Sequence[Result]) -> Table:
     )
 
 
-def _count(figures: Record | None, images: int) -> str:
-    if figures is None or figures.get("certified") is None:
+def _count(figures: EngineFigures | None, images: int) -> str:
+    if figures is None or figures.images is None:
         return NOT_RUN
-    tried = figures.get("images", images)
-    return f"{figures['certified']} ({figures['certified_as_run']}){f' of {tried}' if tried < images else ''}"
+    some = f" of {figures.images}" if figures.images < images else ""
+    return f"{figures.certified} ({figures.certified_as_run}){some}"
 
 
 CASCADE_TEXT = (
@@ -173,64 +179,62 @@ def _cascades(key: str, title: str, results: Sequence[Result]) -> Table:
         "best sound error", "as run", "which", "error", "stages",
     )  # fmt: skip
     rows = [_cascade(result) for result in results]
-    shown = [Sandwich.of_cascade(_name(result), result.first) for result in results if result.first is not None]
+    first = [(_name(result), result.first) for result in results if result.first is not None]
+    shown = [Sandwich.of_cascade(name, record.to_mapping()) for name, record in first]
     return Table(
         key, title, (CASCADE_TEXT if key == "cascades" else AS_ABOVE,), header, rows, shown, frozenset({"row", "which"})
     )
 
 
 def _cascade(result: Result) -> list[str]:
-    record, start = result.first, [result.row.name, _errors(result.row.paper)]
-    if record is None:
+    record, found = result.first, result.figures(CascadeFigures)
+    start = [result.row.name, _errors(result.row.paper)]
+    if record is None or found is None:
         return [*start, NOT_RUN, *[""] * 8]
-    best, attacked = record.get("best_sound", {}), ""
-    if "attacked_error" in record:
-        beside = record["on_attacked"]["stage_certified_error"]
-        attacked = f"{100 * record['attacked_error']:.2f} ({100 * beside:.2f}; {record['attacked_examples']} images)"
+    best, attacked = ["", "", NOT_COMPLETE], NOT_COMPLETE
+    if found.best_sound is not None:
+        chosen = found.best_sound
+        best = [_percent(chosen.sound_certified_error), _percent(chosen.sound_certified_error_as_run), chosen.chosen]
+    if found.on_attacked is not None:
+        beside = _percent(found.on_attacked.stage_certified_error)
+        attacked = f"{_percent(found.attacked_error)} ({beside}; {found.attacked_examples} images)"
     return [
-        *start, result.percent("stage_certified_error"), attacked or "not complete", result.percent("sound_certified_error"),
-        result.percent("sound_certified_error_as_run"), _percent(best.get("sound_certified_error")),
-        _percent(best.get("sound_certified_error_as_run")), best.get("chosen", "not complete"), _clean(result),
-        str(len(record["weights"]["sha256"])),
+        *start, result.percent("stage_certified_error"), attacked, result.percent("sound_certified_error"),
+        result.percent("sound_certified_error_as_run"), *best, _clean(result), str(len(record.weights.sha256)),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AuthorsSpeed:
+    """How long the authors' code takes for a step, and how many steps make an epoch."""
+
+    ms_per_step: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """speeds.json in the results: the authors' code, by row."""
+
+    device: str = "the same GPU"
+    authors: dict[str, AuthorsSpeed] = field(default_factory=dict)
 
 
 def _speeds(campaign: Campaign, results: Sequence[Result]) -> Table:
     """Table 1: sizes, and seconds of an epoch."""
     file = campaign.results / SPEEDS
-    found = read_json(file) if file.exists() else {}
-    if not isinstance(found, dict) or not isinstance(found.get("authors", {}), dict):
-        raise ArgumentError(f"{file}: is damaged; it must have the authors' speeds under `authors`")
-    authors, device = found.get("authors", {}), found.get("device", "the same GPU")
+    found = read(Speeds, file) if file.exists() else Speeds()
     ours = {result.row.name: result for result in results if result.recipe == "paper"}
     rows = []
     for size in SIZES:
-        theirs = authors.get(size.row)
-        measured = f"{theirs['ms_per_step'] * theirs['steps'] / 1000:.1f}" if theirs else ""
+        theirs = found.authors.get(size.row or "")
+        measured = "" if theirs is None else f"{theirs.ms_per_step * theirs.steps / 1000:.1f}"
         own = _own_seconds(ours[size.row]) if size.row is not None else ""
-        name = size.row or "no row of the tables"
-        rows.append(
-            [
-                size.data,
-                size.network,
-                f"{size.hidden:,}",
-                f"{size.parameters:,}",
-                str(size.seconds),
-                measured,
-                own or NOT_RUN,
-                name,
-            ]
-        )
+        counts = [f"{size.hidden:,}", f"{size.parameters:,}", str(size.seconds)]
+        rows.append([size.data, size.network, *counts, measured, own or NOT_RUN, size.row or "no row of the tables"])
     header = (
-        "data",
-        "network",
-        "hidden units",
-        "parameters",
-        "s per epoch: paper",
-        f"authors' code, {device}",
-        "ours",
-        "row",
-    )
+        "data", "network", "hidden units", "parameters", "s per epoch: paper", f"authors' code, {found.device}", "ours", "row",
+    )  # fmt: skip
     text = (
         "Hidden units as the paper prints them; MNIST large has 48,064. Ours is the median over the epochs after the first; several "
         "rows that share the GPU are slower than one alone.",
@@ -239,11 +243,11 @@ def _speeds(campaign: Campaign, results: Sequence[Result]) -> Table:
 
 
 def _own_seconds(result: Result) -> str:
-    if result.first is None or result.first["training"]["seconds_per_epoch"] is None:
+    training = None if result.first is None else result.first.training
+    if training is None or training.seconds_per_epoch is None:
         return ""
-    training = result.first["training"]
-    beside = f" ({training['side_by_side']} side by side)" if training["side_by_side"] > 1 else ""
-    return f"{training['seconds_per_epoch']:.1f}{beside}"
+    beside = f" ({training.side_by_side} side by side)" if training.side_by_side > 1 else ""
+    return f"{training.seconds_per_epoch:.1f}{beside}"
 
 
 def _seconds(result: Result) -> str:
@@ -253,7 +257,7 @@ def _seconds(result: Result) -> str:
 
 def _clean(result: Result) -> str:
     """Error on clean images; a network that gives one answer to everything is called what it is."""
-    collapsed = any(record.get("collapsed") for record in result.records)
+    collapsed = any(record.figures.collapsed for record in result.records)
     return f"{result.percent('error')}{' (collapsed)' if collapsed else ''}"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import digest, encode_tensors, load_tensors, read_json, replacing, write_bytes
+from autodual.runs.schema import parse, plain
 
 KEPT = 2
 """Checkpoints that are kept: the last, and the one before in case the last is damaged."""
@@ -29,6 +30,39 @@ class Position:
     epoch: int = 0
     batch: int = 0
     step: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.stage, self.epoch, self.batch, self.step) < 0:
+            raise ValueError("a position has no negative numbers")
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What the loop needs beside weights and optimiser to go on."""
+
+    sums: tuple[str, ...] = ()
+    """Sums over the epoch so far, as hexadecimal floats."""
+    metrics: int = 0
+    """Bytes of metrics.jsonl that were written before."""
+
+
+WEIGHTS, STATE, RECORD = "model.safetensors", "optimiser.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """state.json: everything of a checkpoint that is no tensor."""
+
+    position: Position
+    optimiser: dict[str, Any]
+    """The numbers among the optimiser's state."""
+    extra: Extra
+    digests: dict[str, str]
+    """SHA-256 of the two files of tensors."""
+
+    def __post_init__(self) -> None:
+        if self.digests.keys() != {WEIGHTS, STATE}:
+            raise ValueError("a checkpoint has two files of tensors")
 
 
 def save_model(path: Path, model: nn.Module) -> None:
@@ -119,24 +153,18 @@ def _type(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def save(
-    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: dict[str, Any]
-) -> Path:
-    """A new checkpoint in `folder`; older ones beyond the kept number go, and those that claim to be newer, but were passed over."""
+def save(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: Extra) -> Path:
+    """Writes a checkpoint into `folder`. Older ones beyond the kept number go, and newer ones, which were passed over as damaged."""
     target = folder / f"stage-{position.stage:02d}-step-{position.step:09d}"
     state, numbers = _flat(optimiser)
     with replacing(target) as temporary:
         temporary.mkdir()
         (temporary / WEIGHTS).write_bytes(encode_tensors(_state(model)))
         (temporary / STATE).write_bytes(encode_tensors(state))
-        record: dict[str, Any] = {
-            "position": position.__dict__,
-            "optimiser": numbers,
-            "extra": extra,
-            "digests": {f.name: digest(f) for f in temporary.iterdir()},
-        }
+        digests = {f.name: digest(f) for f in temporary.iterdir()}
+        record = plain(State(position, numbers, extra, digests))
         record["digest"] = _digest(record)
-        (temporary / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        (temporary / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     there = listed(folder)
     last = there.index(target) + 1
     for useless in there[: max(0, last - KEPT)] + there[last:]:
@@ -160,15 +188,12 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     return None, damaged
 
 
-WEIGHTS, STATE = "model.safetensors", "optimiser.safetensors"
-
-
 def _fault(path: Path) -> str | None:
     try:
-        record = read_json(path / "state.json")
-        if not isinstance(record, dict) or record.pop("digest", None) != _digest(record) or not _is_whole(record):
-            return "state.json is damaged"
-        for name, expected in record["digests"].items():
+        state = read_state(path)
+        if state is None:
+            return f"{RECORD} is damaged"
+        for name, expected in state.digests.items():
             if digest(path / name) != expected:
                 return f"{name} is damaged"
     except (OSError, ValueError) as error:
@@ -176,32 +201,29 @@ def _fault(path: Path) -> str | None:
     return None
 
 
-def _is_whole(record: dict[str, Any]) -> bool:
-    """Whether a state has all of its parts, each of the right kind."""
-    position, extra, digests = (record.get(name) for name in ("position", "extra", "digests"))
-    return (
-        isinstance(position, dict)
-        and position.keys() == vars(Position()).keys()
-        and all(type(number) is int and number >= 0 for number in position.values())
-        and isinstance(extra, dict)
-        and isinstance(digests, dict)
-        and digests.keys() == {WEIGHTS, STATE}
-        and isinstance(record.get("optimiser"), dict)
-    )
+def read_state(path: Path) -> State | None:
+    """What the record of a checkpoint says; None if it is damaged."""
+    record = read_json(path / RECORD)
+    if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
+        return None
+    try:
+        return parse(State, record)
+    except ValueError:
+        return None
 
 
 def _digest(record: dict[str, Any]) -> str:
-    """Of a record's content, however JSON lays it out."""
+    """SHA-256 of a record's content, however JSON lays it out."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, dict[str, Any]]:
+def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, Extra]:
+    """Loads a whole checkpoint, as `newest` finds it."""
+    state = read_state(path)
+    assert state is not None
     load_model(path / WEIGHTS, model)
-    record = read_json(path / "state.json")
-    tensors = load_tensors(path / STATE)
-    tensors.pop("random", None)  # of older checkpoints
-    _unflatten(optimiser, tensors, record["optimiser"])
-    return Position(**record["position"]), record["extra"]
+    _unflatten(optimiser, load_tensors(path / STATE), state.optimiser)
+    return state.position, state.extra
 
 
 def _flat(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -9,77 +9,22 @@ import contextlib
 import json
 import os
 import platform
-import re
-import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
+from autodual._files import claim, parse_json, read_content, write_bytes, write_json, write_text
 from autodual.runs.config import TrainConfig, by_epochs
+from autodual.runs.paths import NAMED, from_folder, recorded_command, resolved, to_folder
+from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine
+from autodual.runs.schema import parse, plain, read
+from autodual.runs.yaml import dump_yaml, read_yaml
 
-# How kept files name other files: relative to themselves, so that they say nothing of a machine and move with their project.
-
-NAMED = ("model", "dataset")
-"""Options that may name a file: file.py:factory, and of data a folder or a file.npz, too."""
-
-
-def to_folder(option: str, text: str, folder: Path) -> str:
-    """What names a file from where one stands, as seen from `folder`; what names none as it is."""
-    file, rest = _parts(option, text)
-    return text if file is None else f"{relative(file, folder)}{rest}"
-
-
-def from_folder(option: str, text: str, folder: Path) -> str:
-    """What `to_folder` has written, as seen from anywhere. Where there is no such file, it was written from where one stood."""
-    file, rest = _parts(option, text, folder)
-    place = None if file is None else folder.resolve() / file
-    return f"{os.path.normpath(place)}{rest}" if place is not None and place.exists() else text
-
-
-def resolved(option: str, text: str) -> str:
-    """With the whole path of the file that is meant from where one stands."""
-    file, rest = _parts(option, text)
-    return text if file is None else f"{file.resolve()}{rest}"
-
-
-def relative(path: Path, folder: Path) -> str:
-    """With slashes; whole where there is no way from one to the other, as between drives of Windows."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:
-        return str(path)
-
-
-def _parts(option: str, text: str, folder: Path = Path()) -> tuple[Path | None, str]:
-    """The file that is named, if one is, and what follows it."""
-    from autodual.data import is_factory
-    from autodual.data.known import KNOWN
-
-    try:
-        if is_factory(text):
-            file, _, name = text.rpartition(":")
-            return Path(file).expanduser(), f":{name}"
-        if option == "dataset" and text not in KNOWN and (folder / Path(text).expanduser()).exists():
-            return Path(text).expanduser(), ""
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ):  # no such home, or no name that a file could have; whoever opens it says so
-        pass
-    return None, ""
-
-
-CONFIG_LIMIT = 100_000
-"""Bytes of a config; those of published runs have about 1,000."""
-YAML_DEPTH = 8
-"""Levels of a config; a clip is on the second."""
 METRICS_LIMIT = 2**30
 
 LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights")
@@ -100,6 +45,10 @@ class Run:
         return self.folder / "config.yaml"
 
     @property
+    def environment_file(self) -> Path:
+        return self.folder / "environment.json"
+
+    @property
     def metrics_file(self) -> Path:
         return self.folder / "metrics.jsonl"
 
@@ -110,6 +59,20 @@ class Run:
     @property
     def model_file(self) -> Path:
         return self.folder / "model.safetensors"
+
+    @property
+    def evaluation_file(self) -> Path:
+        return self.folder / "evaluation.json"
+
+    @property
+    def certificates_file(self) -> Path:
+        """Lines about the test images, which the evaluation sums up."""
+        return self.folder / "certificates.jsonl"
+
+    @property
+    def cascade_folder(self) -> Path:
+        """All stages of a cascade together; cascade.json beside it says what they are worth."""
+        return self.folder / "cascade"
 
     @property
     def events(self) -> Path:
@@ -175,7 +138,7 @@ class Run:
         """Whether anything was done: a step of a stage, or a whole one."""
         from autodual.runs.checkpoint import listed
 
-        kept = (self.folder / "stages", self.model_file, self.folder / "evaluation.json")
+        kept = (self.folder / "stages", self.model_file, self.evaluation_file)
         return any(place.exists() for place in kept) or any(
             not path.name.endswith("-step-000000000") for path in listed(self.checkpoints)
         )
@@ -198,17 +161,17 @@ class Run:
         words = str(error) if isinstance(error, AutodualError) else f"{type(error).__name__}: {error}"
         when = datetime.now(UTC).isoformat(timespec="seconds")
         with contextlib.suppress(OSError, AutodualError):  # what went wrong before is what matters
-            write_json(self.failure_file, {"error": words, "when": when})
+            write_json(self.failure_file, plain(Failure(words, when)))
 
     def begin(self, config: TrainConfig, resume: bool) -> None:
         """Claim the folder, which is locked, for this config: fresh, or to go on with the same."""
         self.check(config, resume)
-        for place in (self.folder, self.checkpoints, self.folder / "stages", self.folder / "cascade"):
+        for place in (self.folder, self.checkpoints, self.folder / "stages", self.cascade_folder):
             for left in place.glob(".writing-*"):
                 shutil.rmtree(left, ignore_errors=True)  # by a process of this run that was killed
         self.failure_file.unlink(missing_ok=True)
         if not self.begun():
-            (self.folder / "environment.json").unlink(missing_ok=True)
+            self.environment_file.unlink(missing_ok=True)
             values = config.to_mapping()
             write_text(self.config_file, dump_yaml(values | {k: to_folder(k, values[k], self.folder) for k in NAMED}))
 
@@ -239,47 +202,38 @@ class Run:
         kept = (self.checkpoints, self.folder / "stages", self.model_file)
         return self.config_file.exists() and any(place.exists() for place in kept)
 
-    def note_environment(self, data: dict[str, Any], **more: Any) -> None:
-        """Versions, machine and command, once more for every time that the run goes on; refuses to go on with other data."""
-        import torch
-
-        from autodual._version import __version__
-
-        data = data | {"name": to_folder("dataset", str(data["name"]), self.folder)}
-        now = {
-            "autodual": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.machine()}",
-            "command": recorded_command(sys.argv),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            **more,
-            "data": data,
-        }
-        file = self.folder / "environment.json"
-        before = read_json(file, data=dict) if file.exists() else None
-        if before is None:
-            write_json(file, now)
-            return
-        resumed = before.get("resumed", [])
-        if not isinstance(resumed, list):
-            raise damaged(file)
-        if {**before["data"], "name": ""} != {**data, "name": ""}:  # a path may be written differently
+    def note_environment(self, data: DataUsed, device: str, processes: int) -> None:
+        """Notes versions, machine and command each time that the run goes on; refuses to go on with other data."""
+        data = replace(data, name=to_folder("dataset", data.name, self.folder))
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        machine, command = f"{platform.system()} {platform.machine()}", recorded_command(sys.argv)
+        now = Environment(
+            **versions(), machine=machine, command=command, started=when, device=device, processes=processes, data=data
+        )
+        before = read(Environment, self.environment_file) if self.environment_file.exists() else None
+        if before is not None and not before.data.is_like(data):
             raise ArgumentError(
-                f"{self.folder}: its data have changed since it was begun ({before['data']}, now {data}); choose another folder"
+                f"{self.folder}: its data have changed since it was begun ({plain(before.data)}, now {plain(data)}); choose another "
+                f"folder"
             )
-        write_json(file, before | {"resumed": [*resumed, now]})
+        record = now if before is None else replace(before, resumed=(*(before.resumed or ()), now))
+        write_json(self.environment_file, plain(record))
 
-    def record(self, **values: Any) -> None:
-        """One more line of metrics, whole or not there."""
-        line = json.dumps(values, allow_nan=False, default=_plain) + "\n"
+    def record(self, line: MetricsLine) -> None:
+        """Adds a line of metrics, whole or not at all."""
         try:
             with _appended(self.metrics_file) as stream:
-                stream.write(line.encode())
+                stream.write(json.dumps(plain(line), allow_nan=False).encode() + b"\n")
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
             raise ArgumentError(f"{self.metrics_file}: not written: {error.strerror or error}") from None
+
+    def metrics(self) -> list[MetricsLine | None]:
+        """All lines of metrics, in order; None for one that is damaged."""
+        if not self.metrics_file.exists():
+            return []
+        return [_metrics_line(line) for line in read_content(self.metrics_file, METRICS_LIMIT).splitlines()]
 
     def metrics_size(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
@@ -302,27 +256,6 @@ class Run:
                 write_bytes(self.metrics_file, b"".join(kept))
 
 
-def recorded_command(arguments: Sequence[str]) -> str:
-    """The command without places of this machine: paths below the working folder are relative to it, those below the user's folder
-    begin with ~, and of any other only the last part is kept, as in .../NAME."""
-    program = Path(arguments[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return " ".join([shlex.quote(name or "python"), *map(without_place, arguments[1:])])
-
-
-def without_place(argument: str) -> str:
-    flag, equals, value = argument.partition("=")
-    if flag.startswith("-") and equals:
-        return f"{shlex.quote(flag)}={without_place(value)}"
-    path = Path(argument)
-    if not path.is_absolute():
-        return shlex.quote(argument)
-    for place, short in ((Path(os.path.curdir).absolute(), ""), (Path(os.path.expanduser("~")), "~/")):
-        if place != Path(place.anchor) and path.is_relative_to(place):
-            return f"{short}{shlex.quote(str(path.relative_to(place)))}"
-    return f".../{shlex.quote(path.name)}"
-
-
 def _bytes_of(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
@@ -340,12 +273,27 @@ def _newer_than(values: Mapping[str, Any]) -> set[str]:
     return set(LATER[known:])
 
 
+def _metrics_line(line: bytes) -> MetricsLine | None:
+    for kind in get_args(MetricsLine):
+        with contextlib.suppress(ValueError):
+            found: MetricsLine = parse(kind, parse_json(line))
+            return found
+    return None
+
+
 def _stage_of(line: bytes) -> int:
-    """Of a line of metrics; one that cannot be read is left to those who look at it."""
-    try:
-        return int(parse_json(line)["stage"])
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return -1
+    """The stage of a line of metrics; -1 for one that is damaged, which is left to those who look at it."""
+    found = _metrics_line(line)
+    return -1 if found is None else found.stage
+
+
+def versions() -> dict[str, Any]:
+    """The versions that compute here."""
+    import torch
+
+    from autodual._version import __version__
+
+    return {"autodual": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _left_at_the_start(path: Path) -> bool:
@@ -355,97 +303,6 @@ def _left_at_the_start(path: Path) -> bool:
     return path.name in AT_THE_START
 
 
-def read_json(path: Path, **kinds: type) -> dict[str, Any]:
-    """A record that a run has written, which holds values of these types under these names, and perhaps more."""
-    content = read_content(path, RECORD_LIMIT)
-    try:
-        found = parse_json(content)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(_is_a(kind, found.get(name)) for name, kind in kinds.items()):
-        raise damaged(path)
-    return found
-
-
-def damaged(path: Path) -> ArgumentError:
-    """What to say of a file that can be made anew."""
-    return ArgumentError(f"{path}: is damaged; remove it, and it will be made anew")
-
-
-def _is_a(kind: type, value: Any) -> bool:
-    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
-
-
-def read_yaml(path: Path) -> Any:
-    """What a config file of any origin says; a name that it gives twice is refused, since only one of the two can be meant."""
-    yaml, content = _yaml(), read_content(path, CONFIG_LIMIT)
-    try:
-        text = content.decode("utf-8")
-        _check_yaml(yaml, text, path)
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        values = None if node is None else loader.construct_document(node)
-    except ArgumentError:
-        raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
-        raise ArgumentError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-    except (
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ):  # a value that its tag does not fit
-        raise ArgumentError(f"{path}: is not YAML: a value in it has the wrong type, or is too large") from None
-    lines: dict[str, int] = {}
-    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-        name, line = str(key.value), key.start_mark.line + 1
-        if name in lines:
-            where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
-            raise ArgumentError(f"{path}: {name} is given twice, in {where}; keep one")
-        lines[name] = line
-    return values
-
-
-def _check_yaml(yaml: Any, text: str, path: Path) -> None:
-    """Refuse what takes forever to build: values inside values inside values, names for whole lists, and endless numbers."""
-    depth, names = 0, set()
-    for event in yaml.parse(text, yaml.SafeLoader):
-        where = f"{path}: line {event.start_mark.line + 1}"
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > YAML_DEPTH:
-                raise ArgumentError(
-                    f"{where} puts values inside one another {depth} levels deep; a config is a list of options"
-                )
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        elif isinstance(event, yaml.ScalarEvent):
-            names |= {event.anchor} - {None}
-            if len(event.value) > (64 if re.fullmatch(r"[-+\da-fA-FxXo_:.]+", event.value) else 4096):
-                raise ArgumentError(f"{where} has a value of {len(event.value):,} letters; no option is that long")
-        elif isinstance(event, yaml.AliasEvent) and event.anchor not in names:
-            raise ArgumentError(f"{where} repeats *{event.anchor}, which is no single value; write it out")
-
-
-def dump_yaml(values: dict[str, Any]) -> str:
-    return str(_yaml().safe_dump(values, sort_keys=False))
-
-
-def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise ArgumentError("configs are YAML, which needs pyyaml: pip install 'autodual[cli]'") from None
-    return yaml
-
-
 def _compared(name: str, value: Any) -> Any:
     """Of an option that names a file: the file itself, wherever one stands."""
     return resolved(name, value) if name in NAMED else value
-
-
-def _plain(value: Any) -> Any:
-    import torch
-
-    return value.item() if isinstance(value, torch.Tensor) else str(value)

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import flop_registry
 
 from autodual import kernels
 from autodual._tensor import free_bytes, tf32_convolutions
-from autodual.evaluation.judge import versions
+from autodual.runs.folder import versions
 from autodual.training.loop import StoppedError
 
 LEAST, MOST = 8, 2000

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from autodual.speed.measure import COPY, Row
-from autodual.speed.trials import AUTHORS, FIRST, figure, in_ms
+from autodual.speed.problems import AUTHORS
+from autodual.speed.steps import FIRST
+from autodual.speed.trials import figure, in_ms
 
 STEP, FLOAT32_STEP = "seconds_per_step", "seconds_per_step_float32"
 

@@ -1,174 +1,47 @@
-"""The paper's networks on trial: training steps and exact certificates, ours and the authors', timed on this machine."""
+"""The trials of `autodual bench`: training steps and exact certificates, ours and the authors', timed on this machine."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError
 from autodual._files import load_tensors
 from autodual.certificates import certify
-from autodual.data import any_mean_std, form_of, load
-from autodual.data.known import KNOWN
-from autodual.engines import Dual, Projected
-from autodual.models import Normalize, ResidualBlock
+from autodual.data import any_mean_std
+from autodual.engines import Dual
+from autodual.models import Normalize
 from autodual.runs.checkpoint import load_model
-from autodual.runs.config import TrainConfig
-from autodual.speed.measure import COPY, FLOAT32, Counting, Peak, Row, Stop, Work, ceilings, hottest, never, once, timed
+from autodual.speed.measure import (
+    COPY,
+    FLOAT32,
+    Peak,
+    Row,
+    Stop,
+    Work,
+    ceilings,
+    cpu_seconds_of_others,
+    hottest,
+    never,
+    once,
+    timed,
+)  # fmt: skip
+from autodual.speed.problems import PROBLEMS, Problem, authors_verdicts, kept_weights
+from autodual.speed.steps import FIRST, AuthorsSteps, OurSteps
 from autodual.training.loop import StoppedError
-from autodual.training.setup import make_ball, make_engine, make_model, make_optimiser
-from autodual.training.step import WARM_UP, GraphStep, RobustObjective, Step, inner, make_step
+from autodual.training.setup import make_ball
 
-AUTHORS = "convex_adversarial"
-INSTALL = f"{AUTHORS} cannot be imported; `pip install --no-deps {AUTHORS}==0.4.4` fills the authors' columns"
 AGREEMENT = 0.25
 """Relative difference of the two mean losses that is told. At k = 50, single ones of large untrained networks differ by 0.2."""
-FIRST = WARM_UP + 1
-"""Steps after which a CUDA graph has been captured and replayed."""
-
-# --------------------------------------------------------------------------------------------------------
-# The networks
-
-MNIST = TrainConfig(dataset="mnist", eps=0.1, clip=(0.0, 1.0), optimiser="adam", lr=1e-8)
-CIFAR = TrainConfig(
-    dataset="cifar10", eps=2 / 255, normalise=True, optimiser="sgd", lr=1e-8, weight_decay=5e-4, clip_gradients=1.0
-)
-"""The paper's settings, but a learning rate at which weights stay as they are: how long a step takes may depend on them."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A network of the paper, what it is trained against, and the folder in results/ that has its weights, if there is one."""
-
-    title: str
-    config: TrainConfig
-    kept: str = ""
-
-    @property
-    def epoch(self) -> int:
-        """Images of an epoch."""
-        return KNOWN[self.config.dataset].train
-
-    @property
-    def eps(self) -> float:
-        """In the units of what enters the network of `model()`: normalised images, where it is trained on such."""
-        if not self.config.normalise:
-            return self.config.eps
-        _, deviation = any_mean_std(self.config.dataset, form_of(self.config.dataset)[0][0])
-        assert isinstance(deviation, float)
-        return self.config.eps / deviation
-
-    def model(self, statistics: bool = False) -> nn.Sequential:
-        """Untrained, always the same; with statistics as the first layer, or for images that are normalised before."""
-        shape, classes = form_of(self.config.dataset)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            known = any_mean_std(self.config.dataset, shape[0]) if statistics else None
-            model = make_model(self.config.model, shape, classes, known)
-        assert isinstance(model, nn.Sequential)
-        return model
-
-    def images(self, number: int, folder: Path | None) -> tuple[Tensor, Tensor, str | None]:
-        """Test images in [0, 1] and labels; random ones, and what is wrong with the others, if there are none."""
-        shape, classes = form_of(self.config.dataset)
-        try:
-            data = load(self.config.dataset, "test", folder)
-        except ArgumentError as error:
-            generator = torch.Generator().manual_seed(0)
-            x = torch.rand(number, *shape, generator=generator)
-            return x, torch.randint(classes, (number,), generator=generator), str(error)
-        index = torch.arange(number) % len(data)
-        return data.scaled(index), data.labels[index], None
-
-
-PROBLEMS = {
-    "mnist-small": Problem("MNIST small", MNIST.with_changes(model="small"), "mnist-small-0.1"),
-    "cifar-small": Problem("CIFAR small", CIFAR.with_changes(model="small"), "cifar-small-2"),
-    "mnist-large": Problem("MNIST large", MNIST.with_changes(model="large")),
-    "cifar-large": Problem("CIFAR large", CIFAR.with_changes(model="large")),
-    "cifar-resnet": Problem("CIFAR ResNet", CIFAR.with_changes(model="resnet")),
-}
-
-
-# --------------------------------------------------------------------------------------------------------
-# The authors' code
-
-
-def authors_network(model: nn.Sequential) -> nn.Sequential:
-    """The network as `convex_adversarial` takes it, with the same weights: skips are layers that look further back."""
-    if not any(isinstance(layer, ResidualBlock) for layer in model):
-        return model
-    from convex_adversarial import Dense, DenseSequential  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-    layers: list[nn.Module] = []
-    for layer in model:
-        if isinstance(layer, ResidualBlock):
-            layers += [Dense(layer.first), nn.ReLU(), Dense(layer.skip, None, layer.second), nn.ReLU()]
-        else:
-            layers.append(layer)
-    found: nn.Sequential = DenseSequential(*layers)
-    return found
-
-
-def authors_loss(model: nn.Sequential, eps: float, k: int, clipped: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Their robust loss with k projections; they call the l-infinity ball by its dual norm, and clip to [0, 1]."""
-    from convex_adversarial import robust_loss  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-    network = authors_network(model)
-
-    def loss(x: Tensor, labels: Tensor) -> Tensor:
-        value: Tensor = robust_loss(network, eps, x, labels, proj=k, norm_type="l1_median", bounded_input=clipped)[0]
-        return value
-
-    return loss
-
-
-def authors_margins(model: nn.Sequential, eps: float, clipped: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Their exact lower bounds on the margins [N, classes], zero at the label."""
-    from convex_adversarial import RobustBounds  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-    bounds = RobustBounds(authors_network(model), eps, norm_type="l1", bounded_input=clipped)
-    return lambda x, labels: -bounds(x, labels)
-
-
-def authors_verdicts(model: nn.Sequential, eps: float, clipped: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Whether all their margins but the label's own are positive: [N]."""
-    margins = authors_margins(model, eps, clipped)
-
-    def verdicts(x: Tensor, labels: Tensor) -> Tensor:
-        found = margins(x, labels)
-        own = nn.functional.one_hot(labels, found.shape[1]).bool()
-        return (found.masked_fill(own, math.inf) > 0).all(1)
-
-    return verdicts
-
-
-def authors_version() -> str | None:
-    """Of their package; None where it cannot be imported."""
-    try:
-        import convex_adversarial  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: F401
-    except ImportError:
-        return None
-    try:
-        return version(AUTHORS)
-    except PackageNotFoundError:  # a plain folder
-        return "of unknown version"
-
-
-# --------------------------------------------------------------------------------------------------------
-# Measuring
+BUSY = 0.1
+"""Cores that other processes may keep busy while a CPU is measured, before that is told."""
 
 
 @dataclass
@@ -219,6 +92,38 @@ class Bench:
             raise
         except Exception as error:  # whatever code that is not ours may raise
             self.note(f"{what}: the authors' code fails here ({type(error).__name__}: {error})")
+
+    @contextlib.contextmanager
+    def watching_others(self) -> Iterator[None]:
+        """Notes how busy others kept a CPU, which makes its times longer."""
+        others, begin = cpu_seconds_of_others(), time.perf_counter()
+        try:
+            yield
+        finally:
+            spent, now = time.perf_counter() - begin, cpu_seconds_of_others()
+            if others is not None and now is not None:
+                self.record["cores_busy_elsewhere"] = busy = max(0.0, (now - others) / spent)
+                if busy > BUSY and self.device.type == "cpu":
+                    self.note(
+                        f"other processes kept {busy:.1f} cores busy meanwhile: times on a quiet machine are shorter"
+                    )
+
+    def measure(self, chosen: list[str], usual: Sequence[str], weights: dict[str, Path] | None) -> None:
+        """Times steps of the chosen networks, or of the `usual` ones; and, with weights, certificates of those that have some."""
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            self.measure_ceilings()
+            for name in chosen or usual:
+                self.measure_step(PROBLEMS[name])
+            if weights is None:
+                return
+            known = kept_weights() | weights
+            for name in [*chosen, *(name for name in weights if name not in chosen)] if chosen else known:
+                if name in known:
+                    self.measure_certificates(PROBLEMS[name], known[name])
+                else:
+                    self.note(f"{name}: no weights to certify; name them with --weights {name}=FILE")
+            if not chosen and not known:
+                self.note("no weights to certify: results/ is not here; name some with --weights NETWORK=FILE")
 
     def measure_ceilings(self) -> None:
         self.say("the machine's own ceilings ...")
@@ -301,7 +206,7 @@ class Bench:
     # Exact certificates
 
     def measure_certificates(self, problem: Problem, weights: Path) -> None:
-        """Of test images one after the other, as long as there is time."""
+        """Times certificates of test images, one batch after the other, as long as there is time."""
         row: Row = {"title": problem.title}
         self.check()
         model = problem.model("0.mean" in load_tensors(weights))
@@ -370,97 +275,6 @@ class Bench:
                 break
         row: Row = {"seconds_per_image": sum(spent) / len(spent), "low": min(spent), "high": max(spent)}
         return row | {"images": len(verdicts), "batch": batch, "certified": sum(verdicts)}, verdicts
-
-
-class Steps(ABC):
-    """Training steps on one batch, each with a seed of its own, as in training; call it for the next one."""
-
-    def __init__(self, x: Tensor, labels: Tensor) -> None:
-        self.x, self.labels, self.taken = x, labels, 0
-
-    @abstractmethod
-    def one(self, seed: int) -> Tensor:
-        """One step; the loss comes first in what is returned."""
-
-    def __call__(self) -> Tensor:
-        self.taken += 1
-        return self.one(self.taken)
-
-    def first(self) -> tuple[float, float | None]:
-        """Seconds of the first steps, in which kernels are compiled and a CUDA graph is captured, and their mean loss, if finite."""
-        losses: list[Tensor] = []
-
-        def take() -> None:
-            losses.extend(self().flatten()[0].clone() for _ in range(FIRST))
-
-        seconds = once(take, self.x.device)
-        mean = torch.stack(losses).mean().item()
-        return seconds, mean if math.isfinite(mean) else None
-
-
-class OurSteps(Steps):
-    """Steps as `autodual train` takes them, without augmentation."""
-
-    def __init__(self, step: Step, x: Tensor, labels: Tensor) -> None:
-        super().__init__(x, labels)
-        self.step = step
-
-    @classmethod
-    def of(cls, problem: Problem, k: int, x: Tensor, labels: Tensor, half: bool = True) -> OurSteps:
-        config = problem.config.with_changes(k=k, batch=len(x), eps=problem.eps)
-        model = problem.model().to(x.device).train()
-        ball, engine = make_ball(config, torch.tensor(config.eps, device=x.device)), make_engine(config)
-        assert isinstance(engine, Projected)
-        objective = RobustObjective(model, ball, replace(engine, half=half), config.robust_weight)
-        optimiser, generator = make_optimiser(config, model), torch.Generator(x.device)
-        return cls(make_step(objective, optimiser, generator, config.clip_gradients, config.batch), x, labels)
-
-    def one(self, seed: int) -> Tensor:
-        self.step.generator.manual_seed(seed)
-        return self.step(self.x, self.labels)
-
-    def plain(self) -> OurSteps:
-        """Steps that do what a CUDA graph does, one operation after the other, beyond the first ones; itself without a graph."""
-        graph = self.step
-        if not isinstance(graph, GraphStep):
-            return self
-        graph.optimiser.zero_grad(set_to_none=True)  # they lie in the graph's memory
-        plain = Step(graph.objective, graph.optimiser, graph.generator, graph.clip_gradients)
-        found = OurSteps(plain, self.x, self.labels)
-        found.first()
-        return found
-
-    def counted(self) -> Work:
-        """What one step does. It must not be the first, which captures the network: no mode may be active then."""
-        objective = inner(self.step.objective)
-        assert isinstance(objective, RobustObjective)
-        network = objective.loss._network(self.x)
-        if self.x.is_cuda:  # as in a graph, which makes gradients instead of adding to those that are there
-            self.step.optimiser.zero_grad(set_to_none=True)
-        with patch.object(objective.loss, "_network", lambda x: network), Counting().with_kernels() as work:
-            self()
-        return work
-
-
-class AuthorsSteps(Steps):
-    """Steps with the authors' loss, the same optimiser and the same clipping."""
-
-    def __init__(self, problem: Problem, k: int, x: Tensor, labels: Tensor) -> None:
-        super().__init__(x, labels)
-        self.config, model = problem.config, problem.model().to(x.device).train()
-        self.parameters = list(model.parameters())
-        self.optimiser = make_optimiser(self.config, model)
-        self.authors_loss = authors_loss(model, problem.eps, k, self.config.clip is not None)
-
-    def one(self, seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        self.optimiser.zero_grad()
-        value = self.authors_loss(self.x, self.labels)
-        value.backward()
-        if self.config.clip_gradients is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.config.clip_gradients)
-        self.optimiser.step()
-        return value.detach()
 
 
 def achieved(work: Work, seconds: float, most: dict[str, float] | None) -> Row:

@@ -10,9 +10,9 @@ wrong it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,15 @@ from autodual.data import ImageData
 from autodual.engines.memory import COPIES
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
-from autodual.evaluation.cascade_lines import cascade_question
-from autodual.evaluation.claims import only_rounding, refuse_broken
-from autodual.evaluation.judge import RENEWED, at_once, lines_to_file
+from autodual.evaluation.claims import check_together
+from autodual.evaluation.judge import at_once
+from autodual.evaluation.ledger import RENEWED, cascade_problem
 from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, in_turns, on_all
 from autodual.runs.checkpoint import load_model, save_model
 from autodual.runs.config import TrainConfig
-from autodual.runs.folder import Run, damaged, read_json
-from autodual.runs.lines import Line, LineFile
+from autodual.runs.folder import Run
+from autodual.runs.records import CascadeSummary, SortingLine, StillOpen
+from autodual.runs.schema import damaged, parse, plain, read
 from autodual.training.setup import make_ball
 from autodual.training.stage import Parts, Watch, collapse_of, fresh_model, train_stage
 
@@ -41,12 +42,6 @@ ATTACKED = 100
 """Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
 ATTACK_BYTES = 1 << 30
 """What gradients of bounds may take on a CPU, about; ten times as much on a GPU."""
-
-SHOWN = {
-    "kind": str, "error": float, "stage_certified_error": float, "attacked_error": float, "attacked_examples": int,
-    "sound_certified_error": float,
-}  # fmt: skip
-"""What a record that was made before must hold, since it is shown."""
 
 
 def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> list[nn.Module]:
@@ -120,49 +115,37 @@ def _still_open(
         return open_
     if not watch.group.by_first(path.exists):
         alone, some = Cascade([model], make_ball(config)), data.select(open_)
-        lines = LineFile(path.with_suffix(".jsonl"), _sorting_fault, watch.say)
-        sorted_ = lines_to_file(
-            lines, cascade_question(alone, some), partial(_sort, alone, some), some, "sorting", watch.tell, watch.group, False,
-            RENEWED, at_once(model, some),
-        )  # fmt: skip
-        certified, right = (torch.tensor([line[key] for line in sorted_], dtype=torch.bool) for key in SORTED)
-        left = open_[~certified.to(open_.device)]
-        record = {"sorted_by": repr(alone.engine), "sound": True, "open": left.tolist()}
-        of = f"{len(open_)} {'held-out ' if name.startswith('held-out') else ''}examples"
-        watch.say(
-            f"stage {stage} certifies {len(open_) - len(left)} of {of}, {int(right.sum())} of them with their right label"
+        ledger = watch.ledger(path.with_suffix(".jsonl"), RENEWED, at_once(model, some))
+        lines = ledger.fill(SortingLine, cascade_problem(alone, some), partial(_sort, alone, some), some, "sorting")
+        left = open_[torch.tensor([not line.certified for line in lines], device=open_.device)]
+        record = StillOpen(repr(alone.engine), True, tuple(left.tolist()))
+        right, of = (
+            sum(line.right for line in lines),
+            f"{len(open_)} {'held-out ' if name.startswith('held-out') else ''}examples",
         )
+        watch.say(f"stage {stage} certifies {len(open_) - len(left)} of {of}, {right} of them with their right label")
 
         def keep() -> None:
-            write_json(path, record)
-            for file in (lines.path, lines.note):
-                file.unlink(missing_ok=True)
+            write_json(path, plain(record))
+            ledger.remove()
 
         watch.group.by_first(keep)
     found = watch.group.by_first(partial(_read_open, path, len(data)))
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
 
 
-SORTED = ("certified", "right")
-
-
-def _sort(alone: Cascade, data: ImageData, part: slice) -> list[Line]:
+def _sort(alone: Cascade, data: ImageData, part: slice) -> list[SortingLine]:
     """Whether the stage certifies its own label of each example, and whether that is the right one."""
     found = alone.predict(data.scaled(part))
     right = found.certified & (found.label == data.labels[part])
     pairs = zip(found.certified.tolist(), right.tolist(), strict=True)
-    return [{"index": part.start + i, **dict(zip(SORTED, pair, strict=True))} for i, pair in enumerate(pairs)]
-
-
-def _sorting_fault(line: Line) -> str | None:
-    fine = line.keys() == {"index", *SORTED} and all(type(line[key]) is bool for key in SORTED)
-    return None if fine else f"does not hold {', '.join(SORTED)}, each true or false"
+    return [SortingLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
 
 
 def _read_open(path: Path, examples: int) -> list[int]:
     """Positions among so many examples, in order."""
-    found: list[int] = read_json(path, open=list)["open"]
-    if not all(type(i) is int for i in found) or found != sorted({*found} & {*range(examples)}):
+    found = list(read(StillOpen, path).open)
+    if found != sorted({*found} & {*range(examples)}):
         raise damaged(path)
     return found
 
@@ -218,52 +201,31 @@ def attack_batch(combination: Combination, data: ImageData) -> int:
     return max(1, min(batch_size(data), room // (4 * COPIES * units**2)))
 
 
-class BrokenAnswers(Protocol):
-    """What an attack on a cascade has reached; [N] bool each."""
-
-    @property
-    def found(self) -> Tensor:
-        """Somewhere in the ball, the answer is wrong."""
-
-    @property
-    def certified_wrong(self) -> Tensor:
-        """It is wrong, and comes with a certificate."""
-
-
-def check_together(source: object, certified: CascadeCertificate, attacked: BrokenAnswers) -> str | None:
-    """Fail if an attack breaks what is proved about the whole; claims of single stages, which the paper's cascade makes, may break.
-
-    The models are attacked as they run: what is proved in real numbers only may break by rounding, and a note says how often.
-    """
-    refuse_broken(source, certified.sound_as_run & attacked.found, "as the models run")
-    refuse_broken(source, certified.no_wrong_certificate & attacked.certified_wrong, "with a certificate")
-    return only_rounding(source, certified.sound & attacked.found)
-
-
 def finish_cascade(
     config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, watch: Watch
-) -> dict[str, Any]:
+) -> CascadeSummary:
     """Save the combination, certify and attack it on test data; writes cascade.json."""
     done, group = run.folder / "cascade.json", watch.group
     if group.by_first(done.exists):
-        return group.by_first(partial(read_json, done, **SHOWN))
+        return group.by_first(partial(read, CascadeSummary, done))
     fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
     combination = combine(config, stages, fitting, group)
-    group.by_first(partial(combination.save, run.folder / "cascade"))
+    group.by_first(partial(combination.save, run.cascade_folder))
     certified = certify_all(combination, parts.test, watch.tell, group)
     some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
     attacked = attack_all(combination, some, watch.tell, group=group)
-    note = check_together(run.folder / "cascade", certified.take(len(some)), attacked)
+    note = check_together(run.cascade_folder, certified.take(len(some)), attacked.found, attacked.certified_wrong)
     if note is not None:
         watch.say(note)
-    record = certified.summary() | certified.take(len(some)).beside(attacked)
-    record["models"] = len(combination.models)
-    for row in record["stages"]:
-        row["trained_on"] = _trained_on(config, run, row["stage"], parts)
-    if config.cascade_kind == "routed":
-        record["thresholds_fitted_on"] = "training data" if parts.held_out is None else "held-out data"
-    group.by_first(partial(write_json, done, record))
-    return record
+    found = parse(CascadeSummary, certified.summary() | certified.take(len(some)).beside(attacked))
+    counts = tuple(replace(row, trained_on=_trained_on(config, run, row.stage, parts)) for row in found.stages)
+    fitted_on = "training data" if parts.held_out is None else "held-out data"
+    found = replace(
+        found, stages=counts, models=len(combination.models),
+        thresholds_fitted_on=fitted_on if config.cascade_kind == "routed" else None,
+    )  # fmt: skip
+    group.by_first(lambda: write_json(done, plain(found)))
+    return found
 
 
 def _trained_on(config: TrainConfig, run: Run, stage: int, parts: Parts) -> int:

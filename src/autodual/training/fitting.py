@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,7 +17,9 @@ from autodual.evaluation.evaluate import evaluate
 from autodual.evaluation.processes import Group, joined, own_device
 from autodual.runs.checkpoint import load_model, save_model
 from autodual.runs.config import TrainConfig, check_ramp
-from autodual.runs.folder import Run, read_json
+from autodual.runs.folder import Run
+from autodual.runs.records import CascadeSummary, DataUsed, Evaluation
+from autodual.runs.schema import plain, read
 from autodual.training.cascade import finish_cascade, train_cascade
 from autodual.training.events import Events, summary_writer
 from autodual.training.loop import StoppedError
@@ -27,14 +30,25 @@ OWN = "given to ad.fit"
 """What stands for the module and the data of a run that no name leads to."""
 
 
-EVALUATION = {"error": float, "pgd_error": float, "robust_error": float, "eps": float, "norm": str, "examples": int}
-"""What an evaluation that was made before must hold, since it is shown."""
-WRITTEN = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
-"""Figures of an evaluation for TensorBoard; one of an earlier version lacks some."""
+@dataclass(frozen=True)
+class Finished:
+    """What a finished run is worth: its network, and all stages together if it is a cascade."""
+
+    evaluation: Evaluation
+    cascade: CascadeSummary | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values: those of evaluation.json, and those of cascade.json under `cascade`."""
+        return plain(self.evaluation) | ({} if self.cascade is None else {"cascade": plain(self.cascade)})
 
 
 def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
-    """A whole run by name: data, model, training, exact evaluation. Returns the evaluation; everything is in the folder."""
+    """Trains a whole run by name: data, model, training, exact evaluation. Returns the evaluation; everything is in the folder."""
+    return train_run(config, folder, resume, watch).to_mapping()
+
+
+def train_run(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> Finished:
+    """Trains a whole run, as `train` does, and returns typed records."""
     if OWN in (config.dataset, config.model):
         raise ArgumentError(
             f"{folder}: was begun by ad.fit, with a module and data of its own; go on with ad.fit(..., resume=True)"
@@ -42,11 +56,12 @@ def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: 
     return run_named(config, folder, resume, watch or Watch(), _train_and_finish)
 
 
-Work = Callable[[TrainConfig, Run, Parts, Watch], dict[str, Any]]
-"""What is done in a run folder that is locked and noted, with data on the device; returns a record."""
+T = TypeVar("T")
+Work = Callable[[TrainConfig, Run, Parts, Watch], T]
+"""What is done in a run folder that is locked and noted, with data on the device."""
 
 
-def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: Work) -> dict[str, Any]:
+def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: Work[T]) -> T:
     """Loads the data that the config names, opens the run folder, and does `work` there."""
     folder_of_data = None if config.data_folder is None else Path(config.data_folder)
     data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
@@ -68,7 +83,10 @@ def fit(
     resume: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """The same for a module and data of your own; the module ends with the trained weights."""
+    """Trains a module of your own on data of your own, and evaluates it exactly; the module ends with the trained weights.
+
+    Returns the evaluation as plain values, as evaluation.json holds it; everything is in the folder.
+    """
     if not isinstance(config, TrainConfig):
         raise ArgumentError(
             f"config must be a TrainConfig, such as ad.TrainConfig(eps=0.1, epochs=30), got {type(config).__name__}"
@@ -89,7 +107,8 @@ def fit(
     check_scores("the module", model, train_data.shape, len(train_data.classes))
     own = config.with_changes(dataset=OWN, model=OWN)
     watch = watch or Watch()
-    return _run(own, Run(Path(folder)), resume, watch, train_data, test_data, lambda _: model, _train_and_finish)
+    found = _run(own, Run(Path(folder)), resume, watch, train_data, test_data, lambda _: model, _train_and_finish)
+    return found.to_mapping()
 
 
 def _run(
@@ -100,8 +119,8 @@ def _run(
     train_data: ImageData,
     test_data: ImageData,
     build: Callable[[ImageData], nn.Module],
-    work: Work,
-) -> dict[str, Any]:
+    work: Work[T],
+) -> T:
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun
     device = own_device(make_device(config.device))
@@ -116,26 +135,26 @@ def _run(
         parts = _parts(config, train_data, test_data, device, build)
         group.by_first(lambda: _note(run, parts, train_data, device, group))
         try:
-            record = work(config, run, parts, watch.within(group))
+            return work(config, run, parts, watch.within(group))
         except StoppedError:
             raise
         except Exception as error:
             if group.first:
                 run.note_failure(error)
             raise
-        if config.tensorboard:
-            group.by_first(lambda: _write_events(run, record))
-        return record
 
 
-def _train_and_finish(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> dict[str, Any]:
-    group = watch.group
+def _train_and_finish(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> Finished:
     if config.cascade > 1:
         stages = train_cascade(config, run, parts, watch)
-        group.by_first(lambda: save_model(run.model_file, stages[0]))
-        record = finish(config, run, stages[0], parts, watch)
-        return record | {"cascade": finish_cascade(config, run, stages, parts, watch)}
-    return finish(config, run, trained_network(config, run, parts, watch), parts, watch)
+        watch.group.by_first(lambda: save_model(run.model_file, stages[0]))
+        first = finish(config, run, stages[0], parts, watch)
+        found = Finished(first, finish_cascade(config, run, stages, parts, watch))
+    else:
+        found = Finished(finish(config, run, trained_network(config, run, parts, watch), parts, watch))
+    if config.tensorboard:
+        watch.group.by_first(lambda: _write_events(run, found))
+    return found
 
 
 def trained_network(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> nn.Module:
@@ -151,27 +170,33 @@ def trained_network(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -
 
 def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: Group) -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    used = {"name": data.name, "train": len(parts.train), "test": len(parts.test), "digest": data.digest()}
-    run.note_environment(used, device=name, processes=group.size)
+    run.note_environment(
+        DataUsed(data.name, len(parts.train), len(parts.test), data.digest()), device=name, processes=group.size
+    )
 
 
-def _write_events(run: Run, record: dict[str, Any]) -> None:
+ERRORS = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
+CASCADE_ERRORS = (
+    "error", "stage_certified_error", "sound_certified_error", "sound_certified_error_as_run", "attacked_error",
+    "attacked_certified_error",
+)  # fmt: skip
+"""Figures for TensorBoard; those that were not measured are left out."""
+
+
+def _write_events(run: Run, found: Finished) -> None:
     """The figures at the end; those that an earlier process wrote do not count any more."""
     events = Events(run.events)
-    events.write("evaluation", 0, {name: record[name] for name in WRITTEN if name in record})
-    together = record.get("cascade", {})
-    events.write(
-        "cascade", 0, {name: value for name, value in together.items() if name.endswith(("error", "error_as_run"))}
-    )
+    for kind, record, names in (("evaluation", found.evaluation, ERRORS), ("cascade", found.cascade, CASCADE_ERRORS)):
+        values = {name: getattr(record, name, None) for name in names}
+        events.write(kind, 0, {name: value for name, value in values.items() if value is not None})
     events.close()
 
 
-def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch: Watch) -> dict[str, Any]:
-    """The exact evaluation, once."""
-    done = run.folder / "evaluation.json"
+def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch: Watch) -> Evaluation:
+    """Evaluates the network exactly, unless that was done before."""
 
-    def before() -> dict[str, Any] | None:
-        return read_json(done, **EVALUATION) if done.exists() else None
+    def before() -> Evaluation | None:
+        return read(Evaluation, run.evaluation_file) if run.evaluation_file.exists() else None
 
     found = watch.group.by_first(before)
     if found is not None:
@@ -179,7 +204,7 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     subset, ball = 1000 if parts.test.images.is_cuda else 200, make_ball(config)
     test, group = parts.test, watch.group
     return evaluate(
-        run.folder, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say,
+        run, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say,
         trained=group.by_first(lambda: trained_at(config, run, 0)),
     )  # fmt: skip
 

@@ -17,9 +17,10 @@ from autodual._errors import ArgumentError, AutodualError
 from autodual.data import ImageData, augment
 from autodual.evaluation.processes import ALONE, Group, Share
 from autodual.runs import checkpoint
-from autodual.runs.checkpoint import Position
+from autodual.runs.checkpoint import Extra, Position
 from autodual.runs.config import TrainConfig, eps_at, lr_at, trained_eps
 from autodual.runs.folder import Run
+from autodual.runs.records import EpochLine
 from autodual.training.events import StepLog
 from autodual.training.setup import make_ball, make_engine, make_optimiser, set_lr
 from autodual.training.step import (
@@ -74,10 +75,10 @@ class Progress:
     batch: int
     batches: int
     summary: Tensor
-    """Of `own` examples; see `objective.SUMMARY`."""
+    """What `step.SUMMARY` lists, about the `own` examples of this process."""
     own: int
     examples: int
-    """Of the whole batch, which processes share."""
+    """Examples of the whole batch, which processes share."""
     eps: float | None = None
     """Size of the perturbation that this step was trained against; None if there is none."""
 
@@ -181,9 +182,9 @@ class Loop:
             )
         figures = {"lr": lr_at(self.config, epoch), "loss": loss, "robust_error": robust, "error": wrong}
         size = trained_eps(self.config, epoch)
-        spent = {"seconds": None if partial else round(seconds, 3), "examples": len(self.data)}
-        place = {"kind": "epoch", "stage": self.stage, "epoch": epoch, "step": step}
-        self.group.by_first(lambda: self.run.record(**place, eps=size, **figures, **spent))
+        spent = None if partial else round(seconds, 3)
+        line = EpochLine("epoch", self.stage, epoch, step, size, **figures, seconds=spent, examples=len(self.data))
+        self.group.by_first(lambda: self.run.record(line))
         self._log("epoch", step, figures if size is None else {"eps": size} | figures)
         if self.validate is not None and self._due(epoch):
             self.group.same_(self.model)
@@ -214,7 +215,7 @@ class Loop:
             self.log.write()  # first, so that no step is missing from a run that is killed after this checkpoint
 
         def save() -> None:
-            extra = {"sums": [value.hex() for value in whole.double().tolist()], "metrics": self.run.metrics_size()}
+            extra = Extra(tuple(value.hex() for value in whole.double().tolist()), self.run.metrics_size())
             checkpoint.save(self.run.checkpoints, self.model, optimiser, position, extra)
 
         self.group.by_first(save)
@@ -227,8 +228,8 @@ class Loop:
             self.say("no checkpoint is left to go on from: this stage begins again")
         if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
             position, extra = checkpoint.restore(path, self.model, optimiser)
-            self.group.by_first(lambda: self.run.cut_metrics(extra["metrics"]))
-            sums = torch.tensor([float.fromhex(v) for v in extra["sums"]], device=device)
+            self.group.by_first(lambda: self.run.cut_metrics(extra.metrics))
+            sums = torch.tensor([float.fromhex(v) for v in extra.sums], device=device)
             return position, sums if self.group.first else torch.zeros_like(sums)
         self.group.by_first(lambda: self.run.forget_stage(self.stage))
         return Position(self.stage), torch.zeros(3, device=device)

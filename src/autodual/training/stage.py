@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
-from autodual._files import parse_json
 from autodual.certificates.certificate import collapse
 from autodual.data import ImageData
+from autodual.engines import Dual
 from autodual.evaluation.judge import judge
+from autodual.evaluation.ledger import Ledger
 from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, silent
 from autodual.runs.checkpoint import load_model, round_to_half_, save_model
 from autodual.runs.config import TrainConfig, trained_eps
 from autodual.runs.folder import Run
+from autodual.runs.records import TrainedAt, TrainedLine, ValidationLine
 from autodual.training.loop import Loop, Observer, StoppedError
 from autodual.training.setup import make_ball
 
@@ -41,6 +44,10 @@ class Watch:
     def within(self, group: Group) -> Watch:
         """For one of several processes: only the first one reports, and they stop together."""
         return replace(self, group=group) if group.first else Watch(stop=self.stop, group=group)
+
+    def ledger(self, path: Path, renewed: Sequence[str] = (), step: int | None = None) -> Ledger:
+        """A file of lines whose progress is seen here."""
+        return Ledger(path, self.tell, self.group, self.say, renewed=renewed, step=step)
 
     def tell(self, what: str, done: int, of: int) -> None:
         """Draw how far an evaluation is, and end it if one process was asked to. All processes call this at the same points."""
@@ -92,10 +99,10 @@ def train_stage(
 
         def keep() -> None:
             better = (found.robust_error, found.error) <= _best_so_far(run, stage)  # of equals, the later one
-            run.record(
-                kind="validation", stage=stage, epoch=epoch, split="validation" if held_out is not None else "train",
-                engine="Dual()", examples=len(judge_on), eps=config.eps, **figures, collapsed=collapsed,
-            )  # fmt: skip
+            split: Literal["validation", "train"] = "validation" if held_out is not None else "train"
+            where = (stage, epoch, split, repr(Dual()), len(judge_on), config.eps)
+            errors = (found.error, found.robust_error, found.robust_error_as_run)
+            run.record(ValidationLine("validation", *where, *errors, collapsed))
             if held_out is not None and better:
                 save_model(best, network)
 
@@ -110,7 +117,8 @@ def train_stage(
 
     def note() -> str | None:
         collapsed = collapse_of(model, data)
-        run.record(kind="trained", stage=stage, **trained_at(config, run, stage), collapsed=collapsed)
+        at = trained_at(config, run, stage)
+        run.record(TrainedLine("trained", stage, at.epoch, at.eps, collapsed))
         return collapsed
 
     collapsed = group.by_first(note)
@@ -128,32 +136,26 @@ def collapse_of(model: nn.Module, data: ImageData) -> str | None:
     return collapse(predicted.tolist(), some.labels.tolist(), classes=some.classes)
 
 
-def trained_at(config: TrainConfig, run: Run, stage: int) -> dict[str, Any]:
-    """The epoch whose weights count, which is the last or the best one, and the size of the perturbation that it was trained
-    against."""
+def trained_at(config: TrainConfig, run: Run, stage: int) -> TrainedAt:
+    """The epoch whose weights count, which is the last or the best one."""
     validations = _validations(run, stage) if config.validation > 0 else []
-    epoch = min(validations, key=lambda one: (*one[:2], -one[2]))[2] if validations else config.epochs - 1
-    return {"epoch": epoch, "eps": trained_eps(config, epoch)}
+    best = min(validations, key=lambda one: (one.robust_error, one.error, -one.epoch), default=None)
+    epoch = config.epochs - 1 if best is None else best.epoch
+    return TrainedAt(epoch, trained_eps(config, epoch))
 
 
 def _best_so_far(run: Run, stage: int) -> tuple[float, float]:
     """Robust error and error of the best validation of this stage."""
-    return min((one[:2] for one in _validations(run, stage)), default=(math.inf, math.inf))
+    return min(((one.robust_error, one.error) for one in _validations(run, stage)), default=(math.inf, math.inf))
 
 
-def _validations(run: Run, stage: int) -> list[tuple[float, float, int]]:
-    """Robust error, error and epoch of every validation of this stage on held-out data."""
-    if not run.metrics_file.exists():
-        return []
-    found = []
-    for number, line in enumerate(run.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        try:
-            entry = parse_json(line)
-            if entry["kind"] == "validation" and entry["stage"] == stage and entry.get("split") != "train":
-                found.append((float(entry["robust_error"]), float(entry["error"]), int(entry["epoch"])))
-        except (ValueError, KeyError, TypeError):
-            raise ArgumentError(
-                f"{run.metrics_file}: line {number} is damaged, so the best checkpoint is not known; put the line right, or train "
-                f"anew in another folder"
-            ) from None
-    return found
+def _validations(run: Run, stage: int) -> list[ValidationLine]:
+    """Every validation of this stage on held-out data."""
+    lines = run.metrics()
+    if None in lines:
+        raise ArgumentError(
+            f"{run.metrics_file}: line {lines.index(None) + 1} is damaged, so the best checkpoint is not known; put the line right, "
+            f"or train anew in another folder"
+        )
+    found = (line for line in lines if isinstance(line, ValidationLine))
+    return [line for line in found if line.stage == stage and line.split == "validation"]

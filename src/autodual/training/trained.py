@@ -16,19 +16,14 @@ from autodual._tensor import Shape
 from autodual.cascades import Combination, load_combination
 from autodual.data import any_mean_std, form_of, is_factory
 from autodual.engines.prepare import capture
-from autodual.evaluation.judge import versions
 from autodual.graph.digest import digest_network
 from autodual.runs.checkpoint import load_half_model, load_model
 from autodual.runs.config import TrainConfig
-from autodual.runs.folder import Run
-from autodual.runs.lines import read_note, record_about
+from autodual.runs.folder import Run, versions
+from autodual.runs.lines import read_problem, record_about
 from autodual.sets import Perturbation
 from autodual.training.fitting import OWN
 from autodual.training.setup import make_ball, make_device, make_model
-
-CERTIFICATES = "certificates.jsonl"
-CASCADE = "cascade"
-"""Where a run keeps the stages of a cascade together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +54,7 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
         raise ArgumentError(
             f"{place}: was begun by ad.fit, with a module of its own; pass one like it: ad.load_run(folder, model=...)"
         )
-    if config.cascade > 1 and not (place / CASCADE).is_dir():
+    if config.cascade > 1 and not Run(place).cascade_folder.is_dir():
         raise ArgumentError(f"{place}: its cascade is not finished; go on with `autodual train --resume --out {place}`")
     fresh = _named(config) if model is None else model
     found, cascade = with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
@@ -116,7 +111,7 @@ def _results_folder(folder: Path | str | None) -> Path:
 
 
 def _not_there(name: str, root: Path, places: list[Path]) -> str:
-    if any((place / "evaluation.json").exists() for place in places):
+    if any(Run(place).evaluation_file.exists() for place in places):
         return f"{name}: was reproduced, but its weights are too large to be kept in {root}; train it with `autodual reproduce {name}`"
     pattern = "/model.safetensors"
     found = {path.parent.name for depth in ("*", "*/*") for path in root.glob(depth + pattern)}
@@ -130,14 +125,12 @@ def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -
     What certificates of another version of this package, of PyTorch or of Python noted is not compared: a graph may look
     different there.
     """
-    note = record_about(place / CERTIFICATES, "problem")
-    if not is_factory(name) or not note.exists():
-        return
-    before = read_note(note)
-    if any(before.get(package) != version for package, version in versions().items()) or "network" not in before:
+    note = record_about(Run(place).certificates_file, "problem")
+    before = read_problem(note) if is_factory(name) and note.exists() else None
+    if before is None or any(getattr(before, package) != version for package, version in versions().items()):
         return
     x = torch.zeros(1, *shape, device=next((p.device for p in model.parameters()), None))
-    if digest_network(capture(model, x)) != before["network"]:
+    if digest_network(capture(model, x)) != before.network:
         raise ArgumentError(
             f"{place}: {name} makes another network than the one that this run has trained; put the file back as it was, or name the "
             f"right one with --model"
@@ -145,7 +138,7 @@ def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -
 
 
 def trained_config(place: Path) -> TrainConfig:
-    """Of a run folder that has a trained model."""
+    """The config of a run folder that has a trained model."""
     run = Run(place)
     if not run.config_file.exists():
         raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
@@ -163,7 +156,7 @@ def with_weights(
     """The network of a run folder, and its cascade for this ball if it has one; build(stage) makes untrained modules."""
     model = build(0)
     load_model(Run(place).model_file, model)
-    saved = place / CASCADE
+    saved = Run(place).cascade_folder
     return model, load_combination(saved, build).around(ball) if saved.is_dir() else None
 
 

@@ -1,0 +1,177 @@
+"""What is kept of a row in `results/`: evaluation.json as frozen dataclasses, whose fields stand in the order of the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autodual._errors import ArgumentError
+from autodual._files import read_json
+from autodual.runs.records import CascadeErrors, StageCounts
+from autodual.runs.schema import optional, parse, plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFigures:
+    """What one engine certifies; only `engine` and `not_run` where it was too large for the machine."""
+
+    images: int | None = optional()
+    certified: int | None = optional()
+    certified_as_run: int | None = optional()
+    robust_error: float | None = optional()
+    """None where only some of the images were tried."""
+    robust_error_as_run: float | None = optional()
+    engine: str
+    seconds: float | None = optional()
+    device: str | None = optional()
+    not_run: str | None = optional()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkFigures:
+    """What a single network is worth. An image is certified by the best if one of the engines certifies it."""
+
+    pgd_error: float
+    pgd_error_exact: float
+    pgd_steps: int
+    engines: dict[str, EngineFigures]
+    error: float
+    collapsed: str | None
+    robust_error: float
+    robust_error_as_run: float
+    certified_best: int | None = optional()
+    certified_best_as_run: int | None = optional()
+    robust_error_best: float | None = optional()
+    robust_error_best_as_run: float | None = optional()
+
+    def __str__(self) -> str:
+        """The figures in a line."""
+        best = "" if self.robust_error_best is None else f", best of the engines {self.robust_error_best:.2%}"
+        return (
+            f"robust error {self.robust_error:.2%} (as run {self.robust_error_as_run:.2%}){best}, PGD error {self.pgd_error:.2%}, "
+            f"error {self.error:.2%}"
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The sound combination of a cascade's stages that is best on images which are not tested on."""
+
+    chosen: str
+    thresholds: tuple[float | None, ...]
+    """None stands for infinity, which JSON does not know."""
+    error_on_fitting: dict[str, float]
+
+
+@dataclass(frozen=True)
+class BestSound(Choice):
+    """What the chosen combination reaches on the test images."""
+
+    error: float
+    sound_certified_error: float
+    sound_certified_error_as_run: float
+    chosen_on: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CascadeFigures:
+    """What a cascade is worth; see `CascadeSummary`."""
+
+    kind: str
+    stages: tuple[StageCounts, ...]
+    error: float
+    stage_certified_error: float
+    sound_certified_error: float
+    sound_certified_error_as_run: float
+    no_wrong_certificate: float
+    collapsed: str | None
+    cascade_engine: str
+    best_sound: BestSound | None = optional()
+    attacked_examples: int | None = optional()
+    attacked_error: float | None = optional()
+    attacked_certified_error: float | None = optional()
+    broken_claims: int | None = optional()
+    on_attacked: CascadeErrors | None = optional()
+
+    def __str__(self) -> str:
+        """The figures in a line."""
+        attacked = "" if self.attacked_error is None else f", attacked {self.attacked_error:.2%}"
+        best = (
+            "" if self.best_sound is None else f", best sound combination {self.best_sound.sound_certified_error:.2%}"
+        )
+        return (
+            f"stage-certified error {self.stage_certified_error:.2%}{attacked}, soundly certified {self.sound_certified_error:.2%}"
+            f"{best}, error {self.error:.2%}"
+        )
+
+
+Figures = NetworkFigures | CascadeFigures
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Which weights were certified: by the digests of their files, and in a file where there is room for it."""
+
+    chosen: str
+    epoch: int
+    eps: float | None
+    rounded_to: str
+    kept: bool
+    bytes: int
+    sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Speed and place of a training."""
+
+    epochs: int
+    stages: int
+    seconds_per_epoch: float | None
+    """The median of whole epochs after the first, in which kernels are compiled."""
+    side_by_side: int
+    seconds: dict[str, float]
+    autodual: str
+    torch: str
+    python: str
+    device: str
+    started: str
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """The evaluation of a row, perhaps still without some engines."""
+
+    row: str
+    recipe: str
+    seed: int
+    complete: bool
+    split: str
+    examples: int
+    perturbation: str
+    norm: str
+    eps: float
+    dtype: str
+    cascade: bool
+    figures: Figures
+    """Their entries stand among the others in the file."""
+    weights: Weights
+    training: Training
+
+    @classmethod
+    def read(cls, file: Path) -> RowRecord:
+        found = read_json(file)
+        try:
+            return parse(cls, found | {"figures": found} if isinstance(found, dict) else found)
+        except ValueError:
+            raise ArgumentError(
+                f"{file}: is no evaluation of `autodual reproduce`, or damaged; remove it, and run the row again"
+            ) from None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values, as the file holds them."""
+        found: dict[str, Any] = {}
+        for name, value in plain(self).items():
+            found |= value if name == "figures" else {name: value}
+        return found

@@ -1,0 +1,159 @@
+"""What is on trial: the paper's networks, and the authors' code for them where it can be imported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual.data import any_mean_std, form_of, load
+from autodual.data.known import KNOWN
+from autodual.models import ResidualBlock
+from autodual.runs.config import TrainConfig
+from autodual.runs.folder import Run
+from autodual.training.setup import make_model
+
+MNIST = TrainConfig(dataset="mnist", eps=0.1, clip=(0.0, 1.0), optimiser="adam", lr=1e-8)
+CIFAR = TrainConfig(
+    dataset="cifar10", eps=2 / 255, normalise=True, optimiser="sgd", lr=1e-8, weight_decay=5e-4, clip_gradients=1.0
+)
+"""The paper's settings, but a learning rate at which weights stay as they are: how long a step takes may depend on them."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network of the paper, what it is trained against, and the folder in results/ that has its weights, if there is one."""
+
+    title: str
+    config: TrainConfig
+    kept: str = ""
+
+    @property
+    def epoch(self) -> int:
+        """Images of an epoch."""
+        return KNOWN[self.config.dataset].train
+
+    @property
+    def eps(self) -> float:
+        """In the units of what enters the network of `model()`: normalised images, where it is trained on such."""
+        if not self.config.normalise:
+            return self.config.eps
+        _, deviation = any_mean_std(self.config.dataset, form_of(self.config.dataset)[0][0])
+        assert isinstance(deviation, float)
+        return self.config.eps / deviation
+
+    def model(self, statistics: bool = False) -> nn.Sequential:
+        """Untrained, always the same; with statistics as the first layer, or for images that are normalised before."""
+        shape, classes = form_of(self.config.dataset)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            known = any_mean_std(self.config.dataset, shape[0]) if statistics else None
+            model = make_model(self.config.model, shape, classes, known)
+        assert isinstance(model, nn.Sequential)
+        return model
+
+    def images(self, number: int, folder: Path | None) -> tuple[Tensor, Tensor, str | None]:
+        """Test images in [0, 1] and labels; random ones, and what is wrong with the others, if there are none."""
+        shape, classes = form_of(self.config.dataset)
+        try:
+            data = load(self.config.dataset, "test", folder)
+        except ArgumentError as error:
+            generator = torch.Generator().manual_seed(0)
+            x = torch.rand(number, *shape, generator=generator)
+            return x, torch.randint(classes, (number,), generator=generator), str(error)
+        index = torch.arange(number) % len(data)
+        return data.scaled(index), data.labels[index], None
+
+
+PROBLEMS = {
+    "mnist-small": Problem("MNIST small", MNIST.with_changes(model="small"), "mnist-small-0.1"),
+    "cifar-small": Problem("CIFAR small", CIFAR.with_changes(model="small"), "cifar-small-2"),
+    "mnist-large": Problem("MNIST large", MNIST.with_changes(model="large")),
+    "cifar-large": Problem("CIFAR large", CIFAR.with_changes(model="large")),
+    "cifar-resnet": Problem("CIFAR ResNet", CIFAR.with_changes(model="resnet")),
+}
+
+
+def kept_weights() -> dict[str, Path]:
+    """Weights in results/ of the working folder, or of the source tree that this is run from, by the names of networks."""
+    roots = (Path("results"), Path(__file__).parents[3] / "results")
+    found: dict[str, Path] = {}
+    for name, problem in PROBLEMS.items():
+        files = [Run(root / problem.kept).model_file for root in roots if problem.kept]
+        there = [file for file in files if file.is_file()]
+        if there:
+            found[name] = there[0]
+    return found
+
+
+# The authors' code
+
+AUTHORS = "convex_adversarial"
+INSTALL = f"{AUTHORS} cannot be imported; `pip install --no-deps {AUTHORS}==0.4.4` fills the authors' columns"
+
+
+def authors_network(model: nn.Sequential) -> nn.Sequential:
+    """The network as `convex_adversarial` takes it, with the same weights: skips are layers that look further back."""
+    if not any(isinstance(layer, ResidualBlock) for layer in model):
+        return model
+    from convex_adversarial import Dense, DenseSequential  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    layers: list[nn.Module] = []
+    for layer in model:
+        if isinstance(layer, ResidualBlock):
+            layers += [Dense(layer.first), nn.ReLU(), Dense(layer.skip, None, layer.second), nn.ReLU()]
+        else:
+            layers.append(layer)
+    found: nn.Sequential = DenseSequential(*layers)
+    return found
+
+
+def authors_loss(model: nn.Sequential, eps: float, k: int, clipped: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Their robust loss with k projections; they call the l-infinity ball by its dual norm, and clip to [0, 1]."""
+    from convex_adversarial import robust_loss  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    network = authors_network(model)
+
+    def loss(x: Tensor, labels: Tensor) -> Tensor:
+        value: Tensor = robust_loss(network, eps, x, labels, proj=k, norm_type="l1_median", bounded_input=clipped)[0]
+        return value
+
+    return loss
+
+
+def authors_margins(model: nn.Sequential, eps: float, clipped: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Their exact lower bounds on the margins [N, classes], zero at the label."""
+    from convex_adversarial import RobustBounds  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    bounds = RobustBounds(authors_network(model), eps, norm_type="l1", bounded_input=clipped)
+    return lambda x, labels: -bounds(x, labels)
+
+
+def authors_verdicts(model: nn.Sequential, eps: float, clipped: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whether all their margins but the label's own are positive: [N]."""
+    margins = authors_margins(model, eps, clipped)
+
+    def verdicts(x: Tensor, labels: Tensor) -> Tensor:
+        found = margins(x, labels)
+        own = nn.functional.one_hot(labels, found.shape[1]).bool()
+        return (found.masked_fill(own, math.inf) > 0).all(1)
+
+    return verdicts
+
+
+def authors_version() -> str | None:
+    """The version of their package; None where it cannot be imported."""
+    try:
+        import convex_adversarial  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: F401
+    except ImportError:
+        return None
+    try:
+        return version(AUTHORS)
+    except PackageNotFoundError:  # a plain folder
+        return "of unknown version"
