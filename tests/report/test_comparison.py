@@ -113,8 +113,8 @@ def test_accuracy_stands_against_certified_accuracy(tmp_path: Path) -> None:
         change(run, "evaluation.json", error=error, robust_error=robust)
     change(runs[2], "evaluation.json", perturbation="L2Ball(eps=0.5)")
     html = page_of(*runs)[1].partition('id="run-1"')[0].replace("\N{NO-BREAK SPACE}", " ")
-    everyone, apart = html.split("Accuracy and certified accuracy of all runs")[1].split(
-        "<h3>LinfBall(eps=0.1, clip=(0.0, 1.0))</h3>"
+    everyone, apart = html.split("Accuracy and certified accuracy, all runs")[1].split(
+        "<h3>Those with LinfBall(eps=0.1, clip=(0.0, 1.0))</h3>"
     )
     found = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"[^>]*><title>(\w)', everyone)
     spots = {letter: (float(x), float(y)) for x, y, letter in found}

@@ -14,6 +14,7 @@ from autodual._errors import ArgumentError, AutodualError
 from autodual.report import write_report
 from autodual.report.files import read_run
 from autodual.report.page import _chapter, _template
+from autodual.report.sections.comparison import compare
 
 pytest.importorskip("jinja2", reason="the report needs Jinja2")
 
@@ -331,15 +332,18 @@ def test_damaged_lines_are_left_out_with_a_note(run: Path) -> None:
 )
 def test_values_of_another_kind_never_stop_the_page(run: Path, value: object) -> None:
     (run / "gallery.npz").unlink()  # only slow here
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:6]]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for file in ("evaluation.json", "cascade.json", "environment.json"):
         saved = json.loads((run / file).read_text())
         for key in saved:
             change(run, file, **{key: value})
-            _chapter(0, [read_run(run)])
+            found = [read_run(run)] * 2
+            _chapter(0, found)
+            compare(found)
         (run / file).write_text(json.dumps(dict.fromkeys(saved, value)))
         page_of(run)
         (run / file).write_text(json.dumps(saved))
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:12]]
     for key in lines[0]:
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(line | {key: value}) for line in lines))
         _chapter(0, [read_run(run)])

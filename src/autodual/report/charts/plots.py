@@ -14,7 +14,8 @@ from autodual.report.charts.svg import CHARACTER, LogScale, Scale, Svg, element,
 from autodual.report.values import count
 
 WIDTH, HEIGHT = 400.0, 260.0
-TOP, BOTTOM = 34.0, 42.0
+TOP, FLOOR = 34.0, 218.0
+"""Where the plot area begins and ends; the horizontal axis is the floor."""
 
 # The part that line charts and histograms share: plot area, grid, ticks, axis titles, marked values.
 
@@ -76,48 +77,32 @@ class Frame:
     y: Scale
     across: Axis
     up: Axis
-    width: float = WIDTH
-    height: float = HEIGHT
-
-    @property
-    def floor(self) -> float:
-        """Where the horizontal axis is."""
-        return self.height - BOTTOM
 
     @classmethod
     def around(
-        cls,
-        across: Axis,
-        up: Axis,
-        xs: Iterable[float],
-        ys: Iterable[float],
-        right: float = 12.0,
-        fit: bool = False,
-        width: float = WIDTH,
-        height: float = HEIGHT,
+        cls, across: Axis, up: Axis, xs: Iterable[float], ys: Iterable[float], right: float = 12.0, fit: bool = False
     ) -> Frame:
         """Room for all values, for tick labels on the left and `right` units on the right.
 
         fit: the horizontal axis ends at the last value instead of the next round one.
         """
-        columns, end = list(xs), width - right
+        columns, end = list(xs), WIDTH - right
         if up.log:
-            y: Scale = LogScale.decades(ys, height - BOTTOM, TOP)
+            y: Scale = LogScale.decades(ys, FLOOR, TOP)
         else:
             inside = (max(min(value, up.most), up.least) for value in ys)
-            y = Scale.around(inside, height - BOTTOM, TOP, zero=up.zero, most=up.most)
+            y = Scale.around(inside, FLOOR, TOP, zero=up.zero, most=up.most)
         left = 12 + CHARACTER * max(len(up.tick(value)) for value in y.ticks)
         if across.log:
-            return cls(LogScale.decades(columns, left, end, fit=fit), y, across, up, width, height)
+            return cls(LogScale.decades(columns, left, end, fit=fit), y, across, up)
         x = Scale.around(columns, left, end, zero=across.zero, most=across.most, steps=6)
         if fit and columns and max(columns) > x.low:
             low = min(0.0, *columns) if across.zero else min(columns)
             x = Scale.exactly(low, max(columns), left, end, steps=6)
-        return cls(x, y, across, up, width, height)
+        return cls(x, y, across, up)
 
     def grid(self) -> Svg:
         """Horizontal rules with their values, values below, titles of both axes."""
-        floor = self.floor
         parts = []
         for value in self.y.ticks:
             height = self.y(value)
@@ -129,15 +114,13 @@ class Frame:
             if not self.across.tick(value):
                 continue
             at = self.x(value)
-            parts.append(element("line", x1=at, x2=at, y1=floor, y2=floor + 4, class_="axis"))
+            parts.append(element("line", x1=at, x2=at, y1=FLOOR, y2=FLOOR + 4, class_="axis"))
             parts.append(
-                element("text", self.across.tick(value), x=at, y=floor + 17, text_anchor="middle", class_="tick")
+                element("text", self.across.tick(value), x=at, y=FLOOR + 17, text_anchor="middle", class_="tick")
             )
-        parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=floor, y2=floor, class_="axis"))
+        parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=FLOOR, y2=FLOOR, class_="axis"))
         middle = (self.x.start + self.x.end) / 2
-        parts.append(
-            element("text", self.across.title, x=middle, y=self.height - 6, text_anchor="middle", class_="name")
-        )
+        parts.append(element("text", self.across.title, x=middle, y=HEIGHT - 6, text_anchor="middle", class_="name"))
         parts.append(element("text", self.up.title, x=2, y=10, class_="name"))
         return group(parts)
 
@@ -148,12 +131,12 @@ class Frame:
             if not self.x.contains(mark.at):
                 continue
             at = self.x(mark.at)
-            left = at + 4 + CHARACTER * len(mark.label) > self.width
+            left = at + 4 + CHARACTER * len(mark.label) > WIDTH
             parts.append(
                 group(
                     [
                         tooltip(mark.label),
-                        element("line", x1=at, x2=at, y1=TOP - 12, y2=self.floor, class_="mark"),
+                        element("line", x1=at, x2=at, y1=TOP - 12, y2=FLOOR, class_="mark"),
                         element(
                             "text",
                             mark.label,
@@ -173,7 +156,7 @@ class Frame:
             tooltip(title),
             self.grid(),
             *content,
-            viewBox=f"0 0 {self.width:g} {self.height:g}",
+            viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
             role="img",
             class_="chart",
         )
@@ -250,7 +233,6 @@ def line_chart(
         title,
         group(_band(frame, band) for band in bands if len(band.low) > 1),
         frame.marks(marks),
-        group(_interval(frame, one, *interval) for one in shown for interval in one.intervals),
         group(_curve(frame, one) for one in shown),
         _labels(frame, shown),
     )
@@ -269,7 +251,7 @@ def _interval(frame: Frame, one: Series, x: float, low: float, high: float) -> S
 
 
 def _curve(frame: Frame, one: Series) -> Svg:
-    parts: list[Svg] = []
+    parts = [_interval(frame, one, *interval) for interval in one.intervals]
     unbroken = _unbroken(one.points)
     if one.line:
         for part in unbroken:
@@ -303,7 +285,7 @@ def _labels(frame: Frame, series: Sequence[Series]) -> Svg:
     named = [one for one in series if one.label]
     early = [one for one in named if frame.x(one.points[-1][0]) < frame.x.end - CHARACTER * len(one.label) - 12]
     edge = sorted((one for one in named if one not in early), key=lambda one: frame.y(one.points[-1][1]))
-    heights = spread([frame.y(one.points[-1][1]) for one in edge], LABEL_GAP, TOP, frame.floor)
+    heights = spread([frame.y(one.points[-1][1]) for one in edge], LABEL_GAP, TOP, FLOOR)
     parts = [_label(one, frame.x(one.points[-1][0]) + 6, frame.y(one.points[-1][1])) for one in early]
     return group([*parts, *(_label(one, frame.x.end + 8, height) for one, height in zip(edge, heights, strict=True))])
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autodual.report.charts.plots import HEIGHT, WIDTH, Axis, Frame
+from autodual.report.charts.plots import FLOOR, WIDTH, Axis, Frame
 from autodual.report.charts.svg import CHARACTER, Svg, element, group, tooltip
 
 RADIUS, LINE = 4.0, 13.0
@@ -28,18 +28,10 @@ class Spot:
     """Ends of an interval of confidence around y, if there is one."""
 
 
-def scatter_chart(
-    title: str,
-    across: Axis,
-    up: Axis,
-    spots: Sequence[Spot],
-    diagonal: str = "",
-    width: float = WIDTH,
-    height: float = HEIGHT,
-) -> Svg:
+def scatter_chart(title: str, across: Axis, up: Axis, spots: Sequence[Spot], diagonal: str = "") -> Svg:
     """Both axes begin and end at round values around the points. diagonal: what the line x = y says."""
     heights = [y for spot in spots for y in (spot.y, spot.low, spot.high) if y is not None]
-    frame = Frame.around(across, up, (spot.x for spot in spots), heights, right=60, width=width, height=height)
+    frame = Frame.around(across, up, (spot.x for spot in spots), heights, right=36)
     return frame.chart(title, _diagonal(frame, diagonal), *_spots(frame, spots))
 
 
@@ -81,7 +73,7 @@ def _free(frame: Frame, x: float, y: float, width: float, taken: Sequence[Box]) 
             angle = math.pi * (turn / 6 - 0.25)
             middle_x, middle_y = x + distance * math.cos(angle), y + distance * math.sin(angle)
             box = (middle_x - width / 2, middle_y - LINE / 2, middle_x + width / 2, middle_y + LINE / 2)
-            inside = box[0] > frame.x.start and box[2] < frame.width and box[1] > 14 and box[3] < frame.floor
+            inside = box[0] > frame.x.start and box[2] < WIDTH and box[1] > 14 and box[3] < FLOOR
             found.append(box)
             if inside and not any(_overlap(box, other) for other in taken):
                 return box

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table, Wide
+from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table
 from autodual.report.charts.plots import ACCURACY_AXIS, Axis, Points, Series, Steps, line_chart
 from autodual.report.charts.scatter import Spot, scatter_chart
 from autodual.report.charts.svg import Svg
@@ -137,18 +137,17 @@ def _natural_against_certified(runs: Sequence[RunFiles], rates: Sequence[Sequenc
     )
     sample = f" Bars: {INTERVAL}s." if any(spot.low is not None for spot in every) else ""
     caption = (
-        "Accuracy against certified accuracy: better is up and to the right. Dashed, where in view: certified accuracy equal to "
-        f"accuracy, its upper limit.{stages}{sample}"
+        "Better is up and to the right. Dashed, where in view: certified accuracy equal to accuracy, its upper limit."
+        f"{stages}{sample}"
     )
-    blocks: list[Block] = [
-        Wide(_scatter("Accuracy and certified accuracy of all runs", every, 640.0, 300.0), (), caption)
-    ]
+    figures = [Figure("Accuracy against certified accuracy", _scatter("all runs", every), caption)]
     problems: dict[str, list[Spot]] = {}
     for run, own in zip(runs, spots, strict=True):
-        if own:
-            problems.setdefault(tidy(text(run.evaluation, "perturbation") or "perturbation unknown"), []).extend(own)
-    figures = [Figure(name, _scatter(name, own)) for name, own in problems.items() if len(own) > 1]
-    return [*blocks, Figures(figures)] if len(problems) > 1 and figures else blocks
+        problems.setdefault(tidy(text(run.evaluation, "perturbation") or "perturbation unknown"), []).extend(own)
+    groups = {name: own for name, own in problems.items() if own}
+    if len(groups) > 1:
+        figures += [Figure(f"Those with {name}", _scatter(name, own)) for name, own in groups.items() if len(own) > 1]
+    return [Figures(figures)]
 
 
 def _spot(index: int, one: Rates) -> Spot:
@@ -159,9 +158,10 @@ def _spot(index: int, one: Rates) -> Spot:
     return Spot(name, accuracy, certified, tone(index), words, low, high)
 
 
-def _scatter(title: str, spots: Sequence[Spot], *room: float) -> Svg:
+def _scatter(which: str, spots: Sequence[Spot]) -> Svg:
     across, up = (replace(ACCURACY_AXIS, title=f"{name}accuracy, %", zero=False) for name in ("", "certified "))
-    return scatter_chart(title, across, up, spots, "certified accuracy cannot exceed accuracy", *room)
+    title = f"Accuracy and certified accuracy, {which}"
+    return scatter_chart(title, across, up, spots, "certified accuracy cannot exceed accuracy")
 
 
 def _of_cascades(runs: Sequence[RunFiles], part: str) -> str:
