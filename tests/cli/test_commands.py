@@ -57,6 +57,22 @@ def test_train_certify_attack_and_report(call: Call, small: list[str], tmp_path:
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!")
 
 
+def test_a_comparison_leaves_every_runs_own_page_alone(call: Call, tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("a", "b")]
+    for run in runs:
+        run.mkdir()
+        (run / "config.yaml").write_text("cascade: 1\n")
+        assert call("report", str(run))[0] == 0
+    before = [(run / "report.html").read_bytes() for run in runs]
+    code, said, _ = call("report", *map(str, runs))
+    assert (code, said) == (0, f"{tmp_path / 'comparison.html'}\n")
+    assert "2 runs" in (tmp_path / "comparison.html").read_text()
+    code, _, told = call("report", *map(str, runs), "--out", str(runs[1] / "report.html"))
+    assert code != 0
+    assert "give a comparison another name" in told
+    assert [(run / "report.html").read_bytes() for run in runs] == before
+
+
 def test_an_older_evaluation_is_shown_without_the_second_statement(
     call: Call, small: list[str], tmp_path: Path
 ) -> None:

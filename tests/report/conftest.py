@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `import synthetic_run`
+sys.path.insert(0, str(Path(__file__).parent))  # for `import synthetic_run`, `import pages`
 
 from synthetic_run import write_run
 

@@ -3,78 +3,28 @@
 import json
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import EXAMPLES, write_run
+from pages import KEYS, change, known, page_of
+from synthetic_run import AS_RUN, EXAMPLES, write_run
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.report import write_report
 from autodual.report.files import read_run
 from autodual.report.page import _chapter, _template
+from autodual.report.sections.comparison import compare
 
 pytest.importorskip("jinja2", reason="the report needs Jinja2")
 
-KEYS = ("cascade", "headline", "training", "epsilon", "margins", "classes", "gallery", "settings")
-FIRST_STAGE = {"headline", "epsilon", "margins", "classes", "gallery"}
-VOID = {"meta", "img", "br", "hr", "link", "input"}
+FIRST_STAGE = {"result", "epsilon", "margins", "classes", "gallery"}
 ATTACK = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
-
-
-class Page(HTMLParser):
-    """Refuses markup that is not nested properly; collects tags, text, ids and what is referred to."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.text = ""
-        self.sections: dict[str, str] = {}
-        self._section: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        found = dict(attrs)
-        assert not any(name.startswith("on") for name in found)
-        if found.get("id"):
-            self.ids.append(found["id"])
-        self.references += [found[name] for name in ("src", "href", "srcset", "action", "data") if found.get(name)]
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "section":
-            self._section.append(found["id"] or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "section":
-            self._section.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        for key in self._section:
-            self.sections[key] = self.sections.get(key, "") + data
-
-
-def page_of(*runs: Path) -> tuple[Page, str]:
-    html = write_report(list(runs), runs[0].parent / "report.html").read_text(encoding="utf-8")
-    return Page(html), html
-
-
-def change(run: Path, file: str, **values: object) -> None:
-    path = run / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_every_section_is_there_and_nothing_is_missing(run: Path) -> None:
     page, _ = page_of(run)
-    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    assert known(page) == list(KEYS)
     assert "missing" not in page.text
     assert "not hold" not in page.text
     assert len(set(page.ids)) == len(page.ids)
@@ -99,21 +49,21 @@ def test_numbers_are_those_of_the_files(run: Path) -> None:
     evaluation = json.loads((run / "evaluation.json").read_text())
     for key in ("error", "pgd_error", "robust_error"):
         assert f"{100 * evaluation[key]:.2f} %" in text
-        assert f"{round(evaluation[key] * EXAMPLES)} of {EXAMPLES}" in text
     for rate in evaluation["standard"].values():
-        assert f"{100 * rate:.2f} %" in text
+        assert f"{100 - 100 * rate:.2f} %" in text
     curve = page.sections["run-1-epsilon"].replace("\N{NO-BREAK SPACE}", " ")
     for point in evaluation["curve"]:
         assert f"{100 - 100 * point['robust_error']:.2f} %" in curve
         assert f"{100 - 100 * point['pgd_error']:.2f} %" in curve
     last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-2]
-    assert f"loss {last['loss']:.4g}, error {100 * last['error']:.2f} %" in text
+    assert f"loss {last['loss']:.4g}, accuracy {100 - 100 * last['error']:.2f} %" in text
     cascade = json.loads((run / "cascade.json").read_text())
-    for key in ("error", "stage_certified_error", "attacked_error", "sound_certified_error"):
+    for key in ("error", "attacked_error", "sound_certified_error"):
         assert f"{100 * cascade[key]:.2f} %" in text
+    assert f"{100 - 100 * cascade['stage_certified_error']:.2f} %" in text
     margins = np.array(evaluation["margins"])
     assert f"{(margins > 0).sum()} of {len(margins)} are above zero" in text
-    assert sum(map(int, re.findall(r": (\d+) examples", page.sections["run-1-margins"]))) == EXAMPLES + 200
+    assert sum(map(int, re.findall(r": (\d+) examples,", page.sections["run-1-margins"]))) == EXAMPLES + 200
 
 
 def test_classes_are_counted_as_by_hand(run: Path) -> None:
@@ -123,8 +73,9 @@ def test_classes_are_counted_as_by_hand(run: Path) -> None:
     for label in range(10):
         members = labels == label
         wrong = predicted[members & (predicted != labels)]
-        rates = [(predicted != labels)[members], np.array(evaluation["attacked"])[members]]
-        rates.append(~np.array(evaluation["certified"])[members])
+        certified, attacked = (np.array(evaluation[key])[members] for key in ("certified", "attacked"))
+        bad = (predicted != labels)[members]
+        rates = [certified, ~certified & ~attacked & ~bad, attacked & ~bad & ~certified, bad]
         often = f"{np.bincount(wrong).argmax()} ({np.bincount(wrong).max()}×)" if len(wrong) else "–"
         cells = [str(members.sum()), *(f"{100 * rate.mean():.2f}\N{NO-BREAK SPACE}%" for rate in rates)]
         row = f'<tr><td class="word"><span>{label}</span></td>' + "".join(f"<td>{cell}</td>" for cell in cells)
@@ -160,7 +111,7 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "keys"),
     [
-        ("evaluation.json", ("headline", "epsilon", "margins", "classes")),
+        ("evaluation.json", ("result", "epsilon", "margins", "classes")),
         ("metrics.jsonl", ("training",)),
         ("gallery.npz", ("gallery",)),
         ("cascade.json", ("cascade",)),
@@ -171,7 +122,7 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
 def test_a_missing_file_is_one_sentence_in_its_section(run: Path, file: str, keys: tuple[str, ...]) -> None:
     (run / file).unlink()
     page, _ = page_of(run)
-    assert set(page.sections) == {f"run-1-{key}" for key in KEYS}
+    assert known(page) == list(KEYS)
     for key in KEYS:
         assert (f"{file} is missing." in page.sections[f"run-1-{key}"]) == (key in keys)
 
@@ -181,7 +132,7 @@ def test_a_single_network_has_no_section_about_stages(run: Path) -> None:
     with (run / "config.yaml").open("a") as config:
         config.write("cascade: 1\n")
     page, _ = page_of(run)
-    assert list(page.sections) == [f"run-1-{key}" for key in KEYS if key != "cascade"]
+    assert known(page) == [key for key in KEYS if key != "cascade"]
     assert "first stage" not in page.text
 
 
@@ -189,7 +140,7 @@ def test_a_cascades_result_comes_first_and_what_is_of_its_first_stage_says_so(ru
     page, html = page_of(run)
     sections = {key.removeprefix("run-1-"): words for key, words in page.sections.items()}
     assert next(iter(sections)) == "cascade"
-    for rate in ("6.39", "16.11", "19.44", "30.83"):
+    for rate in ("69.17", "6.39", "83.89", "19.44", "30.83"):
         assert f"{rate}\N{NO-BREAK SPACE}%" in sections["cascade"]
     assert {key for key, words in sections.items() if "first stage alone" in words} == FIRST_STAGE
     assert html.count("(first stage alone)</a>") == len(FIRST_STAGE)
@@ -204,15 +155,15 @@ def test_a_cascade_without_its_figures_is_still_no_single_network(run: Path, dam
     else:
         (run / "cascade.json").write_text(damage)
     page, _ = page_of(run)
-    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    assert known(page) == list(KEYS)
     assert "The cascade was not evaluated." in page.sections["run-1-cascade"]
-    assert "first stage alone" in page.sections["run-1-headline"]
+    assert "first stage alone" in page.sections["run-1-result"]
 
 
 def test_a_network_that_may_be_single_is_not_called_a_first_stage(run: Path) -> None:
     (run / "cascade.json").unlink()
     page, _ = page_of(run)
-    assert list(page.sections)[-2:] == ["run-1-cascade", "run-1-settings"]
+    assert known(page) == list(KEYS)
     assert "first stage" not in page.text
 
 
@@ -225,12 +176,13 @@ def test_the_attack_on_a_cascade_counts_the_examples_that_were_attacked(run: Pat
     section = page_of(run)[0].sections["run-1-cascade"]
     assert "do not trust" not in section
     every, _, attacked = section.partition("the first 100 examples only")
-    assert "Attacked error" not in every
-    assert "68 of 360" in every
-    for number in ("7 of 100", "18 of 100", "20 of 100", "21 of 100"):
+    assert "Broken" not in every
+    assert "not proved, and not attacked" in every
+    assert "292 of 360" in every
+    for number in ("7 of 100", "82 of 100", "13 of 100", "79 of 100", "attacked error, with the wrong: 20.00"):
         assert number in attacked
-    assert "neither broken nor proved: up to 21.00" in attacked
-    assert "neither broken nor proved: up to 19.00" not in section
+    assert "neither proved nor broken: 1.00" in attacked
+    assert "neither proved nor broken: " not in every
 
 
 def test_what_a_cascade_certifies_wrongly_is_drawn_apart(run: Path) -> None:
@@ -250,7 +202,7 @@ def test_what_a_cascade_certifies_wrongly_is_drawn_apart(run: Path) -> None:
     assert "rightly or not" not in section
     assert "certified by no stage: 50" in section
     chart = html.partition("Examples certified by each stage")[2].partition("</svg>")[0]
-    assert chart.count("f-ink segment") == 2
+    assert chart.count("f-wrong segment") == 2
 
 
 def test_a_sum_says_of_how_many_models_it_is(run: Path) -> None:
@@ -299,18 +251,19 @@ def test_the_last_epoch_is_of_a_stage_where_there_are_several(
 
 def test_bars_reach_to_the_whole_or_say_where_they_are_cut(run: Path) -> None:
     (run / "cascade.json").unlink()
-    for robust, cut in ((0.044, "6"), (0.3333, ""), (0.6667, ""), (1.0, ""), (0.0, "0.5")):
+    for robust, cut in ((0.044, "94"), (0.3333, ""), (0.6667, ""), (1.0, ""), (0.0, ""), (0.002, "99.5")):
         change(run, "evaluation.json", error=robust / 4, pgd_error=robust / 2, robust_error=robust, standard=None)
         page, html = page_of(run)
         assert html.count('class="torn"') == (1 if cut else 0)
-        section = page.sections["run-1-headline"].replace("\N{NO-BREAK SPACE}", " ")
+        section = page.sections["run-1-result"].replace("\N{NO-BREAK SPACE}", " ")
         assert (f"Cut at {cut} %" if cut else "") in section
         assert ("Cut at" in section) == bool(cut)
         proved = re.findall(r'width="([\d.]+)%" [^>]*class="f-proved segment"', html)
-        assert cut or sum(map(float, proved)) == pytest.approx(100 * (1 - robust), abs=0.01)
+        low = float(cut or 0)
+        assert sum(map(float, proved)) == pytest.approx(100 * (100 * (1 - robust) - low) / (100 - low), abs=0.01)
 
 
-def test_a_point_far_above_the_curves_does_not_flatten_them(run: Path) -> None:
+def test_a_point_far_below_the_curves_does_not_flatten_them(run: Path) -> None:
     early = {
         "kind": "validation",
         "stage": 0,
@@ -330,9 +283,9 @@ def test_a_point_far_above_the_curves_does_not_flatten_them(run: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page, html = page_of(run)
     section = page.sections["run-1-training"]
-    assert "Above the frame, at its edge: 98.80\N{NO-BREAK SPACE}% at epoch 9." in section
+    assert "Below the frame, at its edge: 1.20\N{NO-BREAK SPACE}% at epoch 10." in section
     assert "Last exact evaluation (500 training examples" in section
-    assert "robust, exact: error, % 98.8 at epoch 9" in html
+    assert "certified accuracy, exact: accuracy, % 1.2 at epochs trained 10" in html
 
 
 @pytest.mark.parametrize(
@@ -342,7 +295,7 @@ def test_a_point_far_above_the_curves_does_not_flatten_them(run: Path) -> None:
 def test_a_damaged_file_is_named_and_the_rest_is_shown(run: Path, file: str, content: bytes) -> None:
     (run / file).write_bytes(content)
     page, _ = page_of(run)
-    assert list(page.sections) == [f"run-1-{key}" for key in KEYS]
+    assert known(page) == list(KEYS)
     if content or file != "metrics.jsonl":  # an empty metrics file is whole: nothing was trained yet
         assert f"{file} is damaged" in page.text
 
@@ -379,15 +332,18 @@ def test_damaged_lines_are_left_out_with_a_note(run: Path) -> None:
 )
 def test_values_of_another_kind_never_stop_the_page(run: Path, value: object) -> None:
     (run / "gallery.npz").unlink()  # only slow here
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:6]]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for file in ("evaluation.json", "cascade.json", "environment.json"):
         saved = json.loads((run / file).read_text())
         for key in saved:
             change(run, file, **{key: value})
-            _chapter(0, [read_run(run)])
+            found = [read_run(run)] * 2
+            _chapter(0, found)
+            compare(found)
         (run / file).write_text(json.dumps(dict.fromkeys(saved, value)))
         page_of(run)
         (run / file).write_text(json.dumps(saved))
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:12]]
     for key in lines[0]:
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(line | {key: value}) for line in lines))
         _chapter(0, [read_run(run)])
@@ -403,9 +359,6 @@ def test_a_contradiction_is_said_aloud(run: Path) -> None:
     assert "do not trust" in page_of(run)[0].text.lower()
 
 
-AS_RUN = {"robust_error_as_run": 0.4005, "pgd_error": 0.2, "pgd_error_exact": 0.1995, "robust_error": 0.4, "error": 0.1}
-
-
 def test_both_statements_are_shown_in_plain_words(run: Path) -> None:
     evaluation = json.loads((run / "evaluation.json").read_text())
     curve = [point | {"robust_error_as_run": 0.4321} for point in evaluation["curve"]]
@@ -414,23 +367,21 @@ def test_both_statements_are_shown_in_plain_words(run: Path) -> None:
     change(run, "evaluation.json", **AS_RUN, curve=curve, certified_as_run=as_run, attacked_as_run=broken)
     change(run, "cascade.json", sound_certified_error_as_run=0.3111)
     page = page_of(run)[0]
-    head = page.sections["run-1-headline"].replace("\N{NO-BREAK SPACE}", " ")
+    head = page.sections["run-1-result"].replace("\N{NO-BREAK SPACE}", " ")
     for words in (
-        "72 of 360 as the network runs in float32",
-        "in real numbers: 19.95 %",
-        "144 of 360 in real numbers",
-        "as the network runs in float32: 40.05 %",
-        "in real numbers, at least 19.95 % of the examples can be broken, at most 40.00 %; as the network runs in float32, at least "
-        "20.00 % and at most 40.05 %.",
+        "216 of 360",
+        "in real numbers; as the network runs in float32: 59.95 %",
+        "PGD error, with the wrong: 20.00 % as the network runs in float32, 19.95 % in real numbers",
+        "in real numbers, at least 60.00 % of the examples are robust, at most 80.05 %; as the network runs in float32, at least "
+        "59.95 % and at most 80.00 %.",
     ):
         assert words in head
     assert "do not trust" not in page.text.lower()
     assert "56.79\N{NO-BREAK SPACE}%" in page.sections["run-1-epsilon"]
     table = page.sections["run-1-classes"]
-    assert "Robust error as run" in table
-    for key, flags in (("PGD", broken), ("as run", [not flag for flag in as_run])):
-        assert f"{100 * sum(flags) / len(flags):.2f}\N{NO-BREAK SPACE}%" in table, key
-    assert "as the networks run: 31.11\N{NO-BREAK SPACE}%" in page.sections["run-1-cascade"]
+    assert "Certified as run" in table
+    assert f"{100 * sum(as_run) / len(as_run):.2f}\N{NO-BREAK SPACE}%" in table
+    assert "as the networks run: 68.89\N{NO-BREAK SPACE}%" in page.sections["run-1-cascade"]
 
 
 def test_older_records_say_nothing_about_the_second_statement(run: Path) -> None:
@@ -462,19 +413,9 @@ def test_flags_contradict_each_other_in_the_same_arithmetic_only(run: Path) -> N
     assert f"{count} examples are certified as the network runs and yet broken" in page_of(run)[0].text
 
 
-def test_the_comparison_has_a_column_for_the_network_as_it_runs(runs: list[Path]) -> None:
-    for run in runs:
-        (run / "cascade.json").unlink()
-    change(runs[0], "evaluation.json", **AS_RUN)
-    html = page_of(*runs)[1].partition('id="run-1')[0].replace("\N{NO-BREAK SPACE}", " ")
-    assert '<th scope="col">As run</th>' in html
-    assert "<td>40.00 %</td><td>40.05 %</td></tr>" in html
-    assert "<td>–</td></tr>" in html  # the older record
-
-
 def test_a_probability_is_no_robust_error(run: Path) -> None:
     change(run, "evaluation.json", robust_error=None, standard=None, not_certified=0.4, engine="HighProbability(k=100)")
-    head = page_of(run)[0].sections["run-1-headline"]
+    head = page_of(run)[0].sections["run-1-result"]
     assert "There is no proof beside this" in head
     assert "it is not certain" in head
 
@@ -483,76 +424,6 @@ def test_the_papers_cascade_says_what_it_does_not_promise_and_sound_ones_do_not(
     for kind, warned in (("paper", True), ("routed", False), ("sum", False), ("something new", True)):
         change(run, "cascade.json", kind=kind)
         assert ("does not promise" in page_of(run)[0].sections["run-1-cascade"]) == warned
-
-
-def test_several_runs_side_by_side(runs: list[Path]) -> None:
-    page, html = page_of(*runs)
-    assert list(page.sections) == ["comparison"] + [f"run-{number}-{key}" for number in (1, 2) for key in KEYS]
-    table = page.sections["comparison"]
-    for run in runs:
-        evaluation = json.loads((run / "evaluation.json").read_text())
-        assert run.name in table
-        for key in ("error", "pgd_error", "robust_error"):
-            assert f"{100 * evaluation[key]:.2f}\N{NO-BREAK SPACE}%" in table
-    assert "with care" not in table
-    assert re.findall("<mark>(.*)</mark>", html) == ["seed: 0", "seed: 1"]
-    change(runs[1], "evaluation.json", perturbation="L2Ball(eps=1.0)")
-    assert "different perturbations" in page_of(*runs)[0].sections["comparison"]
-
-
-def test_a_cascade_and_its_first_stage_have_a_row_each(runs: list[Path]) -> None:
-    (runs[0] / "cascade.json").unlink()
-    page, html = page_of(*runs)
-    single, first = (json.loads((run / "evaluation.json").read_text()) for run in runs)
-    cascade = json.loads((runs[1] / "cascade.json").read_text())
-    network, whole = ("error", "pgd_error", "robust_error"), ("error", "attacked_error", "sound_certified_error")
-    for name, rates, claimed in (
-        ("A · digits-0", [single[key] for key in network], "–"),
-        ("B · colour-1, the paper&#39;s cascade", [cascade[key] for key in whole], "16.11\N{NO-BREAK SPACE}%"),
-        ("B · colour-1, first stage alone", [first[key] for key in network], "–"),
-    ):
-        cells = "".join(f"<td>{100 * rate:.2f}\N{NO-BREAK SPACE}%</td>" for rate in rates)
-        assert f'<tr><td class="word"><span>{name}</span></td>{cells}<td>{claimed}</td><td>{EXAMPLES}</td></tr>' in html
-    comparison = page.sections["comparison"]
-    assert comparison.count("Of each cascade (B): its first stage alone.") == 2
-    (runs[1] / "cascade.json").unlink()
-    comparison = page_of(*runs)[0].sections["comparison"]
-    assert "PGD error" in comparison
-    assert "cascade" not in comparison.lower()
-
-
-def test_the_comparison_has_a_row_for_those_that_were_attacked(runs: list[Path]) -> None:
-    beside = {"error": 0.07, "stage_certified_error": 0.18, "sound_certified_error": 0.31}
-    change(runs[0], "cascade.json", attacked_examples=100, attacked_error=0.2, on_attacked=beside)
-    html = page_of(*runs)[1]
-    for name, cells in (
-        ("", ("6.39 %", "–", "30.83 %", "16.11 %", "360")),
-        (", first 100 examples", ("7.00 %", "20.00 %", "31.00 %", "18.00 %", "100")),
-    ):
-        row = "".join(f"<td>{cell}</td>".replace(" ", "\N{NO-BREAK SPACE}") for cell in cells)
-        assert f"<span>A · digits-0, the paper&#39;s cascade{name}</span></td>{row}</tr>" in html
-
-
-def test_different_norms_have_no_axis_in_common(runs: list[Path]) -> None:
-    html = page_of(*runs)[1].partition('id="run-1')[0]
-    assert html.count("<h3>Certified accuracy</h3>") == html.count("<h3>Accuracy under attack</h3>") == 1
-    change(runs[1], "evaluation.json", norm="l2")
-    html = page_of(*runs)[1].partition('id="run-1')[0]
-    for title in ("Certified accuracy", "Accuracy under attack"):
-        for norm, tone, other in (("linf", "run-1", "run-2"), ("l2", "run-2", "run-1")):
-            figure = html.partition(f"<h3>{title}, epsilon ({norm})</h3>")[2].partition("</figure>")[0]
-            assert f"epsilon ({norm})" in figure
-            assert f"s-{tone}" in figure
-            assert other not in figure
-
-
-def test_short_curves_in_the_comparison_show_their_points(runs: list[Path]) -> None:
-    for run, epochs in zip(runs, (1, 8), strict=True):
-        lines = [{"kind": "epoch", "stage": 0, "epoch": epoch, "robust_error": 0.5} for epoch in range(epochs)]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    html = page_of(*runs)[1].partition("<h3>Robust error by epoch</h3>")[2].partition("</figure>")[0]
-    assert html.count("dot f-run-1") == 1
-    assert html.count("dot f-run-2") == 8
 
 
 def test_the_same_folders_give_the_same_page(runs: list[Path]) -> None:
@@ -585,28 +456,18 @@ def test_a_run_that_measured_nothing_shows_nothing(tmp_path: Path) -> None:
     bare.mkdir()
     (bare / "config.yaml").write_text("cascade: 1\n")
     page, _ = page_of(bare)
-    assert list(page.sections) == ["run-1-headline", "run-1-settings"]
-    assert "Nothing was trained and nothing was measured" in page.sections["run-1-headline"]
+    assert list(page.sections) == ["run-1-result", "run-1-settings"]
+    assert "Nothing was trained and nothing was measured" in page.sections["run-1-result"]
     (bare / "failure.json").write_text(json.dumps({"error": f"the model {ATTACK}"}))
     page, _ = page_of(bare)
-    assert f"It failed: the model {ATTACK}" in page.sections["run-1-headline"]
-
-
-def test_beside_others_a_run_that_measured_nothing_has_no_bar(tmp_path: Path) -> None:
-    good, bare = write_run(tmp_path / "good", stages=1), tmp_path / "bare"
-    bare.mkdir()
-    (bare / "config.yaml").write_text("cascade: 1\n")
-    page, html = page_of(good, bare)
-    assert "Run B has measured nothing." in page.sections["comparison"]
-    assert "neither broken nor proved: up to \N{EN DASH}" not in html
-    assert html.count('class="name strong">B') == 0
+    assert f"It failed: the model {ATTACK}" in page.sections["run-1-result"]
 
 
 def test_without_a_proof_nothing_is_called_unknown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", stages=1)
     (run / "cascade.json").unlink(missing_ok=True)
     change(run, "evaluation.json", robust_error=None, standard=None)
-    assert "neither broken nor proved: up to" not in page_of(run)[1]
+    assert "neither proved nor broken" not in page_of(run)[0].sections["run-1-result"]
 
 
 def test_a_failed_run_says_so_above_its_figures(run: Path) -> None:

@@ -13,7 +13,10 @@ from autodual.cli.terminal import speaks
 def report(
     runs: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
     out: Annotated[
-        Path | None, typer.Option(help="where to write; report.html in the first run when not given")
+        Path | None,
+        typer.Option(
+            help="where to write; when not given, report.html in the run's folder, or, of several, comparison.html beside the first"
+        ),
     ] = None,
 ) -> None:
     """One self-contained HTML page: what was reached, how it got there, and what the attack still breaks."""
@@ -21,4 +24,5 @@ def report(
         return
     from autodual.report import write_report
 
-    print(write_report(runs, out or runs[0] / "report.html"))
+    beside = runs[0].resolve().parent / "comparison.html"
+    print(write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else beside)))

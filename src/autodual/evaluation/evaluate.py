@@ -27,7 +27,8 @@ from autodual.sets import Perturbation
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Sizes at which certified and attacked accuracy are plotted, as multiples of eps."""
-GALLERY = 24
+GALLERY = 8
+"""Images of each kind."""
 REMOVE = "if somebody has changed this file, remove it and go on with --resume; if nobody has, a proof is wrong: please report it"
 
 
@@ -124,10 +125,12 @@ def _curve(
 def write_gallery(
     path: Path, model: nn.Module, data: ImageData, ball: Perturbation, found: Judged, broken: Broken
 ) -> None:
-    """Some images that are certified, some that the attack breaks as the network runs, and some that are neither, with the attack's
-    image."""
+    """Some images that are certified, some that are right until the attack breaks them as the network runs, some that are neither, and
+    some that are wrong without it, with the attack's image."""
     kind = torch.where(broken.as_run, 1, torch.where(found.certified, 0, 2))
-    chosen = torch.cat([(kind == k).nonzero().squeeze(1)[: GALLERY // 3] for k in range(3)])
+    right = found.predicted == found.labels
+    groups = (kind == 0, (kind == 1) & right, kind == 2, (kind == 1) & ~right)
+    chosen = torch.cat([members.nonzero().squeeze(1)[:GALLERY] for members in groups])
     index = chosen.to(data.labels.device)
     x, labels = data.scaled(index), data.labels[index]
     with full_precision():

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from autodual.report.charts.svg import Svg
 
-Tone = Literal["ink", "attack", "unknown", "proved", "stage-1", "stage-2", "stage-3", ""]
+Tone = Literal["proved", "unknown", "broken", "wrong", "unproved", "stage-1", "stage-2", "stage-3", ""]
 """A colour by what it means; the style sheet says which colour that is, in light, in dark and in print."""
 
 
@@ -36,8 +36,10 @@ class Tile:
     value: str
     detail: str = ""
     tone: Tone = ""
-    more: str = ""
-    """A second, smaller statement under the first."""
+    more: Sequence[str] = ()
+    """Further statements under the first."""
+    large: bool = False
+    """Whether this is the number that the page is about."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +81,29 @@ class Table:
 
 @dataclass(frozen=True)
 class Figures:
-    """Charts, two beside each other where there is room; a table may take the last place."""
+    """Charts, two beside each other where there is room; a table may take the last place; `legend` explains their tones."""
 
     kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
     table: Table | None = None
+    legend: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Image:
+    """A picture as a data URI, a word under it, and what it shows for those who do not see it."""
+
+    source: str
+    caption: str
+    words: str
 
 
 @dataclass(frozen=True)
 class Card:
-    """An image, the attacked image and their difference, as data URIs."""
+    """One example: its image, or that and what was made of it."""
 
-    images: Sequence[tuple[str, str]]
-    """(what it shows, data URI)"""
-    caption: str
-    detail: str
+    title: str
+    images: Sequence[Image]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ from numpy.typing import NDArray
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import RECORD_LIMIT, parse_json, read_content
-from autodual.report.values import Record
+from autodual.report.values import Record, whole
+from autodual.runs.folder import read_yaml
 
-# gallery.npz: images, the same images attacked, and what became of them. Nothing is ever unpickled.
+# gallery.npz: images, what the attack makes of them, and what becomes of them. Nothing is ever unpickled.
 
 Bytes = NDArray[np.uint8]
 
@@ -32,7 +32,7 @@ class Picture:
     """[C, H, W]"""
     attacked: Bytes
     kind: int
-    """0 certified, 1 broken by the attack, 2 neither."""
+    """0 certified, 1 broken by the attack or wrong without it, 2 neither."""
     label: int | None
     predicted: int | None
     attacked_label: int | None
@@ -101,52 +101,65 @@ FILES = (CONFIG, ENVIRONMENT, METRICS, EVALUATION, GALLERY, CASCADE)
 
 
 @dataclass(frozen=True)
-class Run:
+class Problem:
+    """Why a file could not be used, as one sentence."""
+
+    sentence: str
+    missing: bool = False
+    """Whether the file is not there at all; otherwise it is damaged."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
     """What a run folder holds; a record that could not be read is empty, and `problems` says why."""
 
     name: str
     config: str = ""
+    """The text of the config, to be shown as it is."""
+    settings: Record = field(default_factory=dict)
+    """What the config says; empty where it is not YAML."""
     environment: Record = field(default_factory=dict)
     metrics: tuple[Record, ...] = ()
     evaluation: Record = field(default_factory=dict)
     cascade: Record = field(default_factory=dict)
     gallery: Gallery | None = None
     failure: Record = field(default_factory=dict)
-    """Why it ended before it was finished; empty of a run that was finished, goes on, or was stopped."""
-    problems: dict[str, str] = field(default_factory=dict)
-    """File name -> one sentence."""
+    """Why the run ended early; empty for a run that has finished, goes on, or was stopped."""
+    problems: dict[str, Problem] = field(default_factory=dict)
+    """By file name."""
 
     def damaged(self) -> list[str]:
         """Sentences about files that are there but not whole."""
-        return [sentence for file, sentence in self.problems.items() if self.has(file)]
+        return [problem.sentence for problem in self.problems.values() if not problem.missing]
 
     def has(self, file: str) -> bool:
         """Whether the file is there, whole or not."""
-        return not self.problems.get(file, "").endswith("is missing.")
+        return file not in self.problems or not self.problems[file].missing
 
     def measured(self) -> bool:
         """Whether there is anything to show, or something that is damaged."""
         return any(self.has(file) for file in (METRICS, EVALUATION, GALLERY, CASCADE))
 
     def is_cascade(self) -> bool:
-        """Whether there are several stages; then evaluation and gallery are of the first one alone."""
-        return self.has(CASCADE) or re.search(r"^cascade: *(?!1 *$)\d+ *$", self.config, re.MULTILINE) is not None
+        """Whether there are several stages; then evaluation and gallery describe the first one alone."""
+        return self.has(CASCADE) or (whole(self.settings, "cascade") or 1) > 1
 
     def is_single(self) -> bool:
         """Whether this is known to be a single network; an old config does not say."""
-        return not self.has(CASCADE) and re.search(r"^cascade: *1 *$", self.config, re.MULTILINE) is not None
+        return not self.has(CASCADE) and whole(self.settings, "cascade") == 1
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunFiles:
     """Read whatever the folder holds. Refused: a path that is no folder, or holds no file of a run."""
     if not folder.is_dir():
         raise ArgumentError(f"runs: {folder} is not a folder; give the folder that `autodual train --out` wrote")
     if not any((folder / file).is_file() for file in FILES):
         raise ArgumentError(f"runs: {folder} holds none of {', '.join(FILES)}; it is not a run folder")
-    problems: dict[str, str] = {}
-    return Run(
+    problems: dict[str, Problem] = {}
+    return RunFiles(
         name=folder.resolve().name or str(folder),
         config=_read_text(folder / CONFIG, problems),
+        settings=_read_settings(folder / CONFIG),
         environment=_read_record(folder / ENVIRONMENT, problems),
         metrics=_read_lines(folder / METRICS, problems),
         evaluation=_read_record(folder / EVALUATION, problems),
@@ -157,44 +170,54 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _read_text(path: Path, problems: dict[str, str]) -> str:
+def _read_text(path: Path, problems: dict[str, Problem]) -> str:
     if not path.is_file():
-        problems[path.name] = f"{path.name} is missing."
+        problems[path.name] = Problem(f"{path.name} is missing.", missing=True)
         return ""
     try:
         return read_content(path, LIMIT).decode("utf-8", errors="replace")
     except ArgumentError as error:
-        problems[path.name] = f"{path.name} could not be read ({str(error).removeprefix(f'{path}: ')})."
+        reason = str(error).removeprefix(f"{path}: ")
+        problems[path.name] = Problem(f"{path.name} could not be read ({reason}).")
         return ""
 
 
-def _read_record(path: Path, problems: dict[str, str]) -> Record:
+def _read_settings(path: Path) -> Record:
+    """What the config says; nothing where it cannot be read as YAML, since its text is shown all the same."""
+    try:
+        values = read_yaml(path)
+    except ArgumentError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _read_record(path: Path, problems: dict[str, Problem]) -> Record:
     content = _read_text(path, problems)
     if path.name in problems:
         return {}
     record = _parse(content)
     if record is None:
-        problems[path.name] = f"{path.name} is damaged: it is not one JSON object."
+        problems[path.name] = Problem(f"{path.name} is damaged: it is not one JSON object.")
     return record or {}
 
 
-def _read_lines(path: Path, problems: dict[str, str]) -> tuple[Record, ...]:
+def _read_lines(path: Path, problems: dict[str, Problem]) -> tuple[Record, ...]:
     parsed = [_parse(line) for line in _read_text(path, problems).split("\n") if line.strip()]
     damaged = parsed.count(None)
     if damaged:
         lines = "1 line was" if damaged == 1 else f"{damaged} lines were"
-        problems[path.name] = f"{path.name} is damaged: {lines} not a JSON object and left out."
+        problems[path.name] = Problem(f"{path.name} is damaged: {lines} not a JSON object and left out.")
     return tuple(record for record in parsed if record is not None)
 
 
-def _read_pictures(path: Path, problems: dict[str, str]) -> Gallery | None:
+def _read_pictures(path: Path, problems: dict[str, Problem]) -> Gallery | None:
     if not path.is_file():
-        problems[path.name] = f"{path.name} is missing."
+        problems[path.name] = Problem(f"{path.name} is missing.", missing=True)
         return None
     try:
         return read_gallery(path)
     except GalleryError as error:
-        problems[path.name] = f"{path.name} is damaged: {error}."
+        problems[path.name] = Problem(f"{path.name} is damaged: {error}.")
         return None
 
 

@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import replacing
 from autodual.report.blocks import Section
-from autodual.report.files import Run, read_run
+from autodual.report.files import FILES, RunFiles, read_run
+from autodual.report.sections import makers
 from autodual.report.sections.comparison import compare, letter
-from autodual.report.sections.distributions import distributions, epsilon
-from autodual.report.sections.examples import classes, pictures
-from autodual.report.sections.headline import headline
 from autodual.report.sections.settings import outcome, settings
-from autodual.report.sections.stages import stages
-from autodual.report.sections.training import training
 from autodual.report.values import Record, count, mapping, text, whole
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
-OF_EVALUATION = ("headline", "epsilon", "margins", "classes", "gallery")
-"""Sections made of evaluation.json and gallery.npz: of a cascade's first stage, which a reader must not take for the cascade."""
+PAGE = "report.html"
+"""A run's own page, in its folder."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +39,24 @@ class Chapter:
 def write_report(runs: list[Path], target: Path) -> Path:
     """Write one HTML file about one run folder, or several side by side; the result is `target`.
 
-    Whatever a folder lacks, the page says so in its place. Needs Jinja2 (`pip install autodual[cli]`).
+    Whatever a folder lacks, the page says so in its place. Several runs never replace the page of a single one, report.html in its
+    folder. Needs Jinja2 and Pillow (`pip install autodual[cli]`).
     """
     if not runs:
         raise ArgumentError("runs: give at least one run folder")
     if target.is_dir():
         raise ArgumentError(f"target: {target} is a folder; give the name of the HTML file")
+    if len(runs) > 1 and target.name == PAGE and any((target.parent / file).is_file() for file in FILES):
+        raise ArgumentError(
+            f"target: {target} is the page of the run {target.parent} alone; give a comparison another name"
+        )
     page = render([read_run(Path(folder)) for folder in runs])
     with replacing(target) as temporary:
         temporary.write_bytes(page.encode("utf-8", errors="backslashreplace"))  # JSON may hold lone surrogates
     return target
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[RunFiles]) -> str:
     """The page as text."""
     several = len(runs) > 1
     return _template().render(
@@ -86,18 +87,17 @@ def _template() -> jinja2.Template:
     return environment.get_template("page.html.j2")
 
 
-def _chapter(index: int, runs: Sequence[Run]) -> Chapter:
+def _chapter(index: int, runs: Sequence[RunFiles]) -> Chapter:
     run, others = runs[index], [*runs[:index], *runs[index + 1 :]]
     name = f"{letter(index)} · {run.name}" if len(runs) > 1 else run.name
     if not run.measured():
         bare = [outcome(run), settings(run, others)]
         return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), run.damaged(), bare)
-    sections = [make(run) for make in (headline, training, epsilon, distributions, classes, pictures)]
-    if run.is_cascade():
-        alone = [replace(one, of="first stage alone") if one.key in OF_EVALUATION else one for one in sections]
-        sections = [*stages(run), *alone]
-    else:
-        sections += stages(run)
+    sections = []
+    for maker in makers():
+        made = maker.make(run)
+        if made is not None:
+            sections.append(replace(made, of="first stage alone") if maker.first_stage and run.is_cascade() else made)
     sections.append(settings(run, others))
     ended = text(run.failure, "error")
     notes = [*([] if ended is None else [f"This run failed: {ended}"]), *run.damaged()]

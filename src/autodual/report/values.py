@@ -6,8 +6,12 @@ as None, and the page says so.
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Mapping
+
+import numpy as np
 
 Record = Mapping[str, object]
 SPACE = "\N{NO-BREAK SPACE}"
@@ -97,9 +101,71 @@ def out_of(value: float | None, examples: int | None) -> str:
     return f"{count(round(value * examples))} of {count(examples)}"
 
 
+def plural(number: int, word: str) -> str:
+    return f"{count(number)} {word}" if number == 1 else f"{count(number)} {word}s"
+
+
 def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.1f}{SPACE}s"
     if seconds < 6000:
         return f"{seconds / 60:.1f}{SPACE}min"
     return f"{seconds / 3600:.1f}{SPACE}h"
+
+
+def size(eps: float | None) -> str:
+    """A perturbation's size: 2/255 where four digits would round a multiple of 0.25/255, else four digits."""
+    if eps is None or math.isclose(float(short(eps)), eps) or not math.isclose(1020 * eps, round(1020 * eps)):
+        return short(eps)
+    return f"{round(1020 * eps) / 4:g}/255"
+
+
+def tidy(words: str) -> str:
+    """Text from a record with its long decimals written as `size` writes them."""
+    return re.sub(r"\d+\.\d{5,}", lambda found: size(float(found[0])), words)
+
+
+INTERVAL = f"95{SPACE}% Clopper-Pearson interval"
+
+
+MOST_TRIALS = 10**6
+"""More examples than this have an interval too narrow to be seen, or are an error in a record."""
+
+
+def interval(value: float | None, examples: int | None) -> tuple[float, float] | None:
+    """Clopper-Pearson interval at 95 % around a rate that was measured on a sample."""
+    if value is None or examples is None or not 0 < examples <= MOST_TRIALS:
+        return None
+    return clopper_pearson(round(value * examples), examples)
+
+
+def likely(value: float | None, examples: int | None) -> str:
+    """The interval in words, rounded outwards: '93.4 to 96.3 %'."""
+    ends = interval(value, examples)
+    if ends is None:
+        return DASH
+    return f"{math.floor(1000 * ends[0]) / 10:.1f} to {math.ceil(1000 * ends[1]) / 10:.1f}{SPACE}%"
+
+
+@functools.cache
+def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Interval that contains the true rate with probability `level` at least, whatever that rate is.
+
+    The lower end is the rate p at which `successes` or more of `trials` have probability (1 - level) / 2; the upper end likewise with
+    failures. [C. Clopper and E. Pearson, The use of confidence or fiducial limits, 1934]
+    """
+    return _least_rate(successes, trials, level), 1 - _least_rate(trials - successes, trials, level)
+
+
+def _least_rate(successes: int, trials: int, level: float) -> float:
+    if successes == 0:
+        return 0.0
+    logs = np.concatenate([[0.0], np.log(np.arange(1, trials + 1)).cumsum()])  # of factorials
+    these = np.arange(successes, trials + 1)
+    ways = logs[trials] - logs[these] - logs[trials - these]
+    low, high = 0.0, successes / trials
+    for _ in range(40):
+        rate = (low + high) / 2
+        tail = np.exp(ways + these * math.log(rate) + (trials - these) * math.log1p(-rate)).sum()
+        low, high = (rate, high) if tail < (1 - level) / 2 else (low, rate)
+    return low

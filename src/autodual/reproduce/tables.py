@@ -16,7 +16,7 @@ from autodual.report.blocks import Block, Figure, Figures, Section
 from autodual.report.blocks import Table as TableBlock
 from autodual.report.blocks import Text as TextBlock
 from autodual.report.page import render_sections
-from autodual.report.sections.headline import Sandwich, sandwich_chart
+from autodual.report.verdicts import Rates, rates_chart
 from autodual.reproduce.campaign import Campaign, Recipe, Task
 from autodual.reproduce.evaluation import ENGINES
 from autodual.reproduce.figures import Picture, draw_figures
@@ -40,7 +40,7 @@ class Table:
     text: Sequence[str]
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    shown: Sequence[Sandwich] = field(default=())
+    shown: Sequence[Rates] = field(default=())
     words: frozenset[str] = frozenset({"row", "recipe", "network", "data"})
 
 
@@ -122,7 +122,7 @@ def _singles(key: str, title: str, results: Sequence[Result]) -> Table:
         "best: robust error", "PGD error", "error", "released: robust / error", "s per epoch (paper)",
     )  # fmt: skip
     rows = [_single(result) for result in results]
-    shown = [Sandwich.of(_name(result), result.first.to_mapping()) for result in results if result.first is not None]
+    shown = [Rates.of(_name(result), result.first.to_mapping()) for result in results if result.first is not None]
     return Table(key, title, (SINGLE_TEXT if key == "linf" else AS_ABOVE,), header, rows, shown)
 
 
@@ -180,7 +180,7 @@ def _cascades(key: str, title: str, results: Sequence[Result]) -> Table:
     )  # fmt: skip
     rows = [_cascade(result) for result in results]
     first = [(_name(result), result.first) for result in results if result.first is not None]
-    shown = [Sandwich.of_cascade(name, record.to_mapping()) for name, record in first]
+    shown = [Rates.of_cascade(name, record.to_mapping()) for name, record in first]
     return Table(
         key, title, (CASCADE_TEXT if key == "cascades" else AS_ABOVE,), header, rows, shown, frozenset({"row", "which"})
     )
@@ -315,7 +315,7 @@ def to_page(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
             TableBlock(table.header, table.rows, table.words) if table.rows else TextBlock("No row has run yet.")
         )
         if table.shown:
-            blocks.append(sandwich_chart(table.title, table.shown))
+            blocks.append(rates_chart(table.title, table.shown))
         sections.append(Section(table.key, table.title, blocks))
     drawn = [Figure(picture.title, picture.chart) for picture in pictures if picture.chart is not None]
     if drawn:

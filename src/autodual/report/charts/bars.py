@@ -38,21 +38,21 @@ class Bar:
     ticks: Sequence[Tick] = ()
 
 
-def bar_chart(title: str, bars: Sequence[Bar], high: float, unit: str, scale: float = 1.0, cut: bool = False) -> Svg:
-    """Bars over one axis from 0 to `high`; ticks show value * scale, `unit` says of what.
+def bar_chart(title: str, bars: Sequence[Bar], high: float, unit: str, scale: float = 1.0, low: float = 0.0) -> Svg:
+    """Bars over one axis from `low` to `high`; ticks show value * scale, `unit` says of what.
 
-    cut: the bars go on beyond `high`, and the torn end of each says so.
+    Where `low` is above zero, the bars begin before it, and the torn end of each says so.
     """
-    across = Scale.exactly(0.0, high, 0.0, 100.0, steps=5)
+    across = Scale.exactly(low, high, 0.0, 100.0, steps=5)
     parts: list[Svg] = []
     top = 0.0
     for bar in bars:
         if bar.name:
             parts.append(element("text", bar.name, x=0.0, y=top + 14, class_="name strong"))
             top += LABEL
-        parts += [_segment(across, part, top, bar.ticks) for part in bar.segments if part.end > part.start]
+        parts += [_segment(across, part, top, bar.ticks) for part in bar.segments if part.end > max(part.start, low)]
         parts += [_tick(across, tick, top) for tick in bar.ticks]
-        parts += [_torn(top)] if cut else []
+        parts += [_torn(top)] if low > 0 and bar.segments else []
         top += BAR + GAP
     top -= GAP
     parts.append(_axis(across, top, unit, scale))
@@ -80,7 +80,7 @@ def _segment(across: Scale, segment: Segment, top: float, ticks: Sequence[Tick])
     ]
     crossed = any(segment.start < tick.at < segment.end for tick in ticks)
     if segment.label and not crossed and width / 100 * NARROWEST > CHARACTER * len(segment.label) + 10:
-        middle = _share(across, (segment.start + segment.end) / 2)
+        middle = f"{(across(segment.start) + across(segment.end)) / 2:.3f}%"
         halo = " halo" if segment.tone == "unknown" else ""
         words = element(
             "text", segment.label, x=middle, y=top + 19, text_anchor="middle", class_=f"inside i-{segment.tone}{halo}"
@@ -100,11 +100,11 @@ def _tick(across: Scale, tick: Tick, top: float) -> Svg:
 
 
 def _torn(top: float) -> Svg:
-    """A zigzag over the right end; in an <svg> of its own, since percentages cannot place the corners of a polygon."""
-    teeth = [(-7 if index % 2 else -1, top - 1 + index * (BAR + 2) / 8) for index in range(9)]
-    corners = [(2, top - 1), *teeth, (2, top + BAR + 1)]
+    """A zigzag over the left end."""
+    teeth = [(7 if index % 2 else 1, top - 1 + index * (BAR + 2) / 8) for index in range(9)]
+    corners = [(-2, top - 1), *teeth, (-2, top + BAR + 1)]
     edge = element("polygon", points=" ".join(f"{x:g},{y:g}" for x, y in corners), class_="torn")
-    return element("svg", tooltip("cut here: the bar goes on"), edge, x="100%", overflow="visible")
+    return group([tooltip("cut here: the bar begins at 0"), edge])
 
 
 def _axis(across: Scale, top: float, unit: str, scale: float) -> Svg:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +14,8 @@ from autodual.report.charts.svg import CHARACTER, LogScale, Scale, Svg, element,
 from autodual.report.values import count
 
 WIDTH, HEIGHT = 400.0, 260.0
-TOP, BOTTOM = 34.0, 42.0
+TOP, FLOOR = 34.0, 218.0
+"""Where the plot area begins and ends; the horizontal axis is the floor."""
 
 # The part that line charts and histograms share: plot area, grid, ticks, axis titles, marked values.
 
@@ -20,11 +23,16 @@ Format = Callable[[float], str]
 
 
 def percent_tick(value: float) -> str:
-    return f"{100 * value:.3g}"
+    return f"{100 * value:.4g}"
 
 
 def plain_tick(value: float) -> str:
     return f"{value:.4g}"
+
+
+def whole_tick(value: float) -> str:
+    """Nothing at values between whole numbers, where an axis that counts has no tick."""
+    return f"{value:.0f}" if value == round(value) else ""
 
 
 def power_tick(value: float) -> str:
@@ -36,19 +44,21 @@ def power_tick(value: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """Title with its unit, how ticks are written, and what limits the range: values beyond `most` stand at its edge.
+    """Title with its unit, how ticks are written, and what limits the range: values beyond `least` and `most` stand at its edge.
 
-    log: values are positive and stand at the place of their logarithm; `zero` and `most` say nothing then.
+    zero: the axis reaches to zero. log: values are positive and stand at the place of their logarithm; all limits say nothing then.
     """
 
     title: str
     tick: Format = plain_tick
-    most: float = float("inf")
+    most: float = math.inf
     zero: bool = True
     log: bool = False
+    least: float = -math.inf
 
 
 ERROR_AXIS = Axis("error, %", percent_tick, most=1.0)
+ACCURACY_AXIS = Axis("accuracy, %", percent_tick, most=1.0)
 
 
 @dataclass(frozen=True)
@@ -76,22 +86,23 @@ class Frame:
 
         fit: the horizontal axis ends at the last value instead of the next round one.
         """
-        columns = list(xs)
+        columns, end = list(xs), WIDTH - right
         if up.log:
-            y: Scale = LogScale.decades(ys, HEIGHT - BOTTOM, TOP)
+            y: Scale = LogScale.decades(ys, FLOOR, TOP)
         else:
-            y = Scale.around((min(value, up.most) for value in ys), HEIGHT - BOTTOM, TOP, zero=up.zero, most=up.most)
+            inside = (max(min(value, up.most), up.least) for value in ys)
+            y = Scale.around(inside, FLOOR, TOP, zero=up.zero, most=up.most)
         left = 12 + CHARACTER * max(len(up.tick(value)) for value in y.ticks)
         if across.log:
-            return cls(LogScale.decades(columns, left, WIDTH - right, fit=fit), y, across, up)
-        x = Scale.around(columns, left, WIDTH - right, zero=across.zero, steps=6)
+            return cls(LogScale.decades(columns, left, end, fit=fit), y, across, up)
+        x = Scale.around(columns, left, end, zero=across.zero, most=across.most, steps=6)
         if fit and columns and max(columns) > x.low:
-            x = Scale.exactly(x.low if across.zero else min(columns), max(columns), left, WIDTH - right, steps=6)
+            low = min(0.0, *columns) if across.zero else min(columns)
+            x = Scale.exactly(low, max(columns), left, end, steps=6)
         return cls(x, y, across, up)
 
     def grid(self) -> Svg:
         """Horizontal rules with their values, values below, titles of both axes."""
-        floor = HEIGHT - BOTTOM
         parts = []
         for value in self.y.ticks:
             height = self.y(value)
@@ -100,12 +111,14 @@ class Frame:
                 element("text", self.up.tick(value), x=self.x.start - 6, y=height + 4, text_anchor="end", class_="tick")
             )
         for value in self.x.ticks:
+            if not self.across.tick(value):
+                continue
             at = self.x(value)
-            parts.append(element("line", x1=at, x2=at, y1=floor, y2=floor + 4, class_="axis"))
+            parts.append(element("line", x1=at, x2=at, y1=FLOOR, y2=FLOOR + 4, class_="axis"))
             parts.append(
-                element("text", self.across.tick(value), x=at, y=floor + 17, text_anchor="middle", class_="tick")
+                element("text", self.across.tick(value), x=at, y=FLOOR + 17, text_anchor="middle", class_="tick")
             )
-        parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=floor, y2=floor, class_="axis"))
+        parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=FLOOR, y2=FLOOR, class_="axis"))
         middle = (self.x.start + self.x.end) / 2
         parts.append(element("text", self.across.title, x=middle, y=HEIGHT - 6, text_anchor="middle", class_="name"))
         parts.append(element("text", self.up.title, x=2, y=10, class_="name"))
@@ -123,7 +136,7 @@ class Frame:
                 group(
                     [
                         tooltip(mark.label),
-                        element("line", x1=at, x2=at, y1=TOP - 12, y2=HEIGHT - BOTTOM, class_="mark"),
+                        element("line", x1=at, x2=at, y1=TOP - 12, y2=FLOOR, class_="mark"),
                         element(
                             "text",
                             mark.label,
@@ -148,15 +161,31 @@ class Frame:
             class_="chart",
         )
 
+    def place(self, points: Points) -> str:
+        """As SVG writes the corners of a line."""
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
 
-# Line charts: lines, points and bands, each named where it ends.
+
+# Line charts: lines, steps, points, bands and intervals of confidence, each line named where it ends.
 
 Points = Sequence[tuple[float, float]]
+Steps = Literal["", "before", "after"]
+"""Where a value holds: only at its point (a line leads to the next), from the point before it, or up to the point after it."""
 
 LABEL_GAP = 14.0
 LABEL_CHARACTERS = 18
 HOVER_POINTS = 150
 """Places on a line that answer to the pointer, at most; a line of thousands of points needs no more."""
+
+
+def stairs(points: Points, steps: Steps) -> Points:
+    """The corners of a step function that has these values."""
+    if not steps:
+        return points
+    corners = [*points[:1]]
+    for (x, y), (next_x, next_y) in pairwise(points):
+        corners += [(next_x, y) if steps == "after" else (x, next_y), (next_x, next_y)]
+    return corners
 
 
 @dataclass(frozen=True)
@@ -173,15 +202,20 @@ class Series:
     """The name in tooltips, where the label is an abbreviation."""
     hover: bool = True
     """Whether places without a dot answer to the pointer, too."""
+    steps: Steps = ""
+    intervals: Sequence[tuple[float, float, float]] = ()
+    """(x, low, high): intervals of confidence."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """The area between two lines over the same values of x: low[i] and high[i] share their x."""
+    """The area between two lines or step functions."""
 
     label: str
     low: Points
     high: Points
+    low_steps: Steps = ""
+    high_steps: Steps = ""
 
 
 def line_chart(
@@ -191,8 +225,9 @@ def line_chart(
     shown = [one for one in series if one.points]
     longest = max((len(shorten(one.label, LABEL_CHARACTERS)) for one in shown), default=0)
     points = [point for one in shown for point in one.points]
+    likely = [value for one in shown for _, low, high in one.intervals for value in (low, high)]
     frame = Frame.around(
-        across, up, (x for x, _ in points), (y for _, y in points), right=14 + CHARACTER * longest, fit=True
+        across, up, (x for x, _ in points), [*(y for _, y in points), *likely], right=14 + CHARACTER * longest, fit=True
     )
     return frame.chart(
         title,
@@ -203,21 +238,24 @@ def line_chart(
     )
 
 
-def _place(frame: Frame, points: Points) -> list[str]:
-    return [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points]
-
-
 def _band(frame: Frame, band: Band) -> Svg:
-    around = _place(frame, band.high) + _place(frame, band.low)[::-1]
-    return element("polygon", tooltip(band.label), points=" ".join(around), class_="f-unknown")
+    around = [*stairs(band.high, band.high_steps), *reversed(stairs(band.low, band.low_steps))]
+    return element("polygon", tooltip(band.label), points=frame.place(around), class_="f-unknown")
+
+
+def _interval(frame: Frame, one: Series, x: float, low: float, high: float) -> Svg:
+    at, bottom, top = frame.x(x), frame.y(low), frame.y(high)
+    lines = [(at, at, bottom, top), (at - 3, at + 3, bottom, bottom), (at - 3, at + 3, top, top)]
+    parts = [element("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=f"interval s-{one.tone}") for x1, x2, y1, y2 in lines]
+    return group([tooltip(f"{one.full or one.label}: {frame.up.tick(low)} to {frame.up.tick(high)}"), *parts])
 
 
 def _curve(frame: Frame, one: Series) -> Svg:
-    parts: list[Svg] = []
+    parts = [_interval(frame, one, *interval) for interval in one.intervals]
     unbroken = _unbroken(one.points)
     if one.line:
         for part in unbroken:
-            line = " ".join(_place(frame, part))
+            line = frame.place(stairs(part, one.steps))
             parts.append(element("polyline", points=line, class_=f"line s-{one.tone}", stroke_dasharray=one.dash))
     points = [point for point in one.points if math.isfinite(point[1])]
     dots = set(points) if one.dots else {part[0] for part in unbroken if len(part) == 1}  # no line shows the latter
@@ -247,7 +285,7 @@ def _labels(frame: Frame, series: Sequence[Series]) -> Svg:
     named = [one for one in series if one.label]
     early = [one for one in named if frame.x(one.points[-1][0]) < frame.x.end - CHARACTER * len(one.label) - 12]
     edge = sorted((one for one in named if one not in early), key=lambda one: frame.y(one.points[-1][1]))
-    heights = spread([frame.y(one.points[-1][1]) for one in edge], LABEL_GAP, TOP, HEIGHT - BOTTOM)
+    heights = spread([frame.y(one.points[-1][1]) for one in edge], LABEL_GAP, TOP, FLOOR)
     parts = [_label(one, frame.x(one.points[-1][0]) + 6, frame.y(one.points[-1][1])) for one in early]
     return group([*parts, *(_label(one, frame.x.end + 8, height) for one, height in zip(edge, heights, strict=True))])
 
@@ -267,18 +305,22 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
     return moved
 
 
-# Histograms whose bins meet at a value that matters, with the side beyond it marked.
+# Histograms whose bins meet at a value that matters, each bar divided by what became of its examples.
 
 BINS = 28
 
 
 @dataclass(frozen=True)
 class Bins:
-    """counts[i] values lie in [edges[i], edges[i + 1]); values beyond the edges are in the outermost bins."""
+    """Value i lies in the bin from edges[place[i]] to edges[place[i] + 1]; values beyond the edges are in the outermost bins."""
 
     edges: tuple[float, ...]
-    counts: tuple[int, ...]
+    place: tuple[int, ...]
     beyond: int
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(np.bincount(self.place, minlength=len(self.edges) - 1).tolist())
 
 
 def make_bins(
@@ -286,8 +328,8 @@ def make_bins(
 ) -> Bins:
     """Bins of a round width of which one begins at `pivot`; values below it are never counted in a bin above.
 
-    A few values far away would squeeze all others into one bin: the range ends five interquartile ranges from the middle half,
-    but not before `least` and `most`.
+    The last bin includes its upper end. A few values far away would squeeze all others into one bin: the range ends five
+    interquartile ranges from the middle half, but not before `least` and `most`.
     """
     data = np.asarray(values, dtype=float)
     low, quarter, three, high = np.quantile(data, [0.0, 0.25, 0.75, 1.0])
@@ -296,33 +338,32 @@ def make_bins(
     low = min(low, least) if least is not None else low
     high = max(high, most) if most is not None else high
     width = nice_step(max(high - low, 1e-12), bins)
+    if least is not None and pivot - least > width:
+        width = (pivot - least) / math.ceil((pivot - least) / width - 1e-9)  # so that a bin begins there, too
     place = np.floor((data - pivot) / width + 1e-9)
     first = min(math.floor((low - pivot) / width + 1e-9), -1 if (place < 0).any() else 0)
-    last = max(math.floor((high - pivot) / width + 1e-9) + 1, first + 1)
-    beyond = int(((place < first) | (place >= last)).sum())
-    counts = np.bincount((place.clip(first, last - 1) - first).astype(int), minlength=last - first)
-    return Bins(tuple(pivot + width * index for index in range(first, last + 1)), tuple(counts.tolist()), beyond)
+    last = max(math.ceil((high - pivot) / width - 1e-9), 1 if (place >= 0).any() else 0, first + 1)
+    beyond = int(((place < first) | (data > pivot + width * (last + 1e-9))).sum())
+    inside = (place.clip(first, last - 1) - first).astype(int)
+    return Bins(tuple(pivot + width * index for index in range(first, last + 1)), tuple(inside.tolist()), beyond)
 
 
-def histogram(
-    title: str, across: Axis, bins: Bins, proved_from: float, marks: Sequence[Mark], what: str = "examples"
-) -> Svg:
-    """Bars from `proved_from` on are in the tone of what is proved, the others in that of what is unknown."""
-    frame = Frame.around(across, Axis(what, _whole_tick), bins.edges, [float(max(bins.counts))], fit=True)
-    floor = HEIGHT - BOTTOM
+def histogram(title: str, across: Axis, bins: Bins, tones: Sequence[str], marks: Sequence[Mark]) -> Svg:
+    """tones[i] is what became of example i; a bar has one part for each of them, in the order in which they first appear."""
+    frame = Frame.around(across, Axis("examples", whole_tick), bins.edges, [float(max(bins.counts))], fit=True)
+    order = list(dict.fromkeys(tones))
+    stacks = [[0] * len(order) for _ in bins.counts]
+    for place, tone in zip(bins.place, tones, strict=True):
+        stacks[place][order.index(tone)] += 1
     bars = []
-    for low, high, number in zip(bins.edges[:-1], bins.edges[1:], bins.counts, strict=True):
-        if not number:
-            continue
-        tone = "proved" if low >= proved_from - 1e-9 * (high - low) else "unknown"
-        left, top = frame.x(low), frame.y(number)
-        words = f"{across.tick(low)} to {across.tick(high)}: {count(number)} {what}"
-        width = max(frame.x(high) - left - 1, 0.5)
-        bars.append(
-            element("rect", tooltip(words), x=left + 0.5, y=top, width=width, height=floor - top, class_=f"f-{tone}")
-        )
+    for low, high, stack in zip(bins.edges[:-1], bins.edges[1:], stacks, strict=True):
+        left, below = frame.x(low), 0
+        for tone, number in zip(order, stack, strict=True):
+            if number:
+                top, floor = frame.y(below + number), frame.y(below)
+                words = f"{across.tick(low)} to {across.tick(high)}: {count(number)} examples, {tone}"
+                width = max(frame.x(high) - left - 1, 0.5)
+                bar = element("rect", x=left + 0.5, y=top, width=width, height=floor - top, class_=f"f-{tone}")
+                bars.append(group([tooltip(words), bar]))
+            below += number
     return frame.chart(title, group(bars), frame.marks(marks))
-
-
-def _whole_tick(value: float) -> str:
-    return f"{value:.0f}" if value == round(value) else ""

@@ -77,15 +77,17 @@ class Scale:
         found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min([*found, 0.0] if zero else found), max([*found, 0.0] if zero else found)
         if high - low < 1e-12 * max(1.0, abs(high)):
-            high = low + (abs(low) or 1.0)
+            low, high = (low - (abs(low) or 1.0), high) if high >= most else (low, low + (abs(low) or 1.0))
         step = nice_step(high - low, steps)
         low, high = step * math.floor(low / step + 1e-9), min(step * math.ceil(high / step - 1e-9), most)
         return cls(low, high, start, end, _multiples(low, high, step))
 
     @classmethod
     def exactly(cls, low: float, high: float, start: float, end: float, steps: int = 5) -> Scale:
-        """Ends where it is told to; ticks at round values inside."""
-        return cls(low, high, start, end, _multiples(low, high, nice_step(high - low, steps)))
+        """Begins and ends where it is told to, with a tick at both ends and at round values between them."""
+        step = nice_step(high - low, steps)
+        inside = [value for value in _multiples(low, high, step) if low + 0.55 * step < value < high - 0.55 * step]
+        return cls(low, high, start, end, (low, *inside, high))
 
     def __call__(self, value: float) -> float:
         share = (value - self.low) / (self.high - self.low)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autodual.report.blocks import Block, Lines, Note, Section, Table
-from autodual.report.files import CONFIG, ENVIRONMENT, Run
-from autodual.report.sections.headline import absence
+from autodual.report.files import CONFIG, ENVIRONMENT, RunFiles
+from autodual.report.sections import absence
 from autodual.report.values import Record, text
 
 # Config and environment, as they were.
 
 
-def settings(run: Run, others: Sequence[Run] = ()) -> Section:
+def settings(run: RunFiles, others: Sequence[RunFiles] = ()) -> Section:
     """Lines of the config that some other run lacks are marked."""
     blocks: list[Block] = []
     if run.config.strip():
@@ -46,8 +46,8 @@ NOTHING = "Nothing was trained and nothing was measured: this run ended before t
 UNTOLD = "It left no word why: it was stopped or killed, or still runs. `autodual train --resume` goes on with it."
 
 
-def outcome(run: Run) -> Section:
+def outcome(run: RunFiles) -> Section:
     """Says why there is nothing to show, if the run has left word."""
     ended = text(run.failure, "error")
     why = f"It failed: {ended}" if ended else UNTOLD
-    return Section("headline", "Result", [Note(f"{NOTHING} {why}")])
+    return Section("result", "Result", [Note(f"{NOTHING} {why}")])
