@@ -160,7 +160,7 @@ def hidden_space() -> None:
     right.line([(0.45, -0.05), (1.55, 1.05)], "s-broken")
     right.say("here the label is another", (1.53, 0.02), "small t-broken", (0, 4), "end")
     right.area([(0, 0.2), (1, 0.2), (1, 1.4), (0, 1.4)], "s-open dash")
-    right.say("IBP: a corner crosses the line", (1.0, 1.4), "small t-open", (8, 4))
+    right.say("IBP: crosses the line", (1.0, 1.4), "small t-open", (8, 4))
     diamond = [(UPPER, 0.8), (0.4, 1.4), (LOWER, 0.8), (0.4, 0.2)]
     bands = [(SLOPE * z + RADIUS, h) for z, h in diamond]
     hull = [

@@ -22,4 +22,5 @@ def _in_line(linked: re.Match[str]) -> str:
     if 'class="palette"' not in text:
         return linked[0]
     label = escape(unescape(linked[1]), quote=True)
-    return text.strip().replace("<svg ", f'<svg aria-label="{label}" ', 1)
+    drawn = text.strip().replace("<svg ", f'<svg aria-label="{label}" ', 1)
+    return f'<div class="picture">{drawn}</div>'

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from html import escape
 from typing import Any, get_type_hints
 
 PLACE = re.compile(r"<!-- table: ([\w-]+) -->")
@@ -22,9 +23,10 @@ def train_config() -> Iterator[str]:
     from autodual.runs.config import TrainConfig
 
     hints = get_type_hints(TrainConfig)
-    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    yield from ("| field | default | meaning | type |", "|---|---|---|---|")
     for each in fields(TrainConfig):
-        yield f"| `{each.name}` | {_code(_type(hints[each.name]))} | `{_short(each.default)}` | {_cell(each.metadata['help'])} |"
+        meaning, kind = _cell(each.metadata["help"]), _code(_type(hints[each.name]))
+        yield f"| `{each.name}` | {_code(_short(each.default))} | {meaning} | {kind} |"
 
 
 def _type(hint: Any) -> str:
@@ -65,7 +67,7 @@ def _rows(records: list[tuple[str, str] | None]) -> Iterator[str]:
     if shown:
         yield from ("| argument or option | meaning | default |", "|---|---|---|")
     for names, text in shown:
-        yield f"| {_code(names)} | {_cell(DEFAULT.sub('', text))} | {_default(text)} |"
+        yield f"| {_code(names.replace(' range>', '>'))} | {_cell(DEFAULT.sub('', text))} | {_default(text)} |"
 
 
 DEFAULT = re.compile(r"\s*\[default: ([^];]*)(?:;[^]]*)?\]")
@@ -73,15 +75,16 @@ DEFAULT = re.compile(r"\s*\[default: ([^];]*)(?:;[^]]*)?\]")
 
 def _default(text: str) -> str:
     said = DEFAULT.search(text)
-    return f"`{said[1]}`" if said and said[1] != "False" else ""
+    return _code(said[1]) if said and said[1] != "False" else ""
 
 
 def _code(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|")
+    """As code in a cell, where a bar would end the cell."""
+    return f"<code>{escape(text, quote=False)}</code>".replace("|", "&#124;") if text else ""
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return escape(" ".join(text.split()), quote=False).replace("|", "&#124;")
 
 
 TABLES = {"train-config": train_config, "commands": commands}
