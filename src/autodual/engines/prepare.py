@@ -60,9 +60,9 @@ def capture(model: nn.Module, example: Tensor) -> Network:
 def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine | None = None) -> Bounds:
     """Bound the output, and what enters every activation, for every input of the set.
 
-    Differentiable in the parameters, the inputs and eps. Sound and probable bounds are rounded outwards, so that they hold as they are.
-    Sound ones are computed in float64 where float32 would have to move them by more than a hundredth of their width. Gradients are
-    those of the bounds without rounding.
+    Differentiable in the parameters, the inputs and eps. Sound and probable bounds are rounded outwards, so that they hold as they
+    are. Sound ones are computed in float64 where float32 would have to move them by more than a hundredth of their width. Gradients
+    are those of the bounds without rounding.
 
     Args:
         model: Any nn.Module in evaluation mode, whose output may have any shape; or a captured Network.
