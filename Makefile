@@ -29,7 +29,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-logo
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The authors' own code is the baseline; nothing else needs it.
 bench: $(READY)

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = {path.name for path in (ROOT / "docs").glob("*.md")}
+PAGES = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+PAGE = r"[\w/-]+\.md"
 
 
 def test_the_first_page_links_every_other() -> None:
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("## Further")[2]
-    assert set(re.findall(r"\]\((\w+\.md)\)", text)) == PAGES - {"index.md"}
+    table = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("## Where to go")[2].partition("## ")[0]
+    assert set(re.findall(rf"\]\(({PAGE})\)", table)) == PAGES - {"index.md"}
 
 
 def test_the_menu_has_every_page() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
-    assert set(re.findall(r"\w+\.md", menu)) == PAGES
+    assert set(re.findall(PAGE, menu)) == PAGES
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))

@@ -10,7 +10,7 @@ LONGEST = 135
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
 )
 def test_prose_is_wrapped(page: Path) -> None:
     lines = enumerate(page.read_text(encoding="utf-8").splitlines(), 1)

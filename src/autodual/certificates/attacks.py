@@ -55,9 +55,32 @@ def attack(
     restarts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Attack:
-    """Search each example's set for an input that gets another label. The first start is x itself, the others are random.
+    """Search each example's set for an input that gets another label, by projected gradient ascent (PGD).
 
-    A counterexample of the model as it runs is evaluated again in float64: `success` says whether it holds in real numbers.
+    The first start is x itself, the others are random. A counterexample of the model as it runs is evaluated again in float64:
+    `success` says whether it holds in real numbers.
+
+    Args:
+        model: Any differentiable nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
+        x: Clean inputs [N, *shape].
+        labels: The labels to attack [N].
+        ball: What may happen to every input, in the units of x.
+        steps: Gradient steps from each start.
+        restarts: Starts; more of them find a little more.
+        generator: Source of the random starts; PyTorch's global one if not given.
+
+    Returns:
+        The worst inputs that were found, all inside their sets. No example with a `success` can be `certified`.
+
+    Raises:
+        ArgumentError: An argument has a value, shape, dtype or device that cannot be used; the model is in training mode.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> found = ad.attack(ad.load_digits_network(), images[:50], labels[:50], ad.LinfBall(0.3), steps=10)
+        >>> found.examples.shape, bool(found.success.any())
+        (torch.Size([50, 1, 8, 8]), True)
     """
     module = model.model if isinstance(model, Network) else model
     labels = check_problem(x, labels, ball)

@@ -185,12 +185,32 @@ def certify(
 ) -> Certificate | HighProbabilityCertificate:
     """Try to prove that no input that `ball` allows instead of x gets another label than the given one.
 
-    model: any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
-    engine: how to bound; `Dual()` if not given. An engine that only estimates is refused; `HighProbability()` gives a
-    `HighProbabilityCertificate`, which holds with a stated probability.
+    Args:
+        model: Any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
+        x: Clean inputs [N, *shape], float32 or float64, on the device and in the dtype of the model.
+        labels: The labels to defend [N], integers from 0 to C - 1.
+        ball: What may happen to every input, in the units of x: `LinfBall(0.1)`, `L2Ball`, `L1Ball`, or your own.
+        engine: How to bound; `Dual()` if not given.
 
-    `certified` is about the function over the real numbers that the weights define, `certified_as_run` also about the model as
-    PyTorch evaluates it in its own dtype.
+    Returns:
+        One verdict for each example, with the margins behind it. `certified` is about the function over the real numbers that the
+        weights define, `certified_as_run` also about the model as PyTorch evaluates it in its own dtype. With `HighProbability()`, a
+        `HighProbabilityCertificate`, which holds with a stated probability.
+
+    Raises:
+        ArgumentError: An argument has a value, shape, dtype or device that cannot be used; the model is in training mode.
+        CaptureError: The model could not be turned into a graph, or computes something else than its graph.
+        UnsupportedOperationError: The model uses an operation that has no dual layer; the message says how to add one.
+        UnsoundError: The engine only estimates, as `Projected()` does.
+        MemoryBudgetError: The work does not fit into the memory, however it is cut.
+
+    Examples:
+        >>> import autodual as ad
+        >>> model = ad.load_digits_network()
+        >>> images, labels = ad.load_digits("test")
+        >>> certificate = ad.certify(model, images[:50], labels[:50], ad.LinfBall(0.05, clip=(0.0, 1.0)))
+        >>> int(certificate.certified.sum()), certificate.verdicts[0].name
+        (46, 'CERTIFIED')
     """
     engine = Dual() if engine is None else engine
     check_engine(engine)

@@ -6,9 +6,12 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from autodual._errors import AutodualError
+
+if TYPE_CHECKING:
+    import typer
 
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code after Ctrl-C, as shells expect it."""
@@ -44,15 +47,11 @@ def _tell_interrupted() -> None:
         print("\ninterrupted", file=sys.stderr, flush=True)
 
 
-def _run_command() -> None:
-    try:
-        import typer
-    except ImportError:
-        print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
-        raise SystemExit(2) from None
+def command_line() -> typer.Typer:
+    """All commands with their options: what runs, and what the documentation lists."""
+    import typer
+
     from autodual.cli import attack, bench, certify, data, report, reproduce, train
-    from autodual.cli.options import UsageError, usage_message
-    from autodual.cli.terminal import InterruptedRunError, speaks, warnings_as_notes
 
     app = typer.Typer(
         help="Neural networks whose robustness is proved: train, certify, attack, look, and measure.",
@@ -68,6 +67,20 @@ def _run_command() -> None:
     app.command("bench")(bench.bench)
     app.add_typer(data.app, name="data")
     app.add_typer(reproduce.app, name="reproduce")
+    return app
+
+
+def _run_command() -> None:
+    try:
+        app = command_line()
+    except ImportError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    from autodual.cli.options import UsageError, usage_message
+    from autodual.cli.terminal import InterruptedRunError, speaks, warnings_as_notes
+
     try:
         with warnings_as_notes():
             code = app(standalone_mode=False)

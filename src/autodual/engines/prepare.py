@@ -31,18 +31,61 @@ from autodual.sets.norm_sets import rounded_up
 
 
 def capture(model: nn.Module, example: Tensor) -> Network:
-    """The graph of `model` for inputs shaped like `example` [N, *shape]. Capture once, bound often: parameters stay live."""
+    """Turn a model into a graph, to look at or to bound often. Parameters stay live.
+
+    Args:
+        model: Any nn.Module; it is traced, and left as it was.
+        example: A batch [N, *shape] of the shape, dtype and device that inputs will have.
+
+    Returns:
+        The graph, which `certify`, `bounds` and `attack` take in the model's place. They trace the model again, and refuse a graph
+        that no longer is its own.
+
+    Raises:
+        ArgumentError: The example is no batch of finite floating-point numbers, or lies on another device than the model.
+        CaptureError: The model branches on values, mixes examples, draws random numbers, or cannot be traced for another reason.
+        UnsupportedOperationError: The model uses an operation that is not understood.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> network = ad.capture(ad.load_digits_network(), images[:2])
+        >>> network.output_shape
+        (10,)
+    """
     check_input(example, "example")
     check_placement(model, example, "example")
     return capture_with(model, example, REGISTRY)
 
 
 def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine | None = None) -> Bounds:
-    """Bounds on the output and on what enters every activation, for every input of the set.
+    """Bound the output, and what enters every activation, for every input of the set.
 
-    The model's output may have any shape. Differentiable in the parameters, the inputs and eps. Sound and probable bounds are rounded
-    outwards, so that they hold as they are. Sound ones are computed in float64 where float32 would have to move them by more than a
-    hundredth of their width. Gradients are those of the bounds without rounding.
+    Differentiable in the parameters, the inputs and eps. Sound and probable bounds are rounded outwards, so that they hold as they
+    are. Sound ones are computed in float64 where float32 would have to move them by more than a hundredth of their width. Gradients
+    are those of the bounds without rounding.
+
+    Args:
+        model: Any nn.Module in evaluation mode, whose output may have any shape; or a captured Network.
+        input_set: Where the inputs may lie: `LinfBall(0.1).around(x)`, `Box(lower, upper)`, or your own.
+        engine: How to bound; `Dual()` if not given.
+
+    Returns:
+        `output` and `layers`, intervals by name. The type says what they are worth: `SoundBounds`, `ProbableBounds` or
+        `EstimatedBounds`.
+
+    Raises:
+        ArgumentError: An argument has a value, shape, dtype or device that cannot be used.
+        CaptureError: The model could not be turned into a graph.
+        MemoryBudgetError: The work does not fit into the memory, however it is cut.
+
+    Examples:
+        >>> import torch
+        >>> import autodual as ad
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+        >>> found = ad.bounds(model, ad.LinfBall(0.1).around(torch.zeros(5, 3)))
+        >>> type(found).__name__, found.output.lower.shape
+        ('SoundBounds', torch.Size([5, 2]))
     """
     engine = Dual() if engine is None else engine
     check_engine(engine)

@@ -119,10 +119,35 @@ class Registry:
     """The methods that a call of a registered module runs, as they were when it was registered."""
 
     def register(self, *targets: Target) -> Callable[[Registered], Registered]:
-        """Decorator for a dual layer (a dataclass) or for a function from `Call` to a dual layer.
+        """Teach all engines an operation: a decorator for its dual layer, or for a function from `Call` to one.
 
-        The fields of a dataclass are read from the module's attributes of the same names, or filled by the function's
-        arguments after the first, in order or by name.
+        The fields of a dual layer that is a dataclass are read from the module's attributes of the same names, or filled by the
+        function's arguments after the first, in order or by name.
+
+        Args:
+            *targets: Module types, functions and methods of Tensor that the dual layer is for.
+
+        Returns:
+            A decorator, which returns what it decorates.
+
+        Raises:
+            ArgumentError: No operation is named.
+
+        Examples:
+            >>> import torch
+            >>> import autodual as ad
+            >>> class Square(torch.nn.Module):
+            ...     def forward(self, x):
+            ...         return x * x.abs()
+            >>> @ad.register(Square)
+            ... class DualSquare(ad.CurvedDual):
+            ...     breakpoints = (0.0,)
+            ...     def value(self, z):
+            ...         return z * z.abs()
+            ...     def derivative(self, z):
+            ...         return 2 * z.abs()
+            >>> ad.bounds(Square().eval(), ad.LinfBall(1.0).around(torch.zeros(1, 1))).output.upper
+            tensor([[1.0000]])
         """
         if not targets:
             raise ArgumentError("register() needs at least one module type or function")
@@ -136,9 +161,28 @@ class Registry:
         return add
 
     def rewrite(self, *targets: Target) -> Callable[[Registered], Registered]:
-        """Decorator for a function that computes the same value with simpler operations.
+        """Teach all engines an operation in terms of others: a decorator for a function that computes the same value with those.
 
-        For a module type it is called with the module first. It may return NotImplemented to leave a call as it is.
+        For a module type, the function is called with the module first. It may return NotImplemented to leave a call as it is. What it
+        computes is compared with the operation on the given inputs before anything is proved.
+
+        Args:
+            *targets: Module types, functions and methods of Tensor that are replaced.
+
+        Returns:
+            A decorator, which returns what it decorates.
+
+        Examples:
+            >>> import torch
+            >>> import autodual as ad
+            >>> class Turn(torch.nn.Module):
+            ...     def forward(self, x):
+            ...         return torch.roll(x, 1, dims=1)
+            >>> @ad.rewrite(Turn)
+            ... def turn(module, x):
+            ...     return torch.cat([x[:, -1:], x[:, :-1]], dim=1)
+            >>> ad.bounds(Turn().eval(), ad.LinfBall(0.5).around(torch.tensor([[1.0, 2.0]]))).output.lower.round(decimals=3)
+            tensor([[1.5000, 0.5000]])
         """
 
         def add(function: Registered) -> Registered:

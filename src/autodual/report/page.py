@@ -37,10 +37,25 @@ class Chapter:
 
 
 def write_report(runs: list[Path], target: Path) -> Path:
-    """Write one HTML file about one run folder, or several side by side; the result is `target`.
+    """Write one HTML file about one run folder, or several side by side.
 
     Whatever a folder lacks, the page says so in its place. Several runs never replace the page of a single one, report.html in its
     folder. Needs Jinja2 and Pillow (`pip install autodual[cli]`).
+
+    Args:
+        runs: Run folders; the first one is the page's subject.
+        target: The file to write.
+
+    Returns:
+        The target.
+
+    Raises:
+        ArgumentError: There is no run, or the target is a folder.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from autodual.report import write_report
+        >>> write_report([Path("runs/digits")], Path("report.html"))  # doctest: +SKIP
     """
     if not runs:
         raise ArgumentError("runs: give at least one run folder")

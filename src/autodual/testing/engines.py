@@ -28,12 +28,29 @@ def check_engine(
     steps: int = 8,
     seed: int = 0,
 ) -> None:
-    """Raise AssertionError unless `engine` bounds `model` over `input_set` soundly; the message says which bound failed.
+    """Check that an engine bounds a model over a set of inputs soundly.
 
     Bounds on every activation's input, on every output and on random linear functions of it must hold at samples, at vertices
     and at points found by gradient steps on each output. On a set of single points, bounds are the network's own output. For
     an engine that only estimates, this last property alone is checked. Bounds with a stated probability are checked like sound
     ones, and must state it everywhere; that they fail by bad luck has probability delta per example, the same for the same seed.
+
+    Args:
+        engine: What is checked.
+        model: A network in evaluation mode to check it on.
+        input_set: A set of inputs to check it on.
+        samples: Random points of the set for each example.
+        steps: Gradient steps towards each output's ends.
+        seed: Of the random points.
+
+    Raises:
+        AssertionError: A bound does not hold; the message says which one, and by how much.
+
+    Examples:
+        >>> import torch
+        >>> import autodual as ad
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).eval()
+        >>> ad.testing.check_engine(ad.Crown(), model, ad.LinfBall(0.1).around(torch.zeros(2, 3)))
     """
     network = dual_network(model, input_set.centre)
     name = repr(engine)

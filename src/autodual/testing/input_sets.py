@@ -13,10 +13,22 @@ SAMPLES = 32
 
 
 def check_input_set(input_set: InputSet, seed: int = 0) -> None:
-    """Raise AssertionError unless the set keeps its contract; the message says what failed, and by how much.
+    """Check that an input set keeps its contract.
 
     A point belongs to a closed convex set if and only if no linear function is smaller there than its minimum over the set,
     so membership is tested with `minimise` itself, in random directions and along the axes.
+
+    Args:
+        input_set: What is checked.
+        seed: Of the random points and directions.
+
+    Raises:
+        AssertionError: The set breaks its contract; the message says where, and by how much.
+
+    Examples:
+        >>> import torch
+        >>> import autodual as ad
+        >>> ad.testing.check_input_set(ad.L2Ball(0.5).around(torch.rand(2, 3)))
     """
     with torch.no_grad():
         _InputSetCheck(input_set, seed).run()

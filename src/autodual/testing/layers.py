@@ -40,13 +40,23 @@ def check_dual_layer(
     lines_tightness: float | None = None,
     seed: int = 0,
 ) -> None:
-    """Raise AssertionError unless the dual layers of `operation` keep their contract; the message says what failed and where.
+    """Check that the dual layers of an operation keep their contract: values, bands, lines, gradients, and what rounding may do.
 
-    operation: a module, or a function of one batch [N, *shape]. It is captured, so it may be made of several operations.
-    example: a batch of inputs; only its shape matters. If None, a shape is guessed.
-    kinks: points that intervals should start, end and straddle at, besides those that are found by sampling.
-    tightness: how far a band's radius may lie above the smallest possible, as a fraction; None to check soundness alone.
-    lines_tightness: the same for the two lines, at the middle of the interval and relative to the function's range.
+    Args:
+        operation: A module, or a function of one batch [N, *shape]. It is captured, so it may be made of several operations.
+        example: A batch of inputs; only its shape matters. If None, a shape is guessed.
+        kinks: Points that intervals should start, end and straddle at, besides those that are found by sampling.
+        tightness: How far a band's radius may lie above the smallest possible, as a fraction; None to check soundness alone.
+        lines_tightness: As `tightness`, for the two lines: at the middle of the interval and relative to the function's range.
+        seed: Of the random intervals and inputs.
+
+    Raises:
+        AssertionError: A dual layer breaks its contract; the message says what failed and where.
+
+    Examples:
+        >>> import torch
+        >>> import autodual as ad
+        >>> ad.testing.check_dual_layer(torch.nn.Flatten(), torch.rand(2, 3, 4))
     """
     module = copy.deepcopy(operation) if isinstance(operation, nn.Module) else _Function(operation)
     module = module.double().eval()

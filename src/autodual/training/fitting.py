@@ -43,7 +43,25 @@ class Finished:
 
 
 def train(config: TrainConfig, folder: Path | str, resume: bool = False, watch: Watch | None = None) -> dict[str, Any]:
-    """Trains a whole run by name: data, model, training, exact evaluation. Returns the evaluation; everything is in the folder."""
+    """Train and evaluate what a config names: data, model, training, exact evaluation, as `autodual train` does.
+
+    Args:
+        config: All options.
+        folder: The run folder; it is made if it is not there.
+        resume: Whether to go on with a run that the folder holds.
+        watch: Hears of progress, and may stop the run.
+
+    Returns:
+        The evaluation: `error`, `pgd_error`, `robust_error`, `robust_error_as_run` and more; everything is in the folder, too.
+
+    Raises:
+        ArgumentError: The config names something that is not there, or the folder holds another run.
+
+    Examples:
+        >>> import autodual as ad
+        >>> from autodual.training.fitting import train
+        >>> result = train(ad.TrainConfig(dataset="digits", model="digits"), "runs/digits")  # doctest: +SKIP
+    """
     return train_run(config, folder, resume, watch).to_mapping()
 
 
@@ -83,9 +101,31 @@ def fit(
     resume: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Trains a module of your own on data of your own, and evaluates it exactly; the module ends with the trained weights.
+    """Train a module of your own on data of your own, certify the result exactly, attack it, and keep everything in a folder.
 
-    Returns the evaluation as plain values, as evaluation.json holds it; everything is in the folder.
+    Args:
+        model: Any nn.Module from [N, C, H, W] to one score for each class; it ends with the trained weights.
+        train_data: Images and labels to learn from.
+        test_data: Images and labels to judge by; they are used once, at the end.
+        config: All options; `dataset` and `model` are not read.
+        folder: The run folder; it is made if it is not there.
+        resume: Whether to go on with a run that the folder holds.
+        watch: Hears of progress, and may stop the run.
+
+    Returns:
+        The evaluation: `error`, `pgd_error`, `robust_error`, `robust_error_as_run` and more, as in `evaluation.json`.
+
+    Raises:
+        ArgumentError: Something does not fit: shapes, classes, a config for a cascade, a folder of another run.
+        CaptureError: The module could not be turned into a graph.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("train")
+        >>> data = ad.ImageData((images * 255).byte(), labels, classes=tuple("0123456789"), name="digits")
+        >>> train, test = data.split(0.2, seed=0)
+        >>> config = ad.TrainConfig(eps=0.1, k=10, epochs=30, robust_weight=0.8)
+        >>> result = ad.fit(ad.load_digits_network(), train, test, config, "runs/mine")  # doctest: +SKIP
     """
     if not isinstance(config, TrainConfig):
         raise ArgumentError(

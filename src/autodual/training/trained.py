@@ -40,11 +40,27 @@ class TrainedRun:
 
 
 def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.device | str = "cpu") -> TrainedRun:
-    """The network that a run folder holds, ready for certify(), attack() and the like.
+    """Load the network that a run folder holds, ready for certify(), attack() and the like.
 
-    model: a module of the same architecture, of which a copy gets the weights; a run of `fit` needs it, since its folder does
-    not know the module. Without it, the network is built from its name: file.py:factory is run, and a data set of your own is
-    read for the shape of its images. Weights are safetensors; nothing is unpickled.
+    Weights are safetensors; nothing is unpickled.
+
+    Args:
+        folder: The run folder, of `autodual train` or of `fit`.
+        model: A module of the same architecture, of which a copy gets the weights; a run of `fit` needs it, since its folder does not
+            know the module. Without it, the network is built from its name: file.py:factory is run, and a data set of your own is
+            read for the shape of its images.
+        device: Where the network is put.
+
+    Returns:
+        The network in evaluation mode, the ball that it was trained against, its cascade if there is one, and its config.
+
+    Raises:
+        ArgumentError: The folder holds no finished run, or a module is needed.
+
+    Examples:
+        >>> import autodual as ad
+        >>> run = ad.load_run("runs/digits")  # doctest: +SKIP
+        >>> certificate = ad.certify(run.model, images, labels, run.ball)  # doctest: +SKIP
     """
     place, on = Path(folder), make_device(str(device))
     config = trained_config(place)
@@ -66,11 +82,28 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
 def load_pretrained(
     name: str, recipe: str | None = None, folder: Path | str | None = None, device: torch.device | str = "cpu"
 ) -> TrainedRun:
-    """The network of a reproduced row, such as "cifar-large-2", ready for certify(), attack() and the like.
+    """Load the network of a reproduced row of the paper, ready for certify(), attack() and the like.
 
-    recipe: "best" for ours, "paper" for the paper's settings; when None, ours where there is one. folder: the `results/` of a source
-    tree; when None, $AUTODUAL_RESULTS, or that of the source tree that this package is imported from. Weights do not come with an
-    installed package.
+    Weights do not come with an installed package.
+
+    Args:
+        name: The row, such as "mnist-small-0.1"; `autodual reproduce list` has them all.
+        recipe: "best" for ours, "paper" for the paper's settings; when None, ours where there is one.
+        folder: The `results/` of a source tree; when None, $AUTODUAL_RESULTS, or that of the source tree that this package is
+            imported from.
+        device: Where the network is put.
+
+    Returns:
+        The network in evaluation mode, the ball that it was trained against, and its config.
+
+    Raises:
+        ArgumentError: There are no weights of such a row; the message names those that there are.
+
+    Examples:
+        >>> import autodual as ad
+        >>> run = ad.load_pretrained("mnist-small-0.1")  # doctest: +SKIP
+        >>> run.ball  # doctest: +SKIP
+        LinfBall(eps=0.1, clip=(0.0, 1.0))
     """
     if recipe not in (None, *RECIPES):
         raise ArgumentError(f"recipe must be one of {', '.join(RECIPES)}, or None, got {recipe!r}")
