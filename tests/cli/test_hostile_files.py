@@ -20,8 +20,9 @@ CPU = ["--device", "cpu"]
 
 
 def _sparse(path: Path) -> None:
+    """More than any memory holds, so that who reads all of it fails at once, and not after minutes."""
     with path.open("wb") as stream:
-        stream.truncate(6 * 2**30)
+        stream.truncate(2**40)
 
 
 NO_FILES: dict[str, Callable[[Path], object]] = {
@@ -205,6 +206,13 @@ def test_data_that_claim_to_be_gigabytes_are_wrong_at_once(
     assert said.count("wrong size") == 2
     assert said.count("missing") == 2
     assert "4 of 4 files are not as published" in complaint
+
+
+def test_what_is_there_before_a_run_begins_is_not_read_whole(call: Call, tmp_path: Path, small: list[str]) -> None:
+    _sparse(tmp_path / "environment.json")
+    code, _, complaint = call("train", *small, "--out", str(tmp_path))
+    assert code == 2
+    assert "environment.json: is larger than" in complaint
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])

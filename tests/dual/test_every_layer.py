@@ -12,12 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.dual import REGISTRY, build
 from autodual.engines.prepare import dual_network
 from autodual.engines.projected.draws import draw
+from autodual.graph import capture
+from autodual.graph.registry import Registry
 from autodual.testing import check_dual_layer
 from small import Net, batch
 
 Shape = tuple[int, ...]
+BUILDERS, REWRITES = dict(REGISTRY.builders), dict(REGISTRY.rewrites)
+"""Taken when the file is read, before any test registers more."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ NORMALISATION = [
     Case("batch_norm1d not affine", lambda: randomised(nn.BatchNorm1d(5, affine=False))),
     Case("batch_norm2d", lambda: randomised(nn.BatchNorm2d(3, eps=1e-2)), (3, 4, 4)),
     Case("batch_norm3d", lambda: randomised(nn.BatchNorm3d(2)), (2, 3, 3, 3)),
+    Case("F.batch_norm", lambda: _functional(_normalised, (4, 3)), (3, 2)),
 ]
 
 POOL = [
@@ -131,6 +137,8 @@ POOL = [
     Case("avg_pool2d divisor", lambda: nn.AvgPool2d((2, 3), divisor_override=4), (2, 4, 6)),
     Case("avg_pool3d", lambda: nn.AvgPool3d(2, padding=1), (1, 3, 4, 3)),
     Case("F.avg_pool2d", function(lambda x: F.avg_pool2d(x, 2, stride=1)), (2, 4, 4)),
+    Case("F.avg_pool1d", function(lambda x: F.avg_pool1d(x, 2, padding=1)), (2, 4)),
+    Case("F.avg_pool3d", function(lambda x: F.avg_pool3d(x, (1, 2, 1))), (1, 2, 3, 2)),
     Case("adaptive_avg_pool1d", lambda: nn.AdaptiveAvgPool1d(3), (2, 7)),
     Case("adaptive_avg_pool2d", lambda: nn.AdaptiveAvgPool2d((2, 3)), (2, 5, 7)),
     Case("adaptive_avg_pool2d None", lambda: nn.AdaptiveAvgPool2d((None, 1)), (2, 3, 4)),
@@ -160,9 +168,13 @@ SHAPE = [
     Case("narrow", function(lambda x: x.narrow(1, 1, 2)), (4, 3)),
     Case("chunk", function(lambda x: x.chunk(2, 1)[1]), (5, 2)),
     Case("split", function(lambda x: sum(torch.split(x, 2, dim=1))), (6,)),
+    Case("split, method", function(lambda x: x.split([1, 3], 1)[1]), (4, 2)),
     Case("unbind", function(lambda x: x.unbind(1)[0]), (3, 2)),
     Case("flip", function(lambda x: x.flip(1, 2)), (3, 4)),
     Case("expand", function(lambda x: x.unsqueeze(1).expand(-1, 3, -1)), (4,)),
+    Case("expand_as", function(lambda x: x[:, :1].expand_as(x)), (3, 2)),
+    Case("view_as", function(lambda x: x.view_as(x.flatten(1))), (3, 2)),
+    Case("reshape_as", function(lambda x: x.transpose(1, 2).reshape_as(x)), (3, 2)),
     Case("zero pad", lambda: nn.ZeroPad2d((1, 0, 2, 1)), (2, 3, 3)),
     Case("constant pad", lambda: nn.ConstantPad1d((2, 1), 0.7), (2, 4)),
     Case("constant pad 3d", lambda: nn.ConstantPad3d(1, -0.3), (1, 2, 3, 2)),
@@ -186,6 +198,7 @@ ARITHMETIC = [
     Case("subtract with alpha", function(lambda x: torch.sub(x, x.flip(1), alpha=0.3)), (3,)),
     Case("subtract from a number", function(lambda x: 1 - x), (3,)),
     Case("rsub", function(lambda x: torch.rsub(x, 1.5)), (3,)),
+    Case("rsub of two", function(lambda x: torch.rsub(x, x.flip(1), alpha=2)), (3,)),
     Case("negate", function(lambda x: -x), (3,)),
     Case("times a number", function(lambda x: 0.1 * x), (3,)),
     Case("divided by a number", function(lambda x: x / 0.3), (3,)),
@@ -203,6 +216,8 @@ ARITHMETIC = [
     Case("matmul from the left", lambda: _functional(lambda x, w: w @ x, (4, 2)), (2, 3)),
     Case("dropout", lambda: nn.Dropout(0.5).eval(), (4,)),
     Case("identity", lambda: nn.Identity(), (4,)),
+    Case("to, like another", function(lambda x: (2 * x).to(x)), (4,)),
+    Case("type_as", function(lambda x: (2 * x).type_as(x)), (4,)),
 ]
 
 PIECEWISE = [
@@ -220,6 +235,8 @@ PIECEWISE = [
     Case("clamp", function(lambda x: torch.clamp(x, -1, 2)), (1,)),
     Case("clamp min", function(lambda x: x.clamp(min=-0.5)), (1,)),
     Case("clamp max", function(lambda x: x.clamp(max=0.7)), (1,)),
+    Case("clamp_min", function(lambda x: torch.clamp_min(x, -0.5)), (1,)),
+    Case("clamp_max", function(lambda x: x.clamp_max(0.7)), (1,)),
     Case("hardsigmoid", nn.Hardsigmoid, (1,)),
     Case("abs", function(torch.abs), (1,)),
 ]
@@ -240,6 +257,7 @@ SMOOTH = [
     Case("elu", lambda: nn.ELU()),
     Case("elu 0.5", lambda: nn.ELU(0.5)),
     Case("elu 2", lambda: nn.ELU(2.0)),
+    Case("elu_", function(lambda x: F.elu_(1 * x, 0.5, 2.0))),
     Case("celu 0.5", lambda: nn.CELU(0.5)),
     Case("celu 2", lambda: nn.CELU(2.0)),
     Case("selu", nn.SELU),
@@ -258,12 +276,16 @@ MAXIMA = [
     Case("max_pool2d ceil", lambda: nn.MaxPool2d((1, 3), (1, 2), ceil_mode=True), (1, 2, 6)),
     Case("max_pool3d", lambda: nn.MaxPool3d((1, 2, 1)), (1, 2, 2, 2)),
     Case("F.max_pool2d", function(lambda x: F.max_pool2d(x, 2, stride=1)), (1, 3, 3)),
+    Case("F.max_pool1d", function(lambda x: F.max_pool1d(x, 2, padding=1)), (1, 4)),
+    Case("F.max_pool3d", function(lambda x: F.max_pool3d(x, (1, 1, 2))), (1, 1, 2, 3)),
     Case("adaptive_max_pool1d, uneven", lambda: nn.AdaptiveMaxPool1d(3), (2, 5)),
     Case("adaptive_max_pool1d, more than there are", lambda: nn.AdaptiveMaxPool1d(4), (1, 3)),
     Case("adaptive_max_pool2d", lambda: nn.AdaptiveMaxPool2d((2, 1)), (1, 4, 3)),
     Case("adaptive_max_pool2d None", lambda: nn.AdaptiveMaxPool2d((None, 2)), (1, 2, 5)),
     Case("adaptive_max_pool3d", lambda: nn.AdaptiveMaxPool3d(1), (1, 2, 1, 2)),
     Case("F.adaptive_max_pool2d", function(lambda x: F.adaptive_max_pool2d(x, 1).flatten(1)), (2, 2, 2)),
+    Case("F.adaptive_max_pool1d", function(lambda x: F.adaptive_max_pool1d(x, 2)), (1, 3)),
+    Case("F.adaptive_max_pool3d", function(lambda x: F.adaptive_max_pool3d(x, (1, 2, 1))), (1, 1, 3, 2)),
     Case("max along", function(lambda x: x.max(dim=1)[0]), (3, 2)),
     Case("max along, values", function(lambda x: torch.max(x, -1, keepdim=True).values), (2, 3)),
     Case("min along", function(lambda x: torch.min(x, 2).values), (2, 3)),
@@ -303,10 +325,39 @@ def _functional(f: Callable[..., Tensor], shape: Shape, **options: Any) -> nn.Mo
     return _Weighted(f, shape, options)
 
 
+def _normalised(x: Tensor, weight: Tensor) -> Tensor:
+    """Batch normalisation whose mean, variance, gamma and beta are the rows of a weight."""
+    return F.batch_norm(x, weight[0], weight[1].square() + 0.3, weight[2], weight[3], eps=1e-3)
+
+
 def _prelu(weights: list[float]) -> nn.PReLU:
     module = nn.PReLU(len(weights))
     module.weight.data = torch.tensor(weights)
     return module
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_every_registered_operation_has_a_case() -> None:
+    """By builder and rewrite; tests/dual/test_odd_parameters.py has each of the names that share one."""
+    used: set[Any] = set()
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **named: Any) -> Any:
+            found = work(*args, **named)
+            if found is not NotImplemented:
+                used.add(work)
+            return found
+
+        return noted
+
+    kinds = ({target: noting(work) for target, work in known.items()} for known in (BUILDERS, REWRITES))
+    registry = Registry(*kinds, REGISTRY.bodies)
+    for case in CASES:
+        x = torch.zeros(2, *_shape(case))
+        with torch.no_grad():
+            build(capture(_as_module(case.make()).float().eval(), x, registry))
+    missing = [t.__name__ for t, work in (*BUILDERS.items(), *REWRITES.items()) if work not in used]
+    assert not missing, f"registered, but in no case: {', '.join(missing)}"
 
 
 # PyTorch's remark on how it computes uneven 'same' padding; ours pads itself, but the module that we compare with does not.
@@ -323,7 +374,7 @@ def test_keeps_its_contract(case: Case) -> None:
 def test_random_projections_pass_it_with_the_exact_widths(case: Case) -> None:
     """Between two activations, so that a stream passes it; what enters the second one is as wide as the exact engine says."""
     torch.manual_seed(0)
-    shape = case.shape or ((2, 8) if "conv1d" in case.name else (5,))
+    shape = _shape(case)
     model, x = (
         Net(lambda m, x: torch.relu(m.layer(torch.relu(x))), layer=_as_module(case.make())),
         2 * batch(8, *shape) - 1,
@@ -336,6 +387,10 @@ def test_random_projections_pass_it_with_the_exact_widths(case: Case) -> None:
     for index, interval in exact.items():
         ratio = (found[index].width.sum() / interval.width.sum()).item()
         assert abs(ratio - 1) < 0.05, f"{network.nodes[index].name}: {ratio:.3f} times as wide as the exact bounds"
+
+
+def _shape(case: Case) -> Shape:
+    return case.shape or ((2, 8) if "conv1d" in case.name else (5,))
 
 
 def _as_module(operation: Any) -> nn.Module:

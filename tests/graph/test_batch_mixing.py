@@ -153,3 +153,12 @@ def test_a_large_batch_is_traced_in_the_memory_that_the_model_needs() -> None:
     layers = nn.Sequential(*(Watched() for _ in range(200)))
     ad.capture(Net(lambda m, x: m.layers(x.view(len(x), -1)), layers=layers), batch(2**10, 2**10))
     assert 1 < most < 5
+
+
+def test_a_builder_gets_no_constant_that_differs_between_examples() -> None:
+    """A builder that is asked by hand has no second run that would have noticed."""
+    call = ad.Call("layer", (3,), None, (), batch=2)
+    assert torch.equal(call.constant(torch.ones(2, 3), (3,)), torch.ones(3))
+    assert torch.equal(call.constant(torch.ones(1, 3), (3,)), torch.ones(3))
+    with pytest.raises(ad.ArgumentError, match="layer: a constant of shape .* differs between the examples of a batch"):
+        call.constant(torch.arange(6.0).reshape(2, 3), (3,))

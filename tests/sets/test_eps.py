@@ -49,6 +49,18 @@ def test_other_balls_have_one_radius_per_example(kind: type[ad.L2Ball], eps: flo
     torch.testing.assert_close((region.box().upper - X).flatten(1).amax(1), expected)
 
 
+@pytest.mark.parametrize("kind", [ad.LinfBall, ad.L2Ball, ad.L1Ball])
+@pytest.mark.parametrize("value", [0.1, 0.7, 0.9, 0.01, 1e-10], ids=str)
+def test_a_size_that_float32_does_not_hold_is_rounded_up(kind: type[ad.LinfBall], value: float) -> None:
+    """A proof is about no less than was asked for, whether it was a number or a tensor, and hardly about more."""
+    single = X.float()
+    for eps in (value, torch.tensor(value, dtype=DOUBLE), torch.tensor([value] * 3, dtype=DOUBLE)):
+        radius = kind(eps).around(single).radius
+        assert radius.dtype == torch.float32
+        assert (radius.double() >= value).all()
+        assert (radius.nextafter(torch.zeros_like(radius)).double() < value).all()
+
+
 def test_a_scalar_tensor_may_change_between_calls() -> None:
     """A schedule writes into eps; nothing keeps the old value."""
     model, x, labels = mlp(4, 5, 3), batch(2, 4), torch.tensor([0, 1])

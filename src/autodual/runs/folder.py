@@ -119,7 +119,8 @@ class Run:
     def attempted(self) -> Iterator[None]:
         """Locked; if what follows fails before a step was trained, all is as it was before, and no folder is left behind."""
         made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]  # inner first
-        fresh, before = not self.begun(), {name: _bytes_of(self.folder / name) for name in AT_THE_START}
+        fresh = not self.begun()
+        before = {name: _bytes_of(self.folder / name) for name in AT_THE_START} if fresh else {}
         try:
             with self.locked():
                 try:
@@ -257,7 +258,7 @@ class Run:
 
 
 def _bytes_of(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    return read_content(path, RECORD_LIMIT) if path.is_file() else None
 
 
 def _appended(path: Path) -> IO[bytes]:

@@ -1,0 +1,618 @@
+"""Mistakes that the fast tests must notice, one line of src/ each.
+
+A mutation replaces a text that occurs exactly once in its file. It names the tests that should fail, which are tried first.
+Every room of src/autodual has some, apart from `kernels`, whose code only a GPU runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mistake: in this file of src/autodual, `old` becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """Below tests/: files, or tests of a file after two colons."""
+
+    def applied(self, source: str) -> str:
+        """The file's text with the mistake in it. A text that occurs never, or twice, is a stale mutation: an error."""
+        found = source.count(self.old)
+        if found != 1 or self.old == self.new:
+            raise ValueError(f"{self.name}: {self.file} holds {self.old!r} {found} times, not once: renew the mutation")
+        return source.replace(self.old, self.new)
+
+
+def mutation(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(name, file, old, new, tests)
+
+
+GRAPH = [
+    mutation(
+        "digest ignores the values of tensors", "graph/digest.py",
+        "self._sha.update(values.view(torch.uint8).numpy().data)", "self._sha.update(b'')",
+        "graph/test_digest.py",
+    ),
+    mutation(
+        "digest ignores the settings of modules", "graph/digest.py",
+        "sorted(settings, key=_first), sorted(tensors, key=_first)", "sorted(tensors, key=_first)",
+        "graph/test_digest.py",
+    ),
+    mutation(
+        "batch size taken for a constant", "graph/record.py",
+        "CAPTURE_BATCH, OTHER_BATCH = 13, 2", "CAPTURE_BATCH, OTHER_BATCH = 13, 13",
+        "graph/test_second_run.py", "graph/test_batch_mixing.py",
+    ),
+    mutation(
+        "second run not compared", "graph/agreement.py",
+        "    found = _differences(first, second, depends)\n", "    found: list[tuple[Any, str]] = []\n",
+        "graph/test_second_run.py", "graph/test_batch_mixing.py",
+    ),
+    mutation(
+        "constants of the second run not compared", "graph/agreement.py",
+        "if how is None and a not in depends and not _same_value(a, b, first, second):", "if False:",
+        "graph/test_second_run.py", "graph/test_circumstances.py",
+    ),
+    mutation(
+        "constant of the first example taken for all", "graph/registry.py",
+        "bool((rows == rows[:1]).all())", "True",
+        "graph/test_batch_mixing.py::test_a_builder_gets_no_constant_that_differs_between_examples",
+    ),
+    mutation(
+        "operations across the batch allowed", "graph/registry.py",
+        "if dim % rank == 0:", "if dim == 0 and rank == 0:",
+        "graph/test_batch_mixing.py",
+    ),
+    mutation(
+        "old weight_norm left as the last run left it", "graph/registry.py",
+        "        hook(copy, ())\n", "        hook.name\n",
+        "graph/test_parametrizations.py", "graph/test_live_parameters.py",
+    ),
+    mutation(
+        "stale graph of a changed model", "graph/changes.py",
+        "return self._complete and other._complete and self._entries == other._entries", "return True",
+        "graph/test_changes.py", "graph/test_live_parameters.py",
+    ),
+    mutation(
+        "hooks of a registered module ignored", "graph/registry.py",
+        "return bool(foreign or module._forward_hooks)", "return bool(foreign)",
+        "graph/test_hooks.py",
+    ),
+]
+
+SETS = [
+    mutation(
+        "dual norm of the wrong norm (l1)", "sets/balls.py",
+        'return NormSet(x, _per_example(self.eps, x, "L1Ball"), torch.inf)',
+        'return NormSet(x, _per_example(self.eps, x, "L1Ball"), 2.0)',
+        "sets/test_minimise.py", "sets/test_eps.py",
+    ),
+    mutation(
+        "dual norm of the wrong norm (l2)", "sets/balls.py",
+        'return NormSet(x, _per_example(self.eps, x, "L2Ball"), 2.0)',
+        'return NormSet(x, _per_example(self.eps, x, "L2Ball"), torch.inf)',
+        "sets/test_minimise.py", "sets/test_eps.py",
+    ),
+    mutation(
+        "dropped clip", "sets/balls.py",
+        "lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)", "lower, upper = x - eps, x + eps",
+        "sets/test_eps.py::test_clipping_never_leaves_the_range",
+    ),
+    mutation(
+        "eps rounded down", "sets/balls.py",
+        "    return cast + torch.where(cast.detach().to(eps) < eps.detach(), up - cast, 0.0).detach()\n", "    return cast\n",
+        "sets/test_eps.py::test_a_size_that_float32_does_not_hold_is_rounded_up",
+    ),
+    mutation(
+        "attack outside the ball", "sets/norm.py",
+        "return self.project(torch.addcmul(x, self.radius, direction.sign(), value=size))",
+        "return torch.addcmul(x, self.radius, direction.sign(), value=size)",
+        "sets/test_within.py", "certificates/test_attack.py",
+    ),
+    mutation(
+        "attacked set rounded outwards", "sets/balls.py",
+        "_with_x(rounded_up(lower, x.dtype), x, -rounded_up(-upper, x.dtype))",
+        "_with_x(-rounded_up(-lower, x.dtype), x, rounded_up(upper, x.dtype))",
+        "sets/test_within.py",
+    ),
+    mutation(
+        "box rounded inwards", "sets/norm.py",
+        "radius + (wide - radius).detach(), Interval(lower, upper)", "radius, Interval(lower, upper)",
+        "sets/test_ends.py",
+    ),
+    mutation(
+        "examples of a box in float64 not those asked for", "sets/norm.py",
+        "box.known_as(lambda: self.double()[examples])", "box.known_as(lambda: self.double())",
+        "sets/test_parts.py",
+    ),
+]
+
+DUAL = [
+    mutation(
+        "wrong sign of the middle of ReLU's band", "dual/piecewise.py",
+        "return slope, slope * negative * -0.5", "return slope, slope * negative * 0.5",
+        "dual/test_every_layer.py::test_keeps_its_contract[relu]",
+    ),
+    mutation(
+        "ReLU's slope of an unstable unit is 1", "dual/piecewise.py",
+        "    slope = positive / (width + (1 - width.sign()))  #", "    slope = positive.sign()  #",
+        "dual/test_every_layer.py::test_keeps_its_contract[relu]",
+    ),
+    mutation(
+        "ReLU's lower line with the larger area", "dual/piecewise.py",
+        "lower_slope = (z.upper + z.lower > 0).to(slope)", "lower_slope = (z.upper + z.lower < 0).to(slope)",
+        "dual/test_every_layer.py::test_keeps_its_contract[relu]",
+    ),
+    mutation(
+        "kink of LeakyReLU forgotten", "dual/piecewise.py",
+        "kink = torch.where((z.lower < 0) & (z.upper > 0), torch.zeros_like(first), first)", "kink = first",
+        "dual/test_every_layer.py::test_keeps_its_contract[leaky_relu]",
+    ),
+    mutation(
+        "upper kink of a clip forgotten", "dual/piecewise.py",
+        "for kink in (self.low, self.high)", "for kink in (self.low,)",
+        "dual/test_every_layer.py::test_keeps_its_contract[relu6]",
+    ),
+    mutation(
+        "lost bias of a linear layer", "dual/linear.py",
+        "        return self.bias_vector\n", "        return None\n",
+        "dual/test_every_layer.py::test_keeps_its_contract[linear]",
+    ),
+    mutation(
+        "transposed convolution without output padding", "dual/conv.py",
+        "return DualConvTranspose(weight, bias, stride, padding, extra, groups, dilation)",
+        "return DualConvTranspose(weight, bias, stride, padding, (0,) * len(stride), groups, dilation)",
+        "dual/test_every_layer.py::test_keeps_its_contract[conv_transpose1d strided]",
+    ),
+    mutation(
+        "uneven 'same' padding at the wrong side", "dual/conv.py",
+        "pads += [total // 2, total - total // 2]", "pads += [total - total // 2, total // 2]",
+        "dual/test_every_layer.py::test_keeps_its_contract[F.conv2d same]",
+    ),
+    mutation(
+        "batch norm shifts by a mean without gamma", "dual/arithmetic.py",
+        "shift = -mean * slope if bias is None else bias - mean * slope", "shift = -mean * slope if bias is None else bias - mean",
+        "dual/test_every_layer.py::test_keeps_its_contract[batch_norm1d]",
+    ),
+    mutation(
+        "rsub of two tensors the other way round", "dual/arithmetic.py",
+        "return DualSum(swapped.weights[::-1])", "return DualSum(swapped.weights)",
+        "dual/test_every_layer.py::test_keeps_its_contract[rsub of two]",
+    ),
+    mutation(
+        "max instead of min", "dual/pool.py",
+        "return input - torch.relu(input - other)", "return input + torch.relu(other - input)",
+        "dual/test_every_layer.py::test_keeps_its_contract[minimum]",
+    ),
+    mutation(
+        "adaptive pooling with windows cut short", "dual/pool.py",
+        "range(out * size // count, -(-(out + 1) * size // count))",
+        "range(out * size // count, max(out * size // count + 1, (out + 1) * size // count))",
+        "dual/test_every_layer.py::test_keeps_its_contract[adaptive_max_pool1d, uneven]",
+    ),
+    mutation(
+        "intercepts of curves moved inwards", "dual/curved.py",
+        "return errors.amin(0) - slack, errors.amax(0) + slack", "return errors.amin(0) + slack, errors.amax(0) - slack",
+        "dual/test_huge_intervals.py",
+    ),
+    mutation(
+        "wrong derivative of tanh", "dual/smooth.py",
+        "return 4 * (2 * z).sigmoid() * (-2 * z).sigmoid()  #", "return 2 * (2 * z).sigmoid() * (-2 * z).sigmoid()  #",
+        "dual/test_every_layer.py::test_keeps_its_contract[tanh]",
+    ),
+    mutation(
+        "error of folded constants ignored", "dual/arithmetic.py",
+        "return FOLDING * self.cancelling.to(operands[0])", "return None",
+        "dual/test_stated_errors.py", "certificates/test_folding.py",
+    ),
+]
+
+ENGINES = [
+    mutation(
+        "interval radius with signs", "engines/ibp.py",
+        "return Interval.around(centre, layer.absolute(*(o.radius for o in operands)))",
+        "return Interval.around(centre, layer.linear(*(o.radius for o in operands)))",
+        "engines/test_engines.py", "soundness/test_closed_forms.py",
+    ),
+    mutation(
+        "wrong line of the two", "engines/backward/solvers.py",
+        "return torch.addcmul(positive * lines.lower_slope, negative, lines.upper_slope)",
+        "return torch.addcmul(positive * lines.upper_slope, negative, lines.lower_slope)",
+        "engines/test_engines.py", "soundness/test_closed_forms.py",
+    ),
+    mutation(
+        "lost bias on the way back", "engines/backward/solvers.py",
+        "                total.append(rows.inner(node, coefficients, bias))\n", "                pass\n",
+        "engines/test_engines.py", "soundness/test_closed_forms.py",
+    ),
+    mutation(
+        "missing generators", "engines/forward.py",
+        "generators | self._unstable(index, band)", "generators",
+        "soundness/test_forward_equals_backward.py", "engines/test_engines.py",
+    ),
+    mutation(
+        "unstable units forgotten on the way back", "engines/backward/radius.py",
+        "return rows.norm(activation, coefficients, radius)", "return 0 * rows.norm(activation, coefficients, radius)",
+        "soundness/test_forward_equals_backward.py", "engines/test_engines.py",
+    ),
+    mutation(
+        "input's part forgotten on the way back", "engines/backward/radius.py",
+        "            total.append(self._support(rows, on_input))\n", "            total.append(0 * self._support(rows, on_input))\n",
+        "soundness/test_forward_equals_backward.py", "engines/test_engines.py",
+    ),
+    mutation(
+        "chunk of rows lost", "engines/backward/rows.py",
+        "seed.diagonal(start).fill_(1)", "seed.diagonal(start).fill_(float(start == 0))",
+        "engines/test_memory.py", "engines/test_engines.py",
+    ),
+    mutation(
+        "every part of a batch gets the first part's rows", "engines/backward/dual.py",
+        "None if spec is None else spec[s], None if given", "None if spec is None else spec[slice(0, s.stop - s.start)], None if given",
+        "engines/test_memory.py", "engines/test_engines.py",
+    ),
+    mutation(
+        "window of two layers with the inner stride forgotten", "dual/base.py",
+        "tuple(a * t + b for a, t, b in zip(self.low, inner.stride, inner.low, strict=True)),",
+        "tuple(a + b for a, t, b in zip(self.low, inner.stride, inner.low, strict=True)),",
+        "engines/test_local_rows.py",
+    ),
+    mutation(
+        "slack times 0.1", "engines/backward/solvers.py",
+        "total = OWN * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)",
+        "total = 0.1 * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)",
+        "soundness/test_rounding.py", "engines/test_outward.py",
+    ),
+    mutation(
+        "gamma of a sum times 0.1", "engines/rounding.py",
+        "return OWN * part / (1 - part) if part < 1 else math.inf", "return 0.1 * part / (1 - part) if part < 1 else math.inf",
+        "soundness/test_rounding.py", "engines/test_outward.py",
+    ),
+    mutation(
+        "run error ignored", "engines/backward/solvers.py",
+        "run_error = OWN * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))",
+        "run_error = 0 * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))",
+        "certificates/test_as_run.py", "soundness/test_rounding.py",
+    ),
+    mutation(
+        "intervals rounded inwards", "engines/rounding.py",
+        "return interval.widened(self.below, self.above)", "return interval.widened(-self.below, -self.above)",
+        "engines/test_outward.py", "soundness/test_rounding.py",
+    ),
+    mutation(
+        "values outside an interval forgotten", "engines/rounding.py",
+        "return torch.add(up, bent, alpha=2), torch.add(down, bent, alpha=2)",
+        "return torch.zeros_like(up), torch.zeros_like(down)",
+        "soundness/test_rounding.py", "engines/test_outward.py",
+    ),
+    mutation(
+        "underflow forgotten", "engines/rounding.py",
+        "return (terms + LOST) * torch.finfo(dtype).tiny", "return 0.0",
+        "engines/test_tiny_rows.py", "soundness/test_rounding.py", "engines/test_outward.py",
+    ),
+    mutation(
+        "margin equal to its error proves", "engines/results.py",
+        "return (lower > total) & lower.isfinite() & total.isfinite()", "return (lower >= total) & lower.isfinite() & total.isfinite()",
+        "engines/test_decide.py",
+    ),
+    mutation(
+        "infinite bounds prove", "engines/results.py",
+        "return (lower > total) & lower.isfinite() & total.isfinite()", "return lower > total",
+        "engines/test_decide.py",
+    ),
+    mutation(
+        "hull instead of intersection", "interval.py",
+        "lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)",
+        "lower, upper = torch.minimum(self.lower, other.lower), torch.maximum(self.upper, other.upper)",
+        "engines/test_intersect.py",
+    ),
+    mutation(
+        "same draws for every layer and step", "engines/projected/draws.py",
+        "                part.angles.uniform_(0, math.pi, generator=generator)\n",
+        "                part.angles.uniform_(0, math.pi, generator=torch.Generator().manual_seed(0))\n",
+        "engines/test_draws.py", "engines/test_projected.py",
+    ),
+    mutation(
+        "same draws for every example", "engines/projected/draws.py",
+        "(self.angles[part] + self.turns).tan_()", "(self.angles[part] + 0 * self.turns).tan_()",
+        "engines/test_draws.py", "engines/test_projected.py",
+    ),
+    mutation(
+        "estimates of all layers from the same draws", "engines/high_probability.py",
+        "self._estimate(network, region, found.wide, source, reading, generator)",
+        "self._estimate(network, region, found.wide, source, reading, generator.manual_seed(self.seed))",
+        "engines/test_high_probability.py",
+    ),
+    mutation(
+        "no union bound over the estimates", "engines/high_probability.py",
+        "return (math.log(delta) - math.log(max(1, estimates))) / m", "return math.log(delta) / m",
+        "engines/test_high_probability.py",
+    ),
+    mutation(
+        "fresh projections not added to a stream", "engines/projected/streams.py",
+        "pass_and_add(streams[own], slope, radius, draws, dtypes[own])",
+        "pass_and_add(streams[own], slope, 0 * radius, draws, dtypes[own])",
+        "dual/test_every_layer.py::test_random_projections_pass_it_with_the_exact_widths[linear]", "engines/test_projected.py",
+    ),
+    mutation(
+        "bias of the likelihood estimator not corrected", "engines/projected/estimators.py",
+        "return 1 - 1 / k if steps > 0 and k > 1 else 1.0", "return 1.0",
+        "engines/test_newton_scale.py", "engines/test_projected_average.py",
+    ),
+    mutation(
+        "exact first radii also after two layers that mix", "engines/projected/exact_first.py",
+        "for a, shapes in layers) <= 1", "for a, shapes in layers) <= 2",
+        "engines/test_exact_first.py",
+    ),
+]
+
+CERTIFICATES = [
+    mutation(
+        "label off by one", "spec.py",
+        "return Spec(identity[labels].unsqueeze(0) - identity.unsqueeze(1))",
+        "return Spec(identity[(labels + 1) % classes].unsqueeze(0) - identity.unsqueeze(1))",
+        "certificates/test_certificate.py",
+    ),
+    mutation(
+        "wrong answers are certified", "certificates/certificate.py",
+        " & (self.predicted == self.labels)\n", "\n",
+        "certificates/test_certificate.py",
+    ),
+    mutation(
+        "certified as run without the run error", "certificates/certificate.py",
+        "return self._proved(self.slack, self.run_error)", "return self._proved(self.slack)",
+        "certificates/test_as_run.py",
+    ),
+    mutation(
+        "float64 bounds rounded up to float32", "certificates/proof.py",
+        "lower=_towards(-torch.inf, proof.lower),", "lower=_towards(torch.inf, proof.lower),",
+        "certificates/test_precision.py",
+    ),
+    mutation(
+        "network that needs float64 certified in float32", "certificates/proof.py",
+        "if prepared.only_in_double else proof", "if False else proof",
+        "certificates/test_computed_constants.py", "certificates/test_precision.py",
+    ),
+    mutation(
+        "radius that was not certified", "certificates/radius.py",
+        "        high[open_[~proved]] = middle[open_[~proved]]\n    return low\n",
+        "        high[open_[~proved]] = middle[open_[~proved]]\n    return high\n",
+        "certificates/test_radius.py",
+    ),
+    mutation(
+        "radius of examples that are wrong already", "certificates/radius.py",
+        "full = certified(largest, open_) & right", "full = certified(largest, open_)",
+        "certificates/test_radius.py",
+    ),
+    mutation(
+        "robust loss of the best scores", "certificates/loss.py",
+        "return dual.forward(x), -engine.minimum(", "return dual.forward(x), engine.minimum(",
+        "certificates/test_loss.py",
+    ),
+    mutation(
+        "loss keeps the graph of the model as it was", "certificates/loss.py",
+        " or captured.inputs != inputs or captured.fingerprint != now:", " or captured.inputs != inputs:",
+        "certificates/test_loss.py", "graph/test_changes.py",
+    ),
+    mutation(
+        "attack climbs", "certificates/attacks.py",
+        "region.step(x.detach(), -gradient, size)", "region.step(x.detach(), gradient, size)",
+        "certificates/test_attack.py",
+    ),
+    mutation(
+        "counterexample confirmed whatever its error", "certificates/attacks.py",
+        "margin = scores.gather(1, own) - scores + error.gather(1, own) + error", "margin = scores.gather(1, own) - scores",
+        "certificates/test_attack_rounding.py", "certificates/test_attack.py",
+    ),
+]
+
+CASCADES = [
+    mutation(
+        "cascade certifies examples that are open", "cascades/paper.py",
+        "return Answers(label, ~open_, stage), proved, as_run", "return Answers(label, open_ | ~open_, stage), proved, as_run",
+        "cascades/test_paper.py", "cascades/test_soundness.py",
+    ),
+    mutation(
+        "one stage that is right is enough", "cascades/paper.py",
+        "agree = (torch.stack(predicted) == labels).all(0)", "agree = (torch.stack(predicted) == labels).any(0)",
+        "cascades/test_paper.py", "cascades/test_soundness.py",
+    ),
+    mutation(
+        "routed stage may answer another label", "cascades/routed.py",
+        "return self.silent_from <= threshold, self.answers_below > threshold",
+        "return self.silent_from <= torch.inf, self.answers_below > threshold",
+        "cascades/test_routed.py", "cascades/test_soundness.py",
+    ),
+    mutation(
+        "routed stage answers below its threshold", "cascades/routed.py",
+        "answers = margin > self.thresholds[j]  #", "answers = margin > 0.5 * self.thresholds[j]  #",
+        "cascades/test_routed.py", "cascades/test_soundness.py",
+    ),
+    mutation(
+        "slack of one model for the sum", "cascades/stage.py",
+        "slack = slacks.sum(0) + size * of_sum(", "slack = slacks.amin(0) + size * of_sum(",
+        "cascades/test_rounding.py", "cascades/test_sum.py",
+    ),
+]
+
+DATA = [
+    mutation(
+        "mirror image moved by a pixel", "data/augmentation.py",
+        "width - 1 - column)", "width - column)",
+        "data/test_augment.py",
+    ),
+    mutation(
+        "crop never reaches its end", "data/augmentation.py",
+        "return (noise * (2 * crop + 1)).long() - crop", "return (noise * 2 * crop).long() - crop",
+        "data/test_augment.py",
+    ),
+    mutation(
+        "test images among those to train on", "data/formats.py",
+        'shuffled[:test] if split == "test" else shuffled[test:]', 'shuffled[:test] if split == "test" else shuffled',
+        "data/test_own.py",
+    ),
+    mutation(
+        "damaged download accepted", "data/downloads.py",
+        "state = FileState.RIGHT if sha256 == file.sha256 else FileState.WRONG_CONTENTS", "state = FileState.RIGHT",
+        "data/test_fetch.py",
+    ),
+]
+
+RUNS = [
+    mutation(
+        "checkpoint forgets the optimiser", "runs/checkpoint.py",
+        '    _unflatten(optimiser, tensors, record["optimiser"])\n', "",
+        "runs/test_checkpoint.py",
+    ),
+    mutation(
+        "damaged checkpoint accepted", "runs/checkpoint.py",
+        "if digest(path / name) != expected:", "if digest(path / name) is None:",
+        "runs/test_checkpoint.py",
+    ),
+    mutation(
+        "ramp off by one", "runs/config.py",
+        "return start + (config.eps - start) * epoch / (ramp - 1)", "return start + (config.eps - start) * epoch / ramp",
+        "runs/test_schedule.py",
+    ),
+    mutation(
+        "learning rate halved an interval late", "runs/config.py",
+        "((epoch - constant) // every + 1)", "((epoch - constant) // every)",
+        "runs/test_schedule.py",
+    ),
+    mutation(
+        "certificates of another network gone on with", "runs/lines.py",
+        'ASIDE = ("format", "batch", "python", "asked")', 'ASIDE = ("format", "batch", "python", "asked", "network")',
+        "runs/test_lines.py", "cli/test_certificates.py",
+    ),
+    mutation(
+        "half a batch of lines kept", "runs/lines.py",
+        "whole = whole[: len(whole) // batch * batch]", "whole = whole[: len(whole)]",
+        "runs/test_lines.py",
+    ),
+]
+
+EVALUATION = [
+    mutation(
+        "broken certificates accepted", "evaluation/claims.py",
+        'refuse_broken(source, certified & broken.exact, "in real numbers", advice)',
+        'refuse_broken(source, certified & ~certified, "in real numbers", advice)',
+        "evaluation/test_claims.py",
+    ),
+    mutation(
+        "largest margin instead of the smallest", "evaluation/judge.py",
+        "found.margins.min(1).values, found.slack.max(1).values", "found.margins.max(1).values, found.slack.max(1).values",
+        "cli/test_certificates.py", "evaluation/test_claims.py",
+    ),
+    mutation(
+        "lines numbered within their batch", "evaluation/judge.py",
+        "_line(part.start + offset, found, offset)", "_line(offset, found, offset)",
+        "cli/test_certificates.py", "runs/test_lines.py",
+    ),
+    mutation(
+        "last batch lost", "evaluation/processes.py",
+        "for first in range(start, len(data), step)]", "for first in range(start, max(1, len(data) - step + 1), step)]",
+        "evaluation/test_group.py", "cli/test_certificates.py",
+    ),
+    mutation(
+        "gradients of uneven shares weighed alike", "evaluation/processes.py",
+        "return Share(own, len(own) * self.size / len(index), len(own))", "return Share(own, 1.0, len(own))",
+        "evaluation/test_group.py", "training/test_distributed.py",
+    ),
+]
+
+TRAINING = [
+    mutation(
+        "gradients not clipped", "training/step.py",
+        "if self.clip_gradients is not None:", "if self.clip_gradients is not None and self.clip_gradients < 0:",
+        "training/test_step.py", "training/test_runs.py",
+    ),
+    mutation(
+        "weights of the two losses exchanged", "training/step.py",
+        "loss = self.weight * robust + (1 - self.weight) * F.cross_entropy(clean, labels)",
+        "loss = (1 - self.weight) * robust + self.weight * F.cross_entropy(clean, labels)",
+        "training/test_step.py", "training/test_runs.py",
+    ),
+    mutation(
+        "eps of the first epoch for all", "training/loop.py",
+        "eps.fill_(eps_at(config, epoch))", "eps.fill_(eps_at(config, 0))",
+        "training/test_runs.py",
+    ),
+    mutation(
+        "same numbers at every step", "training/loop.py",
+        "text = \":\".join(map(str, (config.seed, *what)))", 'text = str(config.seed)',
+        "training/test_randomness.py", "training/test_runs.py",
+    ),
+    mutation(
+        "last examples of an epoch left out", "training/loop.py",
+        "return order[number * size :] if last else order[number * size : (number + 1) * size]",
+        "return order[number * size : (number + 1) * size]",
+        "training/test_batches.py",
+    ),
+    mutation(
+        "mean and deviation exchanged", "models/networks.py",
+        "return (x - self.mean) / self.std", "return (x - self.std) / self.mean",
+        "models/test_normalize.py",
+    ),
+]
+
+REPORT = [
+    mutation(
+        "attack above the proof not noticed", "report/sections/headline.py",
+        "broken > proof + 1e-9 for broken, proof in pairs", "broken > proof + 1.0 for broken, proof in pairs",
+        "report/test_page.py",
+    ),
+    mutation(
+        "errors drawn as accuracies", "report/sections/distributions.py",
+        "found[eps] = 1 - error", "found[eps] = error",
+        "report/test_page.py", "report/test_parts.py",
+    ),
+    mutation(
+        "unproved bars in the colour of proof", "report/charts/plots.py",
+        'tone = "proved" if low >= proved_from - 1e-9 * (high - low) else "unknown"', 'tone = "proved"',
+        "report/test_parts.py", "report/test_page.py",
+    ),
+]
+
+CLI = [
+    mutation(
+        "check finds differences and succeeds", "cli/check.py",
+        "return 1 if told else 0", "return 0",
+        "cli/test_check.py",
+    ),
+    mutation(
+        "limit of images ignored", "cli/target.py",
+        "        data = data.take(limit)\n", "        data = data.take(len(data))\n",
+        "cli/test_commands.py", "cli/test_certificates.py",
+    ),
+    mutation(
+        "config wins over the command line", "cli/options.py",
+        "options = {**before, **changes}", "options = {**changes, **before}",
+        "cli/test_commands.py", "cli/test_schedule.py",
+    ),
+    mutation(
+        "engine of the command line ignored", "cli/certify.py",
+        'return {"dual": Dual, "crown": Crown, "ibp": IBP}[engine]()', 'return {"dual": Dual, "crown": Dual, "ibp": Dual}[engine]()',
+        "cli/test_certificates.py", "cli/test_commands.py",
+    ),
+]
+
+TESTING = [
+    mutation(
+        "contract does not ask bands to contain the function", "testing/_elementwise.py",
+        "            self._contains(lines, z, points, values, kind)\n", "            pass\n",
+        "testing/test_check_dual_layer.py",
+    ),
+    mutation(
+        "NaN passes for a proof in the contract", "testing/_elementwise.py",
+        "        self._nan()\n", "",
+        "testing/test_check_dual_layer.py",
+    ),
+]
+
+MUTATIONS = [
+    *GRAPH, *SETS, *DUAL, *ENGINES, *CERTIFICATES, *CASCADES, *DATA, *RUNS, *EVALUATION, *TRAINING, *REPORT, *CLI, *TESTING,
+]  # fmt: skip
