@@ -150,7 +150,10 @@ def report(outcomes: Sequence[Outcome], seconds: float, workers: int) -> str:
         "",
         "| file | mistake | first test that fails | seconds |",
         "|---|---|---|---|",
-        *(f"| {one.mutation.file} | {one.mutation.name} | {_shown(one.test)} | {one.seconds:.0f} |" for one in outcomes),
+        *(
+            f"| {one.mutation.file} | {one.mutation.name} | {_shown(one.test)} | {one.seconds:.0f} |"
+            for one in outcomes
+        ),
         "",
         in_words(describe()),
         "",
@@ -167,9 +170,13 @@ def _shown(test: str | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--only", action="append", metavar="NAME", help="only the mutation of this name; may be given again")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="only the mutation of this name; may be given again"
+    )
     parser.add_argument("--first", action="store_true", help="only the tests that a mutation names, not the rest")
-    parser.add_argument("--out", type=Path, help=f"where to write the table, such as {(RESULTS / 'mutations.md').relative_to(ROOT)}")
+    parser.add_argument(
+        "--out", type=Path, help=f"where to write the table, such as {(RESULTS / 'mutations.md').relative_to(ROOT)}"
+    )
     options = parser.parse_args()
     chosen = [one for one in MUTATIONS if options.only is None or one.name in options.only]
     unknown = set(options.only or ()) - {one.name for one in chosen}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, get_args
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import claim, parse_json, read_content, write_bytes, write_json, write_text
+from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
 from autodual.runs.config import TrainConfig, by_epochs
 from autodual.runs.paths import NAMED, from_folder, recorded_command, resolved, to_folder
 from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine
