@@ -282,6 +282,10 @@ def certified_curve() -> None:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     for draw in (relaxation, hidden_space, waterfall, projections, routes, certified_curve):
         draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -27,5 +27,7 @@ def _to_mathml(marked: re.Match[str]) -> str:
     display = "block" if bracket == "[" else "inline"
     mathml = convert(unescape(latex).strip(), display=display)
     if "<mi>&</mi>" in mathml or "\\" in mathml:
-        raise ValueError(f"latex2mathml does not understand all of {latex.strip()!r}; write it with align* and plain commands")
+        raise ValueError(
+            f"latex2mathml does not understand all of {latex.strip()!r}; write it with align* and plain commands"
+        )
     return f'<{tag} class="mathematics">{BARS.sub(TIGHT, mathml)}</{tag}>'
