@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from mkdocs.exceptions import PluginError
 
 import autodual as ad
 
@@ -98,7 +99,7 @@ class TestOffline:
         ],
     )
     def test_what_would_be_fetched_is_refused(self, html: str) -> None:
-        with pytest.raises(Exception, match="another site"):
+        with pytest.raises(PluginError, match="another site"):
             _hook("offline").on_post_page(html, page="page")
 
     def test_links_and_own_files_are_fine(self) -> None:
