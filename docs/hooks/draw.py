@@ -222,7 +222,7 @@ def routes() -> None:
     plot.area([(6.0, 0.2), (11.8, 0.2), (11.8, 4.8), (6.0, 4.8)], "f-broken")
     plot.say("stage 2 certifies “cat” here", (11.8, 4.8), "small t-broken", (-10, 22), "end")
     plot.area([(3.7, 1.0), (6.9, 1.0), (6.9, 4.0), (3.7, 4.0)], "s-ink dash")
-    plot.say("the ball around x", (5.3, 4.0), "small", (0, -7), "middle")
+    plot.say("the ball around x", (3.7, 4.0), "small", (8, 18))
     plot.dot((5.3, 2.5), "d-proved", 6)
     plot.say("x", (5.3, 2.5), "t-proved", (-11, 5), "end")
     plot.say("x is a dog. Stage 1 answers", (3.7, 2.5), "small t-proved", (-10, -3), "end")
@@ -282,6 +282,10 @@ def certified_curve() -> None:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     for draw in (relaxation, hidden_space, waterfall, projections, routes, certified_curve):
         draw()
+
+
+if __name__ == "__main__":
+    main()

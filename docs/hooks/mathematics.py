@@ -13,6 +13,10 @@ from latex2mathml.converter import convert
 
 MARKED = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
+BARS = re.compile(r"<mo(?: stretchy=\"false\")?>(&#x0007C;|&#x02016;)</mo>")
+TIGHT = r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>'
+"""Bars around an absolute value or a norm, without the room that a relation sign has."""
+
 
 def on_page_content(html: str, **_: object) -> str:
     return MARKED.sub(_to_mathml, html)
@@ -21,4 +25,9 @@ def on_page_content(html: str, **_: object) -> str:
 def _to_mathml(marked: re.Match[str]) -> str:
     tag, bracket, latex = marked.groups()
     display = "block" if bracket == "[" else "inline"
-    return f'<{tag} class="mathematics">{convert(unescape(latex).strip(), display=display)}</{tag}>'
+    mathml = convert(unescape(latex).strip(), display=display)
+    if "<mi>&</mi>" in mathml or "\\" in mathml:
+        raise ValueError(
+            f"latex2mathml does not understand all of {latex.strip()!r}; write it with align* and plain commands"
+        )
+    return f'<{tag} class="mathematics">{BARS.sub(TIGHT, mathml)}</{tag}>'

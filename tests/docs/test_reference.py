@@ -48,7 +48,7 @@ def test_functions_say_what_they_take_return_and_raise(name: str) -> None:
     assert ">>> " in sections["Examples"]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [name for name in LISTED if ">>> " in (inspect.getdoc(_named(name)) or "")])
 def test_examples_run(name: str) -> None:
     builders, rewrites, bodies = dict(REGISTRY.builders), dict(REGISTRY.rewrites), dict(REGISTRY.bodies)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

@@ -32,6 +32,19 @@ class Cascade(Combination):
       Then x lies in the ball around x', since the ball is symmetric, so stage j gives w to x: w = y.
     - *the cascade answers y everywhere in the ball* if, in addition, the last stage certifies y at x. Proof: who answers with a
       certificate answers y, by the above; if nobody does, the last stage's label counts, which is y in the whole ball.
+
+    Args:
+        models: The stages, in the order in which they are asked; each in evaluation mode, with the same classes.
+        ball: What may happen to every input: a norm ball.
+        engine: How to bound; `Dual()` if not given.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> cascade = ad.Cascade([ad.load_digits_network(), ad.load_digits_network()], ad.LinfBall(0.05))
+        >>> found = cascade.certify(images[:20], labels[:20])
+        >>> found.stage_certified_error <= found.sound_certified_error
+        True
     """
 
     kind: ClassVar[str] = "paper"

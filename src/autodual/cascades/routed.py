@@ -153,7 +153,20 @@ class RoutedCascade(Combination):
     any point of the ball, the first stage j that does not pass answers. No stage before j was ok by "y everywhere", since it passed
     here; so ok(j) holds, and with it j's answer is y.
 
-    thresholds: one for each stage but the last; infinity means that the stage never answers. `fit` chooses them on validation data.
+    Args:
+        models: The stages, in the order in which they are asked.
+        thresholds: One for each stage but the last; infinity means that the stage never answers. `fit` chooses them on validation
+            data.
+        ball: What may happen to every input.
+        engine: How to bound; `Dual()` if not given.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> stages = [ad.load_digits_network(), ad.load_digits_network()]
+        >>> cascade = ad.RoutedCascade(stages, [2.0], ad.LinfBall(0.05))
+        >>> round(cascade.certify(images[:20], labels[:20]).sound_certified_error, 2)
+        0.05
     """
 
     kind: ClassVar[str] = "routed"

@@ -45,6 +45,18 @@ class SumEnsemble(Combination):
 
     - the bound of the sum as one network, whose branches share their input: the worst input of one is seldom that of another;
     - the sum of the models' own bounds.
+
+    Args:
+        models: The networks; each in evaluation mode, with the same classes.
+        ball: What may happen to every input.
+        engine: How to bound; `Dual()` if not given.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> both = ad.SumEnsemble([ad.load_digits_network(), ad.load_digits_network()], ad.LinfBall(0.05))
+        >>> both.predict(images[:3]).label.tolist()
+        [7, 9, 4]
     """
 
     kind: ClassVar[str] = "sum"

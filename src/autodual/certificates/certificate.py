@@ -166,6 +166,7 @@ class Certificate(Claim):
 
     @property
     def verdicts(self) -> list[Verdict]:
+        """CERTIFIED, UNKNOWN or WRONG for each example; the value of a verdict says what to do next."""
         return self._verdicts(Verdict.CERTIFIED)
 
     @property
@@ -195,6 +196,7 @@ class HighProbabilityCertificate(Claim):
 
     @property
     def verdicts(self) -> list[Verdict]:
+        """PROBABLE, UNKNOWN or WRONG for each example; the value of a verdict says what to do next."""
         return self._verdicts(Verdict.PROBABLE)
 
     @property

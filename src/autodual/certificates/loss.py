@@ -35,6 +35,23 @@ class RobustCrossEntropy(nn.Module):
     Call it with (x, labels) for a scalar to minimise. It is a module that contains the model, so it can be wrapped as a whole
     for distributed training. The model may be in training mode: batch normalisation then uses the statistics of the clean
     batch, held fixed over the perturbation, and moves its running statistics as usual.
+
+    Args:
+        model: Any nn.Module that maps [N, *shape] to scores [N, C].
+        ball: What may happen to every input, in the units of x. Its eps may be a tensor, which a schedule changes in place.
+        engine: How to bound; `Dual()`, the exact bound, if not given. `Projected(k)` costs as little as k + 1 forward passes.
+
+    Raises:
+        ArgumentError: An argument is of the wrong kind.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("train")
+        >>> model = ad.load_digits_network()
+        >>> loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.Projected(k=10))
+        >>> loss(images[:50], labels[:50]).backward()
+        >>> bool(model[0].weight.grad.isfinite().all())
+        True
     """
 
     def __init__(self, model: nn.Module, ball: Perturbation, engine: BoundEngine | None = None) -> None:

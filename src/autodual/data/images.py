@@ -141,6 +141,15 @@ class ImageData:
     Images are bytes, of which `scale` means 1.0, or floats in [0, 1] if their source was not bytes. Values are checked
     on the CPU, where all data is read; a copy on another device is not looked at again. NumPy arrays become tensors: images
     may then be [N, H, W] or [N, H, W, C], too, and labels of any integer type.
+
+    Examples:
+        >>> import torch
+        >>> import autodual as ad
+        >>> images = torch.randint(0, 256, (10, 3, 8, 8), dtype=torch.uint8)
+        >>> data = ad.ImageData(images, torch.arange(10) % 2, classes=("cat", "dog"), name="pets")
+        >>> train, test = data.split(0.2, seed=0)
+        >>> len(train), len(test)
+        (8, 2)
     """
 
     images: Tensor

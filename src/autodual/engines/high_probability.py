@@ -177,14 +177,26 @@ class HighProbability(BoundEngine):
     not follow that `Dual()` certifies the same examples. The random numbers are fresh for every layer that is estimated, since its
     dual layers were built from earlier estimates. Fix seed and delta beforehand: trying seeds until one certifies voids the rest.
 
-    delta: probability, per example, that some bound fails.
-    k: projections per estimate; `columns` // m when None. More are tighter: the enlargement is about exp(2.2 sqrt(log(N/delta) / k)).
-        Nothing is estimated, with a notice, if k * m are no fewer than the input's features and hidden units: exact bounds cost less.
-    m: estimators whose maximum is taken, 1 when None. The paper takes several; one over all k * m projections is never looser.
-    merged: one stream, so one estimate per unit; False is the paper's one stream per term.
-    exact_first: exact bounds where no activation comes before and they are no dearer than k projections; False is the paper's form.
-    columns: projections per layer when k is None: the cost.
-    seed: of the random numbers.
+    Args:
+        delta: Probability, per example, that some bound fails.
+        k: Projections per estimate; `columns` // m when None. More are tighter: the enlargement is about exp(2.2
+            sqrt(log(N/delta) / k)). Nothing is estimated, with a notice, if k * m are no fewer than the input's features and
+            hidden units: exact bounds cost less.
+        m: Estimators whose maximum is taken, 1 when None. The paper takes several; one over all k * m projections is never
+            looser.
+        merged: One stream, so one estimate per unit; False is the paper's one stream per term.
+        exact_first: Exact bounds where no activation comes before and they are no dearer than k projections; False is the paper's
+            form.
+        columns: Projections per layer when k is None: the cost.
+        seed: Of the random numbers.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> engine = ad.HighProbability(delta=0.01, k=500)
+        >>> found = ad.certify(ad.load_digits_network(), images[:5], labels[:5], ad.LinfBall(0.02), engine)
+        >>> found.confidence, found.verdicts[0].name
+        (0.99, 'PROBABLE')
     """
 
     delta: float = 0.01

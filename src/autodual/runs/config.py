@@ -123,6 +123,7 @@ class TrainConfig:
             raise ArgumentError(f"{source}: {error}") from None
 
     def with_changes(self, **changes: Any) -> TrainConfig:
+        """Another config, with some fields changed, and checked like any other."""
         return replace(self, **changes)
 
 

@@ -21,7 +21,16 @@ from autodual.sets.norms import L1, L2, Norm
 class LinfBall(Perturbation):
     """Every feature moves by at most eps, and stays inside `clip` = (low, high) if that is given.
 
-    eps is in the units of the input: a number, a scalar tensor, one per example [N], or one per feature.
+    Args:
+        eps: In the units of the input: a number, a scalar tensor, one per example [N], or one per feature.
+        clip: The range of the data, which perturbed inputs do not leave; no such range if None.
+
+    Examples:
+        >>> import torch
+        >>> import autodual as ad
+        >>> box = ad.LinfBall(0.25, clip=(0.0, 1.0)).around(torch.tensor([[0.125, 0.5]]))
+        >>> box.lower, box.upper
+        (tensor([[0.0000, 0.2500]]), tensor([[0.3750, 0.7500]]))
     """
 
     eps: float | Tensor

@@ -195,7 +195,13 @@ class BackwardEngine(BoundEngine):
 
 @dataclass(frozen=True, repr=False)
 class Dual(BackwardEngine):
-    """The paper's exact bound: one common slope per unit, u / (u - l) for ReLU. [SPAD Thm 1, Cor. 1 and 2]"""
+    """The paper's exact bound: one common slope per unit, u / (u - l) for ReLU. [SPAD Thm 1, Cor. 1 and 2]
+
+    Examples:
+        >>> import autodual as ad
+        >>> ad.Dual(intermediate=ad.IBP())  # one backward pass, over interval bounds: faster and looser
+        Dual(intermediate=IBP())
+    """
 
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> DualSolver:
         require_bands(network, "Dual")

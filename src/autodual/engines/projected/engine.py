@@ -46,17 +46,26 @@ class Projected(BoundEngine):
 
     Estimates: good for a loss, refused by `certify`. Time and memory are linear in k times the network's units.
 
-    k: number of projections. Bounds are exact, with a notice, if they are no fewer than the input's features and hidden units.
-    merged: one Cauchy stream for all terms (cost independent of depth); False is the paper's one stream per term.
-    estimator: how a norm is read off its projections.
-    exact_first: exact bounds where no activation comes before and they are no dearer than k projections: after one layer that
-        mixes features, or where a unit reads few of them. Others are estimated. False is the paper's form.
-    exact_narrow: exact bounds also where at most so many units enter an activation: their rows are pulled back as in the last step.
-        Late, narrow layers carry most of the noise; as many rows as projections cost about the same.
-    half: streams are bfloat16 on a GPU with kernels, if the input is float32 and the estimator allows it: half the memory, and faster
-        products. What is lost is a hundredth of the estimates' own noise; centres and the last step stay float32.
-    generator: where random numbers come from; PyTorch's global one when None.
-    draws: numbers to use instead of fresh ones, from `draw`.
+    Args:
+        k: Number of projections. Bounds are exact, with a notice, if they are no fewer than the input's features and hidden
+            units.
+        merged: One Cauchy stream for all terms (cost independent of depth); False is the paper's one stream per term.
+        estimator: How a norm is read off its projections.
+        exact_first: Exact bounds where no activation comes before and they are no dearer than k projections: after one layer that
+            mixes features, or where a unit reads few of them. Others are estimated. False is the paper's form.
+        exact_narrow: Exact bounds also where at most so many units enter an activation: their rows are pulled back as in the last
+            step. Late, narrow layers carry most of the noise; as many rows as projections cost about the same.
+        half: Streams are bfloat16 on a GPU with kernels, if the input is float32 and the estimator allows it: half the memory,
+            and faster products. What is lost is a hundredth of the estimates' own noise; centres and the last step stay float32.
+        generator: Where random numbers come from; PyTorch's global one when None.
+        draws: Numbers to use instead of fresh ones, from `draw`.
+
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> found = ad.bounds(ad.load_digits_network(), ad.LinfBall(0.05).around(images[:5]), ad.Projected(k=20))
+        >>> type(found).__name__
+        'EstimatedBounds'
     """
 
     k: int = 50
