@@ -259,6 +259,20 @@ def test_writes_out_of_sight_are_refused(compute: Callable[[Any, Tensor], Tensor
         ad.capture(model, batch(3, 4))
 
 
+def _computed_constant(m: Any, x: Tensor) -> Tensor:
+    limit = m.first.weight[:, 0].exp()
+    y = torch.relu(m.first(x) - 100 - limit)
+    limit.fill_(200.0)
+    return y + limit
+
+
+def _view_of_computed_constant(m: Any, x: Tensor) -> Tensor:
+    limit = m.first.weight[:, 0].exp()
+    y = torch.relu(m.first(x) - 100 - limit.view(1, -1))
+    limit += 200.0
+    return y + limit
+
+
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "y[:, 0] = 0": (_item, "does not support item assignment"),
     "write through a view, base read": (_base_after_view, "through a view"),
@@ -268,6 +282,8 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "add_ to a new tensor": (_filled_add, "writes into a tensor that it made itself"),
     "out= a new tensor": (_filled_out, "writes into a tensor that it made itself"),
     "view of a new tensor": (_filled_view, "writes into a tensor that it made itself"),
+    "constant of parameters, after its use": (_computed_constant, "after it has computed with it"),
+    "constant of parameters, after its view": (_view_of_computed_constant, "after it has computed with it"),
 }
 
 
