@@ -13,7 +13,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -167,7 +167,8 @@ class Calls:
         changed, passed = {id(t) for t in written}, {id(t) for t in step.given}
         found, first = tensors(made), step.args[0] if step.args else None
         if step.key in _COPIES and len(found) == 1 and isinstance(first, Value) and _alike(found[0], step.given[0]):
-            self._keep(found[0], first)
+            if found[0] is not step.given[0]:
+                self._keep(found[0], first if first.tensor is None else replace(first, tensor=found[0]))
         else:
             for position, tensor in enumerate(found):
                 if id(tensor) in changed or id(tensor) not in passed:  # what is only passed on stays what it was
@@ -175,8 +176,14 @@ class Calls:
         step.given = ()
 
     def forget(self, tensor: Tensor) -> None:
-        """Nobody can say what the tensor holds from now on."""
+        """Nobody can say what the tensor holds from now on, or has held."""
+        self._lose(tensor)
         self._keep(tensor, Value(object(), 0, True))
+
+    def _lose(self, tensor: Tensor) -> None:
+        """What the tensor held so far has been overwritten."""
+        if tensor in self._known:
+            self._known[tensor][0].tensor = None
 
     def seen(self, a: Any) -> Any:
         """An argument, with every tensor in it replaced by what is known about it."""
@@ -199,11 +206,10 @@ class Calls:
         if before is not None and isinstance(before.maker, str) and not before.varies:
             self.written.add(before.maker)
         memory = _storage(tensor)
-        for other, (value, _) in list(self._known.items()):
-            if _storage(other) == memory:
-                value.tensor = None  # what it held is lost
-                if other is not tensor:
-                    self.forget(other)
+        for other in list(self._known):
+            if other is not tensor and _storage(other) == memory:
+                self.forget(other)
+        self._lose(tensor)
         place = next(i for i, t in enumerate(step.given) if t is tensor)
         self._made(tensor, step, -1 - place)
 
