@@ -139,6 +139,8 @@ class ConcreteTracer(fx.Tracer):
     def dissolve(self) -> None:
         """Forget the twins, so that no cycle of references keeps anything in memory."""
         self._twins.dissolve()
+        self._states.clear()
+        self._failure = None, ""  # its traceback knows this tracer
         self._proxies.clear()
         self._read.clear()
 
