@@ -82,6 +82,11 @@ SHAPES: dict[str, Callable[[Any, Tensor], Any]] = {
     "one_hot": lambda m, x: x * 2 if nn.functional.one_hot((x > 6).long()).shape[-1] > 1 else x,
     "size of a repetition": lambda m, x: x * 2 if torch.ones(1).repeat((x > 6).sum()).numel() else x,
     "end of a slice": lambda m, x: x * 2 if torch.ones(9)[: (x > 6).sum()].numel() else x,
+    "sparse": lambda m, x: x * 2 if (x > 6).to_sparse().indices().shape[1] else x,
+    "sparse rows": lambda m, x: x * 2 if torch.relu(x - 6).to_sparse_csr().values().numel() else x,
+    "sparse, with tensors only": lambda m, x: (
+        x * 2 if isinstance(x, Tensor) and len(torch.relu(x - 6).to_sparse()._values()) else x
+    ),
     "end of a range": lambda m, x: x * 2 if torch.arange((x > 6).sum()).numel() else x,
 }
 

@@ -29,6 +29,15 @@ def _operand_read_after_relu(m: Any, x: Tensor) -> Tensor:
     return a - 0.5 * b
 
 
+def _copied_constant(m: Any, x: Tensor) -> Tensor:
+    scale = m.first.weight[:, 0].exp()
+    kept = scale.clone()
+    scale.mul_(2)
+    other = kept.clone()
+    other.add_(1)
+    return m.first(x) * kept + scale - other
+
+
 def _chain(m: Any, x: Tensor) -> Tensor:
     a = m.first(x)
     a -= 0.25
@@ -72,6 +81,7 @@ ALLOWED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "write through a view that is all that is left": _flattened_then_relu,
     "write into the model's own input": _own_input,
     "plain assignment is no write": _rebound,
+    "copies of a constant of parameters": _copied_constant,
 }
 
 
@@ -259,6 +269,28 @@ def test_writes_out_of_sight_are_refused(compute: Callable[[Any, Tensor], Tensor
         ad.capture(model, batch(3, 4))
 
 
+def _computed_constant(m: Any, x: Tensor) -> Tensor:
+    limit = m.first.weight[:, 0].exp()
+    y = torch.relu(m.first(x) - 100 - limit)
+    limit.fill_(200.0)
+    return y + limit
+
+
+def _view_of_computed_constant(m: Any, x: Tensor) -> Tensor:
+    limit = m.first.weight[:, 0].exp()
+    y = torch.relu(m.first(x) - 100 - limit.view(1, -1))
+    limit += 200.0
+    return y + limit
+
+
+def _passed_on_constant(m: Any, x: Tensor) -> Tensor:
+    limit = m.first.weight[:, 0].exp()
+    y = torch.relu(m.first(x) - 100 - limit)
+    limit.contiguous()
+    limit.fill_(200.0)
+    return y + limit
+
+
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "y[:, 0] = 0": (_item, "does not support item assignment"),
     "write through a view, base read": (_base_after_view, "through a view"),
@@ -268,6 +300,12 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "add_ to a new tensor": (_filled_add, "writes into a tensor that it made itself"),
     "out= a new tensor": (_filled_out, "writes into a tensor that it made itself"),
     "view of a new tensor": (_filled_view, "writes into a tensor that it made itself"),
+    "constant of parameters, after its use": (_computed_constant, "after it has computed with it"),
+    "constant of parameters, after its use and a call that only passes it on": (
+        _passed_on_constant,
+        "after it has computed with it",
+    ),
+    "constant of parameters, after its view": (_view_of_computed_constant, "after it has computed with it"),
 }
 
 

@@ -23,6 +23,23 @@ from small import DOUBLE, Net, batch
 
 Compute = Callable[[Any, Tensor], Tensor]
 
+
+def _three(x: Tensor) -> bool:
+    """Whether there are three examples, asked by what fails."""
+    try:
+        x[:, :1] + torch.zeros(3, 1, dtype=DOUBLE)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _overwritten(m: Any, x: Tensor) -> Tensor:
+    limit = m.token.new_full((len(x), 3), len(x))
+    y = torch.cat([m.fc(x), limit], 1)
+    limit.zero_()
+    return y
+
+
 # Every one of them is inactive, or almost so, at the inputs of the test: only the second run of the capture tells.
 BATCH_SIZE: dict[str, Compute] = {
     "len as a factor": lambda m, x: m.fc(x) * len(x),
@@ -48,13 +65,31 @@ BATCH_SIZE: dict[str, Compute] = {
     "branch on more than a hundred": lambda m, x: m.fc(x).clamp(max=10) if len(x) > 100 else m.fc(x),
     "branch on one more or less": lambda m, x: m.fc(x).clamp(max=10) if len(x) % 2 else m.fc(x),
     "columns": lambda m, x: m.fc(x * torch.ones(4, dtype=DOUBLE))[:, : max(1, 5 - len(x))],
+    "number of parts": lambda m, x: m.fc(x).clamp(max=10) if sum(1 for _ in x.unsafe_split(1)) == 3 else m.fc(x),
+    "asked by tensors only": lambda m, x: m.fc(x).clamp(max=10) if isinstance(x, Tensor) and len(x) == 3 else m.fc(x),
+    "what fails": lambda m, x: m.fc(x).clamp(max=10) if _three(x) else m.fc(x),
+    "beside a large number": lambda m, x: m.fc(x).clamp(
+        max=torch.tensor([1e18, 1e18, 10.0 * len(x)], dtype=DOUBLE).expand(len(x), -1)
+    ),
+    "beside a large number that is computed": lambda m, x: m.fc(x).clamp(
+        max=torch.cat([m.token[:, :2].abs() + 1e18, 10 + m.token[:, 2:].expand(len(x), 1).sum(0, True)], 1).expand(
+            len(x), 3
+        )
+    ),
+    "overwritten afterwards": _overwritten,
+    "squeezed away": lambda m, x: m.fc(torch.cat([x.view(-1, 2, 2).squeeze().sum(1)] * 2, -1).reshape(-1, 4)),
 }
 
 
 @pytest.mark.parametrize(("name", "compute"), BATCH_SIZE.items(), ids=BATCH_SIZE.keys())
 def test_the_batch_size_is_no_number_of_the_graph(name: str, compute: Compute) -> None:
     model = Net(compute, fc=nn.Linear(4, 3), token=nn.Parameter(torch.rand(1, 3)))
-    count = {"branch on one": 1, "branch on more than sixteen": 20, "branch on more than a hundred": 101}.get(name, 3)
+    count = {
+        "branch on one": 1,
+        "squeezed away": 1,
+        "branch on more than sixteen": 20,
+        "branch on more than a hundred": 101,
+    }.get(name, 3)
     with pytest.raises(ad.CaptureError, match="batch"):
         ad.capture(model, batch(count, 4))
 
@@ -114,6 +149,11 @@ def _alternating(m: Any, x: Tensor) -> Tensor:
     return m.fc(x).clamp(max=100) if m.on else m.fc(x)
 
 
+def _decay(m: Any) -> None:
+    if not torch.is_grad_enabled():
+        m.limit.mul_(0.9)
+
+
 CHANGING: dict[str, Compute] = {
     "counter": lambda m, x: m.fc(x).clamp(max=100 + _count(m)),
     "counter in an object": lambda m, x: m.fc(x).clamp(max=100 + _count_in_object(m)),
@@ -128,6 +168,7 @@ CHANGING: dict[str, Compute] = {
     "buffer written in place": lambda m, x: m.fc(x).clamp(max=100 + m.average.mul_(0.9)),
     "buffer written after its use": lambda m, x: (m.fc(x).clamp(max=100 + m.average), m.average.mul_(0.9))[0],
     "buffer of a layer": lambda m, x: (m.norm.running_mean.mul_(0.5), m.norm(m.fc(x)))[1],
+    "tensor written after its use, without gradients": lambda m, x: (m.fc(x).clamp(max=m.limit), _decay(m))[0],
     "weight clamped by .data": lambda m, x: (m.fc.weight.data.clamp_(min=0), m.fc(x))[1],
 }
 
@@ -136,6 +177,7 @@ def _changing(compute: Compute) -> nn.Module:
     parts: dict[str, Any] = {"state": SimpleNamespace(calls=0), "seen": [], "calls": 0, "on": False, "last": 0.0}
     model = Net(compute, fc=nn.Linear(4, 3), norm=nn.BatchNorm1d(3), iterator=itertools.count(), **parts)
     model.register_buffer("average", torch.tensor(1.0, dtype=DOUBLE))
+    model.limit = torch.tensor(100.0, dtype=DOUBLE)
     return model
 
 

@@ -11,6 +11,10 @@ import autodual as ad
 from small import Net, batch
 
 CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "convolution by keywords": lambda m, x: nn.functional.conv1d(input=x[:, None], weight=m.fc.weight[:1, None, :3])[
+        :, 0
+    ],
+    "module on a constant": lambda m, x: x + m.fc(m.fc.weight[0]),
     "add by keywords": lambda m, x: torch.add(input=m.fc(x), other=x),
     "add with alpha": lambda m, x: torch.add(m.fc(x), x, alpha=-2),
     "sub by keywords": lambda m, x: torch.sub(input=m.fc(x), other=x),

@@ -215,7 +215,7 @@ def _pad_before_module(module: Any, x: Any) -> Any:
 
 @rewrite(F.conv1d, F.conv2d, F.conv3d)
 def _pad_before_function(
-    x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
     if padding != "same":
         return NotImplemented
@@ -224,7 +224,7 @@ def _pad_before_function(
     for kernel, step in zip(reversed(weight.shape[2:]), reversed(per_dim(dilation, dims)), strict=True):
         total = step * (kernel - 1)
         pads += [total // 2, total - total // 2]  # the odd one goes to the end, as in PyTorch
-    return _CONV[dims](F.pad(x, pads), weight, bias, stride, 0, dilation, groups)
+    return _CONV[dims](F.pad(input, pads), weight, bias, stride, 0, dilation, groups)
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -30,7 +31,7 @@ _TAKES_SHAPE = frozenset(
 _SHAPED_BY_VALUES = frozenset(
     ("nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique", "_unique2", "unique_dim",
      "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts", "bincount", "repeat_interleave",
-     "tensor_split", "one_hot", "arange", "range", "linspace", "logspace")
+     "tensor_split", "one_hot", "arange", "range", "linspace", "logspace", "_pack_padded_sequence")
 )  # fmt: skip
 """Functions whose result has a shape that depends on values: whoever asks for it reads them."""
 _ARITHMETIC = frozenset(
@@ -85,7 +86,7 @@ class Value:
     """Whether it was made of the input."""
     shape: tuple[int, ...] = ()
     tensor: Tensor | None = None
-    """What was made of parameters, buffers and constants alone."""
+    """What was made of parameters, buffers and constants alone, unless it was written to afterwards."""
 
     def __repr__(self) -> str:
         return "..."
@@ -96,9 +97,16 @@ class Constant:
     """A tensor that was made of neither the input nor a parameter, as it was when it was used."""
 
     tensor: Tensor
+    source: weakref.ref[Tensor]
 
     def __repr__(self) -> str:
         return "..."
+
+    @property
+    def stays(self) -> bool:
+        """Whether nobody has written to the tensor since: it may be what the next run begins with."""
+        source = self.source()
+        return source is None or unchanged(source, self.tensor)
 
 
 class Calls:
@@ -159,7 +167,8 @@ class Calls:
         changed, passed = {id(t) for t in written}, {id(t) for t in step.given}
         found, first = tensors(made), step.args[0] if step.args else None
         if step.key in _COPIES and len(found) == 1 and isinstance(first, Value) and _alike(found[0], step.given[0]):
-            self._keep(found[0], first)
+            if found[0] is not step.given[0]:
+                self._keep(found[0], first if first.tensor is None else replace(first, tensor=found[0]))
         else:
             for position, tensor in enumerate(found):
                 if id(tensor) in changed or id(tensor) not in passed:  # what is only passed on stays what it was
@@ -167,8 +176,14 @@ class Calls:
         step.given = ()
 
     def forget(self, tensor: Tensor) -> None:
-        """Nobody can say what the tensor holds from now on."""
+        """Nobody can say what the tensor holds from now on, or has held."""
+        self._lose(tensor)
         self._keep(tensor, Value(object(), 0, True))
+
+    def _lose(self, tensor: Tensor) -> None:
+        """What the tensor held so far has been overwritten."""
+        if tensor in self._known:
+            self._known[tensor][0].tensor = None
 
     def seen(self, a: Any) -> Any:
         """An argument, with every tensor in it replaced by what is known about it."""
@@ -179,7 +194,7 @@ class Calls:
                 return self._known[a][0]
             if value is None and id(a) in self.names:
                 value = Value(self.names[id(a)], 0, False)
-            return Constant(a.detach().clone()) if value is None else value
+            return Constant(a.detach().clone(), weakref.ref(a)) if value is None else value
         if isinstance(a, _SEQUENCES):
             return tuple(self.seen(part) for part in a)
         if isinstance(a, dict):
@@ -194,14 +209,20 @@ class Calls:
         for other in list(self._known):
             if other is not tensor and _storage(other) == memory:
                 self.forget(other)
+        self._lose(tensor)
         place = next(i for i, t in enumerate(step.given) if t is tensor)
         self._made(tensor, step, -1 - place)
 
 
-def shaped_by_values(step: Step | None) -> bool:
-    """Whether the shape of what a call makes depends on values that were made of the input."""
+def shaped_by_values(step: Step | None, made: Any = None) -> bool:
+    """Whether the shape of what a call makes depends on values that were made of the input.
+
+    made: what it has made, once it has run. A sparse or nested tensor has as many entries as values say.
+    """
     if step is None or not step.varies:
         return False
+    if any(t.layout is not torch.strided or t.is_nested for t in tensors(made)):
+        return True
     if step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1):
         return True
     others = step.given[1:] if step.args and isinstance(step.args[0], Value) else step.given
@@ -269,8 +290,8 @@ def check_same(first: Calls, second: Calls) -> None:
             f"{how[0] or 'model'}: computes something else when it runs again, on tensors instead of proxies and with a batch of "
             f"{second.batch} instead of {first.batch} ({how[1]}). It may depend on the batch size, on random numbers, on what an "
             f"earlier run has stored, on the time, on type(x) or isinstance(x, Tensor), on how x lies in memory, or on whether "
-            f"gradients are wanted (torch.is_grad_enabled(), inference mode, x.requires_grad); certificates need one function per "
-            f"example. What is filled once may be filled in __init__"
+            f"gradients are wanted (torch.is_grad_enabled(), inference mode, x.requires_grad), or write into a tensor after it has "
+            f"computed with it; certificates need one function per example. What is filled once may be filled in __init__"
         )
 
 
@@ -331,7 +352,7 @@ def _same_for_all(one: Value, other: Value, batches: tuple[int, int]) -> bool:
     """Whether what was computed of parameters and constants is the same for all examples of both batches."""
     if one.tensor is None or other.tensor is None:
         return one.varies and other.varies
-    return _same_tensor(one.tensor, other.tensor, batches)
+    return _same_tensor(one.tensor, other.tensor, batches, computed=True)
 
 
 def _same(
@@ -345,7 +366,7 @@ def _same(
         inputs.append((a, b))
         return True
     if isinstance(a, Constant) and isinstance(b, Constant):
-        return _same_tensor(a.tensor, b.tensor, batches)
+        return b.stays and _same_tensor(a.tensor, b.tensor, batches, computed=False)
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(_same(x, y, batches, inputs, sizes) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):
@@ -357,32 +378,39 @@ def _same(
     return repr(a) == repr(b) if isinstance(a, float | complex) else a is b or bool(a == b)
 
 
-def _same_tensor(a: Tensor, b: Tensor, batches: tuple[int, int]) -> bool:
+def _same_tensor(a: Tensor, b: Tensor, batches: tuple[int, int], computed: bool) -> bool:
     """Whether two constants are one: what either has for each example of its batch must be the same for all of them."""
     a, b = a.detach(), b.detach()
     if a.dtype != b.dtype or a.dim() != b.dim() or a.device != b.device:
         return False
     if a.shape == b.shape:
-        return _close(a, b) if a.is_cuda else _equal(a, b)
+        return _close(a, b, computed) if a.is_cuda else _equal(a, b)
     for dim, sizes in enumerate(zip(a.shape, b.shape, strict=True)):
         if sizes == batches:
             one, other = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
             if not (_equal(a, one.expand_as(a)) and _equal(b, other.expand_as(b))):
                 return False
             a, b = one, other
-    return a.shape == b.shape and _close(a, b)
+    return a.shape == b.shape and _close(a, b, computed)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal but for the order in which a sum was computed, which may depend on shapes."""
+def _close(a: Tensor, b: Tensor, computed: bool) -> bool:
+    """Equal but for the order in which a sum was computed, which may depend on shapes.
+
+    Each entry by itself, since 13 is not 2, also beside 1e8. computed: whether calls of the run have made it, so that the terms of
+    a sum may have cancelled: an entry is then less exact, in proportion to the largest, and still the same to three digits.
+    """
     if not a.is_floating_point():
         return _equal(a, b)
-    room = 16 * torch.finfo(a.dtype).eps * float(a.abs().nan_to_num(0, 0, 0).amax()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=room, equal_nan=True)
+    apart, size, room = (a - b).abs(), b.abs(), 16 * torch.finfo(a.dtype).eps
+    near = (apart <= room * size) | (a == b) | ((a != a) & (b != b))
+    if computed and a.numel():
+        near |= (apart <= room * size.nan_to_num(0, 0, 0).amax()) & (apart <= 2**-10 * size)
+    return bool(near.all())
 
 
 def unchanged(tensor: Tensor, copy: Tensor) -> bool:

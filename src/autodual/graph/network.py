@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from autodual._tensor import Shape
 from autodual.graph.registry import Call, Operand, Registry, has_hooked_parameters, with_hooked_parameters
+from autodual.graph.twins import private_copy
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Network:
                 values[index] = node.target.read(dtype)
             elif node.target is not None:
                 args, kwargs = fill((node.args, node.kwargs), values)
-                values[index] = node.target(*args, **kwargs)
+                function = node.target if dtype is None else function_in(node.target, dtype)
+                values[index] = function(*args, **kwargs)
         return values if dtype is None else {index: cast(value, dtype) for index, value in values.items()}
 
     @property
@@ -148,6 +150,18 @@ def read_in(module: nn.Module, name: str, dtype: torch.dtype | None) -> Any:
         with torch.no_grad():
             return copy.deepcopy(module.parametrizations[name]).to(dtype)()  # type: ignore[index, operator]
     return cast(getattr(module, name), dtype)
+
+
+def function_in(target: nn.Module | Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """A function; of a module, a private copy whose parameters and buffers have another dtype."""
+    if not isinstance(target, nn.Module):
+        return target
+    copy = private_copy(target)
+    for part in copy.modules():
+        for table in ("_parameters", "_buffers"):
+            tensors = getattr(part, table).items()
+            vars(part)[table] = {name: None if t is None else cast(t.detach(), dtype) for name, t in tensors}
+    return copy
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:

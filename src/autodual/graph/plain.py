@@ -22,6 +22,8 @@ FACTS = frozenset(
     ("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "get_device")
 )
 """Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
+TELLS_BATCH = FACTS | {"shape", "nbytes", "__len__", "squeeze", "squeeze_", "squeeze_copy"}
+"""Methods and properties that tell how many examples there are; `squeeze` does, since it drops a batch of one."""
 OUT_OF_SIGHT = frozenset(
     ("numpy", "storage", "untyped_storage", "_typed_storage", "__array__", "__dlpack__", "apply_", "map_", "map2_")
 )
@@ -79,18 +81,20 @@ class Plain(TorchFunctionMode):
         self.asked = False
         """Whether the model has asked for circumstances of a tensor."""
         self._where = where
-        self._own: dict[int, Tensor] = {}
+        self.told = False
+        """Whether it has asked for anything that tells the size of the batch."""
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}
         self.within = False
 
     def own(self, tensor: Tensor) -> Tensor:
         """A copy of one of the model's tensors, always the same, so that a write cannot reach the model."""
-        if id(tensor) not in self._own:
+        if id(tensor) not in self._own:  # both are kept, so that no identity is used twice
             with torch._C.DisableTorchFunction(), outside_inference_mode():
                 copy = tensor.detach().clone()
                 copy = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
             name = self.calls.names.get(id(tensor))
-            self._own[id(tensor)] = copy if name is None else self.calls.name(copy, name)
-        return self._own[id(tensor)]
+            self._own[id(tensor)] = copy if name is None else self.calls.name(copy, name), tensor
+        return self._own[id(tensor)][0]
 
     def call(self, path: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module that is kept as one, whatever it calls in turn."""
@@ -131,11 +135,18 @@ class Plain(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if step.varies and name in _SHOWS:
             return SHOWN
-        self.asked |= name in CIRCUMSTANCES or (name == "__get__" and key_of(function) in CIRCUMSTANCES)
-        with outside_inference_mode():
-            made = function(*args, **kwargs)
+        fact = key_of(function) if name == "__get__" else name
+        self.asked |= fact in CIRCUMSTANCES
+        self.told |= fact in TELLS_BATCH
+        try:
+            with outside_inference_mode():
+                made = function(*args, **kwargs)
+        except Exception:
+            self.told = True  # for another number of examples, it may not fail, and the model may catch it
+            raise
         with torch._C.DisableTorchFunction():
-            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step)):
+            self.told |= isinstance(made, tuple | list)
+            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step, made)):
                 raise self._refused(step, name)
             written = written_to(name, zip(step.given, versions, strict=True), args[0] if args else None)
             self.calls.finish(step, made, written)

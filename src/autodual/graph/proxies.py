@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
-from autodual.graph.plain import CIRCUMSTANCES, FACTS, SETTABLE, SHOWN
+from autodual.graph.plain import CIRCUMSTANCES, SETTABLE, SHOWN, TELLS_BATCH
 
 if TYPE_CHECKING:
     from autodual.graph.tracer import ConcreteTracer
 
-_TELLS_BATCH = {"shape", "nbytes", "itemsize"} | FACTS
 _ASSIGNED = frozenset(("tracer", "node", "value", "overwritten")) | SETTABLE
 """Attributes of a proxy, and those of a tensor that change no value of it."""
 
@@ -30,7 +29,7 @@ class ConcreteProxy(fx.Proxy):
         """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
         if name == "value":  # not known yet
             raise AttributeError(name)
-        self.tracer.told |= name in _TELLS_BATCH
+        self.tracer.told |= name in TELLS_BATCH
         self.tracer.asked |= name in CIRCUMSTANCES
         found = getattr(self.value, name)
         if isinstance(found, Tensor):

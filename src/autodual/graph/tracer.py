@@ -26,7 +26,15 @@ from torch.fx.proxy import TraceError
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph.calls import Calls, Step, shaped_by_values, tensors, unchanged, written_to
 from autodual.graph.guards import hooks_on_all_modules, odd_tensor
-from autodual.graph.plain import CIRCUMSTANCES, FACTS, GENERATORS, OUT_OF_SIGHT, Plain, outside_inference_mode
+from autodual.graph.plain import (
+    CIRCUMSTANCES,
+    FACTS,
+    GENERATORS,
+    OUT_OF_SIGHT,
+    TELLS_BATCH,
+    Plain,
+    outside_inference_mode,
+)
 from autodual.graph.proxies import ConcreteProxy, Reads, value_of
 from autodual.graph.registry import Registry, hooked_parameters
 from autodual.graph.twins import State, Twins, own_classes
@@ -120,6 +128,7 @@ class ConcreteTracer(fx.Tracer):
             with self._plain as plain:
                 plain.calls.output = self._twins.of[id(self.root)].forward(sample)
             self.asked |= plain.asked
+            self.told |= plain.told
             refusal = plain.refusal or self._refusal
             if refusal is not None:
                 raise refusal
@@ -130,6 +139,8 @@ class ConcreteTracer(fx.Tracer):
     def dissolve(self) -> None:
         """Forget the twins, so that no cycle of references keeps anything in memory."""
         self._twins.dissolve()
+        self._states.clear()
+        self._failure = None, ""  # its traceback knows this tracer
         self._proxies.clear()
         self._read.clear()
 
@@ -336,8 +347,9 @@ class ConcreteTracer(fx.Tracer):
         if self._plain is not None:  # of something that the first run has stored
             with self._plain.one_call(), outside_inference_mode():
                 return self._plain.unknown(self._run(kind, target, *map_aggregate((args, kwargs), value_of)))
+        if kind in ("call_function", "call_method"):
+            self.told |= _name(target) in TELLS_BATCH
         if kind in ("call_function", "call_method") and _name(target) in FACTS:
-            self.told = True
             self.asked |= _name(target) in CIRCUMSTANCES
             return getattr(Tensor, _name(target))(*self._concrete(args), **self._concrete(kwargs))
         if kind == "call_method" and target in OUT_OF_SIGHT:
@@ -356,11 +368,7 @@ class ConcreteTracer(fx.Tracer):
         assert isinstance(proxy, ConcreteProxy)
         args, kwargs = self._concrete(args), self._concrete(kwargs) if kwargs else {}
         step = self._noted(kind, target, args, kwargs)
-        if shaped_by_values(step):
-            raise self.refused(
-                f"{self.where or 'model'}: the shape of what {_name(target)} makes depends on the input's values, so that the model "
-                f"could branch on them; use operations whose result always has one shape"
-            )
+        self._check_shape(step, target)
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
         self.running = True
         try:
@@ -368,9 +376,11 @@ class ConcreteTracer(fx.Tracer):
                 proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
         except Exception:
             self.graph.erase_node(proxy.node)  # the model may catch it, and the call has made nothing
+            self.told = True  # for another number of examples, it may not fail
             raise
         finally:
             self.running = False
+        self._check_shape(step, target, proxy.value)
         self.paths[proxy.node] = self.where
         written = written_to(_name(target), given, args[0] if args else None)
         if written:
@@ -381,6 +391,13 @@ class ConcreteTracer(fx.Tracer):
         elif step is not None:
             self.calls.finish(step, proxy.value, written)
         return proxy
+
+    def _check_shape(self, step: Step | None, target: Any, made: Any = None) -> None:
+        if shaped_by_values(step, made):
+            raise self.refused(
+                f"{self.where or 'model'}: the shape of what {_name(target)} makes depends on the input's values, so that the model "
+                f"could branch on them; use operations whose result always has one shape"
+            )
 
     def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
         """The call, as a run on tensors would show it."""
@@ -440,6 +457,7 @@ class ConcreteTracer(fx.Tracer):
 
     def iter(self, obj: Any) -> Any:
         if isinstance(obj.value, tuple | list):
+            self.told = True
             return (obj[i] for i in range(len(obj.value)))
         raise self._depends_on_values("a loop runs over the values in a tensor")
 
