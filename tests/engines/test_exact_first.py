@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autodual as ad
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.exact_first import first_sources
+from autodual.engines.projected.exact_first import exact_first_sources
 from small import DOUBLE, Net, batch, mlp
 
 BALLS = [ad.LinfBall(0.05), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.3)]
@@ -95,7 +95,9 @@ def test_the_choice_does_not_depend_on_the_batch(ball: ad.Perturbation) -> None:
         model(x)
         for k in (5, 20, 100, 2000):
             network = dual_network(model, x)
-            assert first_sources(network, ball.around(x), k) == first_sources(network, ball.around(x[:1]), k)
+            assert exact_first_sources(network, ball.around(x), k) == exact_first_sources(
+                network, ball.around(x[:1]), k
+            )
 
 
 @pytest.mark.parametrize("ball", BALLS, ids=repr)

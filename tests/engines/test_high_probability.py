@@ -13,7 +13,7 @@ from autodual.dual import DualNetwork
 from autodual.engines import high_probability, memory
 from autodual.engines.backward.radius import RadiusPass
 from autodual.engines.high_probability import (
-    Reading,
+    ConfidenceRadius,
     gaussian_enlargement,
     geometric_enlargement,
     geometric_tail,
@@ -104,7 +104,7 @@ def test_coverage_over_two_thousand_independent_draws(case: str) -> None:
 
 def test_without_the_enlargement_coverage_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coverage test can fail: plain estimates are too small about half the time."""
-    monkeypatch.setattr(Reading, "of", classmethod(lambda cls, c, gaussian: cls(c.k, c.m, 1.0, 1.0)))
+    monkeypatch.setattr(ConfidenceRadius, "of", classmethod(lambda cls, c, gaussian: cls(c.k, c.m, 1.0, 1.0)))
     ball, engine = CASES["merged"]
     x = batch(1, 6)
     network = dual_network(mlp(6, 8, 7, 3), x)
@@ -285,7 +285,7 @@ def _numbers(draws: Draws) -> torch.Tensor:
 
 @pytest.mark.parametrize("term", [INPUT, GAUSS, COLUMNS])
 def test_projections_in_parts_read_as_they_do_together(term: int) -> None:
-    samples, reading = torch.randn(30, 2, 5, dtype=torch.float64), Reading(30, 1, 1.3, 1.2)
+    samples, reading = torch.randn(30, 2, 5, dtype=torch.float64), ConfidenceRadius(30, 1, 1.3, 1.2)
     total = None
     for part in (samples if term == COLUMNS else samples[:7], samples if term == COLUMNS else samples[7:]):
         total = reading.add(term, total, part)

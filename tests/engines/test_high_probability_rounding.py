@@ -10,7 +10,7 @@ import autodual as ad
 from autodual.engines import high_probability
 from autodual.engines.high_probability import (
     ROUNDING,
-    Reading,
+    ConfidenceRadius,
     geometric_enlargement,
     log_tail_per_estimate,
     never_zero,
@@ -65,7 +65,7 @@ def test_an_angle_of_zero_does_not_make_a_radius_vanish(monkeypatch: pytest.Monk
 def test_a_sample_that_underflows_does_not_make_a_radius_vanish() -> None:
     samples = torch.ones(50, 1, 3)
     samples[0] = 0
-    reading = Reading(50, 1, 1.0, 1.0)
+    reading = ConfidenceRadius(50, 1, 1.0, 1.0)
     assert bool((reading.finish(INPUT, reading.add(INPUT, None, samples)) > 0.1).all())
 
 

@@ -16,7 +16,7 @@ from autodual.engines.backward.dual import Dual
 from autodual.engines.backward.solvers import Centres
 from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside
 from autodual.engines.projected.draws import Draws, draw
-from autodual.engines.projected.exact_first import first_radii, first_sources
+from autodual.engines.projected.exact_first import exact_first_radii, exact_first_sources
 from autodual.engines.projected.streams import COLUMNS, GAUSS, StreamPass
 from autodual.engines.results import (
     BoundEngine,
@@ -112,7 +112,7 @@ def _smallest(enough: Callable[[float], bool]) -> float:
 
 
 def never_zero(draws: Draws) -> Draws:
-    """Angles of zero made half of the smallest step: they have a probability only because random numbers have few digits."""
+    """Replaces angles of zero by half of the smallest step: they are drawn only because random numbers have few digits."""
     for part in [*draws.fresh.values(), draws.first]:
         if isinstance(part, Angles):
             numbers = part.angles if part.turns is None else part.turns
@@ -121,8 +121,8 @@ def never_zero(draws: Draws) -> Draws:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How one estimator turns its projections, which come in parts, into an upper bound."""
+class ConfidenceRadius:
+    """Turns k projections, which come in parts, into an upper bound on a radius that holds with a stated confidence."""
 
     k: int
     m: int
@@ -130,7 +130,7 @@ class Reading:
     gauss: float
 
     @classmethod
-    def of(cls, confidence: Confidence, gaussian: bool) -> Reading:
+    def of(cls, confidence: Confidence, gaussian: bool) -> ConfidenceRadius:
         """Refuses a number of projections that is too small to bound anything."""
         k, tail = confidence.k, log_tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
         factors = [geometric_enlargement(k, tail), gaussian_enlargement(k, tail) if gaussian else 1.0]
@@ -265,14 +265,14 @@ class HighProbability(BoundEngine):
             warn_of_exact_bounds(confidence.k * confidence.m, network)
             exact = exactly(network, region)
             return ProbablePreactivations(exact.intervals, confidence, outside=exact.outside)
-        reading = Reading.of(confidence, gaussian=norm.projection is Projection.GAUSSIAN)
+        estimator = ConfidenceRadius.of(confidence, gaussian=norm.projection is Projection.GAUSSIAN)
         generator = torch.Generator(region.centre.device).manual_seed(self.seed)
-        known = first_radii(network, region, confidence.k) if self.exact_first else {}
+        known = exact_first_radii(network, region, confidence.k) if self.exact_first else {}
         found = _Found(network, region, rounding)
         for index in network.activations:
             source = network.source(index)
             if source not in known:
-                known[source] = self._estimate(network, region, found.wide, source, reading, generator)
+                known[source] = self._estimate(network, region, found.wide, source, estimator, generator)
             found.enter(index, known[source])
         return ProbablePreactivations(found.intervals, confidence, outside=found.outside())
 
@@ -300,7 +300,7 @@ class HighProbability(BoundEngine):
         """Nodes whose radii are estimated."""
         if self._exact(network):
             return []
-        exact = first_sources(network, region, self._counts()[0]) if self.exact_first else set()
+        exact = exact_first_sources(network, region, self._counts()[0]) if self.exact_first else set()
         return [s for s in dict.fromkeys(network.source(i) for i in network.activations) if s not in exact]
 
     def _estimate(
@@ -309,25 +309,25 @@ class HighProbability(BoundEngine):
         region: InputSet,
         bands: dict[int, Band],
         source: int,
-        reading: Reading,
+        estimator: ConfidenceRadius,
         generator: torch.Generator,
     ) -> Tensor:
         """An upper bound on the radius of a node, from random numbers that nothing else has seen."""
         before = [i for i in network.ancestors(source) if i in network.activations]
         largest = max(math.prod(network.nodes[i].shape) for i in network.ancestors(source))
-        size = max(1, min(reading.k, VALUES_AT_ONCE // (largest * len(region))))
+        size = max(1, min(estimator.k, VALUES_AT_ONCE // (largest * len(region))))
         best: dict[int, Tensor] = {}
-        for number in range(reading.m):
+        for number in range(estimator.m):
             totals: dict[int, Tensor] = {}
-            for start in range(0, reading.k, size):
-                draws = draw(network, region, min(size, reading.k - start), generator, before)
+            for start in range(0, estimator.k, size):
+                draws = draw(network, region, min(size, estimator.k - start), generator, before)
                 first = number == 0 and start == 0
                 carried = StreamPass(network, region, never_zero(draws), self.merged, bands, first)
                 streams = walk(network, carried, source)
                 for term, samples in streams.items():
-                    totals[term] = reading.add(term, totals.get(term), samples)
+                    totals[term] = estimator.add(term, totals.get(term), samples)
             for term, total in totals.items():
-                value = reading.finish(term, total)
+                value = estimator.finish(term, total)
                 best[term] = torch.maximum(best[term], value) if term in best else value
         radius = added(list(best.values())).to(region.centre)
         return radius * (1 + ROUNDING * torch.finfo(radius.dtype).eps)
@@ -336,9 +336,9 @@ class HighProbability(BoundEngine):
 class _Found:
     """The activations that have been relaxed so far.
 
-    In a proof, what rounding may have done to an activation counts to the radius that its band has in streams: they estimate what all
-    of that adds up to, with the coefficients that there are. What is left for an interval are the errors of its own affine layers,
-    once for its centre and once for its radius, which is no larger than what the centre is summed from.
+    In a proof, the rounding error of an activation is added to the radius that its band has in streams, which so estimate what all
+    such errors add up to. What is left for an interval are the errors of its own affine layers, once for its centre and once for its
+    radius, which is no larger than what the centre is summed from.
     """
 
     def __init__(self, network: DualNetwork, region: InputSet, rounding: Errors) -> None:

@@ -125,7 +125,9 @@ class RadiusPass:
 
     def _terms(self, index: int, rows: Rows) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """What the input and every activation add to the radius of rows, to their error and to their run error."""
-        total, errors, run_errors = list[Tensor](), list[Tensor](), list[Tensor]()
+        total: list[Tensor] = []  # not list[Tensor](), which a compiler does not understand
+        errors: list[Tensor] = []
+        run_errors: list[Tensor] = []
         kinds = [(terms, known) for terms, known in ((errors, self.errors), (run_errors, self.run_errors)) if known]
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:

@@ -40,7 +40,7 @@ class Draws:
     exact: bool = False
     """No numbers at all: bounds are to be exact, since so many projections would cost more."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
-    """Where they were drawn from; PyTorch's global one when None."""
+    """The source of the numbers; PyTorch's global one when None."""
 
     def begins_for(self, norm: Norm, shape: Shape) -> bool:
         """Whether the input's numbers are those that sets of this norm need, for examples of this shape."""

@@ -18,7 +18,7 @@ from autodual.engines.backward.solvers import Centres
 from autodual.engines.memory import Budget
 from autodual.engines.projected.draws import Draws, draw, passed_activations
 from autodual.engines.projected.estimators import Estimator, QuietGradient
-from autodual.engines.projected.exact_first import first_radii
+from autodual.engines.projected.exact_first import exact_first_radii
 from autodual.engines.projected.streams import StreamPass, read
 from autodual.engines.results import (
     BoundEngine,
@@ -171,7 +171,7 @@ class Relaxed:
 
 def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: Projected, last: bool) -> Relaxed:
     """Read the stream that enters each activation, and choose its band, by which the stream then passes it."""
-    known = first_radii(network, region, engine.k) if engine.exact_first else {}
+    known = exact_first_radii(network, region, engine.k) if engine.exact_first else {}
     bands, streams = carried.bands, OnDemand(network, carried, keep=False)
     centres = OnDemand(network, Centres(region, bands))
     intervals: dict[int, Interval] = {}

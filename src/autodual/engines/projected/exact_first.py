@@ -15,15 +15,15 @@ from autodual.engines.memory import Budget
 from autodual.sets import InputSet, norm_of
 
 
-def first_radii(network: DualNetwork, region: InputSet, k: int) -> dict[int, Tensor]:
-    """[N or 1, *shape] by node, for `first_sources`."""
-    return {source: _radius(network, region, source) for source in sorted(first_sources(network, region, k))}
+def exact_first_radii(network: DualNetwork, region: InputSet, k: int) -> dict[int, Tensor]:
+    """Exact radii [N or 1, *shape] of `exact_first_sources`, by node."""
+    return {source: _radius(network, region, source) for source in sorted(exact_first_sources(network, region, k))}
 
 
-def first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
+def exact_first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
     """Nodes that enter an activation, that no activation comes before, and whose exact radii are no dearer than k projections.
 
-    Known from shapes alone, and the same for every size of batch.
+    The answer depends on shapes alone, not on the size of the batch.
     """
     activations = set(network.activations)
     sources = {network.source(i) for i in network.activations}
@@ -39,7 +39,7 @@ def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Product(Pass[Tensor]):
-    """|W| r from layer to layer."""
+    """Radii |W| r from layer to layer."""
 
     region: InputSet
 

@@ -21,9 +21,8 @@ from autodual.engines.projected.estimators import Estimator
 from autodual.kernels.stream import Angles, can_be_half, fresh_stream, pass_and_add, pass_on
 from autodual.sets import InputSet
 
-INPUT = 0
-GAUSS = -1
-COLUMNS = -2
+INPUT, GAUSS, COLUMNS = 0, -1, -2
+"""Keys of streams: the input's or the merged Cauchy one, the Gaussian one of an l2 ball, and the columns of an l1 ball."""
 
 Streams = dict[int, Tensor]
 """By the term that a stream stands for: [k, N or 1, *shape]."""
@@ -31,7 +30,7 @@ Streams = dict[int, Tensor]
 
 @dataclass(frozen=True)
 class StreamPass(Pass[Streams]):
-    """The streams of one set of draws. Bands of activations are asked for when a stream passes them."""
+    """The streams of one set of draws. The band of an activation must be known when a stream passes it."""
 
     network: DualNetwork
     region: InputSet
