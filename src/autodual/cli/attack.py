@@ -64,7 +64,5 @@ def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> Casc
 
     certified = certify_all(combination, data, watch.tell, watch.group)
     attacked = attack_all(combination, data, watch.tell, group=watch.group)
-    note = check_together(repr(combination), certified, attacked.found, attacked.certified_wrong)
-    if note is not None:
-        watch.say(note)
+    check_together(repr(combination), certified, attacked.found, attacked.certified_wrong, watch.say)
     return parse(CascadeSummary, certified.summary(attacked))

@@ -68,8 +68,11 @@ def with_config_options(
 
 
 def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Options as they were, and those of the command line over them. A clip that came with another norm is dropped, aloud; a first
-    eps that came with a larger eps is cut; epochs that came where a part of the training is given now are dropped."""
+    """Options as they were, with those of the command line over them.
+
+    A clip that came with another norm is dropped, aloud; a first eps that came with a larger eps is cut; epochs that came where a
+    part of the training is given now are dropped.
+    """
     options = {**before, **changes}
     for part, epochs in PARTS.items():
         if part in changes and changes.get(epochs) is not None:
@@ -164,7 +167,7 @@ def _parsed(text: str) -> float | None:
 
 
 def usage_message(error: typer.BadParameter) -> str:
-    """One line; but the help, which a command without arguments raises as if it were an error, as it is."""
+    """A mistake in one line. The help, which a command without arguments raises as an error, stays as it is."""
     text = error.format_message()
     near = getattr(error, "possibilities", None)  # of an option that does not exist, best first
     if near:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,13 +20,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from autodual._errors import AutodualError
 
 if TYPE_CHECKING:
-    from autodual.training.loop import Progress as StepProgress
+    from autodual.training.loop import StepProgress
     from autodual.training.stage import Watch
 
 
 def speaks() -> bool:
     """Whether this process talks to the user: the first of those that torchrun has started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows with columns of one width each; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 # What the library warns of, as a person sees it: one line each, once, without a line of source.

@@ -23,7 +23,7 @@ from autodual.sets import Perturbation
 
 @dataclass(frozen=True)
 class Judged:
-    """Per example: what certification says, in order."""
+    """What certification says about examples, in order: [N] each."""
 
     labels: Tensor
     predicted: Tensor
@@ -129,6 +129,6 @@ SMALL_UNITS = 10_000
 
 
 def at_once(model: nn.Module, data: ImageData) -> int:
-    """Examples between which certification can be stopped, and goes on from: fewer of a larger network."""
+    """How many examples are certified between two points at which the work can be stopped: fewer for a larger network."""
     units = generators(dual_network(model, data.scaled(slice(0, 1))))
     return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, units))

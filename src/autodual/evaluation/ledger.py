@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from autodual.cascades.load import Combination
+from autodual.cascades import Combination
 from autodual.cascades.records import Answers, CascadeCertificate
 from autodual.certificates import certify
 from autodual.certificates.proof import describe

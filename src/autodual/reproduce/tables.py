@@ -18,7 +18,7 @@ from autodual.report.blocks import Text as TextBlock
 from autodual.report.page import render_sections
 from autodual.report.sections.headline import Sandwich, sandwich_chart
 from autodual.reproduce.campaign import Campaign, Recipe, Task
-from autodual.reproduce.evaluation import ENGINES
+from autodual.reproduce.evaluation import ROW_ENGINES
 from autodual.reproduce.figures import Picture, draw_figures
 from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
 from autodual.reproduce.rows import BEST, ROWS, SEEDS, SIZES, Errors, Row, seconds_in_the_paper
@@ -92,7 +92,7 @@ def results_of(campaign: Campaign, row: Row) -> list[Result]:
 
 
 def build_tables(campaign: Campaign) -> list[Table]:
-    """In the order of the page."""
+    """All tables, in the order of the page."""
     every = [result for row in ROWS for result in results_of(campaign, row)]
     single = [result for result in every if not result.row.is_cascade]
     cascades = [result for result in every if result.row.is_cascade]
@@ -139,13 +139,13 @@ def _single(result: Result) -> list[str]:
 
 
 def _engines(results: Sequence[Result]) -> Table:
-    header = ("row", "recipe", "images", *ENGINES, "best of them", "weights of")
+    header = ("row", "recipe", "images", *ROW_ENGINES, "best of them", "weights of")
     rows = []
     for result in results:
         record, figures = result.first, result.figures(NetworkFigures)
         assert record is not None
         assert figures is not None
-        counts = [_count(figures.engines.get(name), record.examples) for name in ENGINES]
+        counts = [_count(figures.engines.get(name), record.examples) for name in ROW_ENGINES]
         best = f"{figures.certified_best} ({figures.certified_best_as_run})" if record.complete else NOT_RUN
         rows.append([result.row.name, result.recipe, str(record.examples), *counts, best, record.weights.chosen])
     text = (

@@ -17,8 +17,8 @@ from autodual._errors import ArgumentError
 from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
 from autodual.reproduce.campaign import CERTIFICATES, EVALUATION, WEIGHTS, Campaign, Task
 from autodual.reproduce.evaluation import (
-    ENGINES,
     NEEDED,
+    ROW_ENGINES,
     Arrays,
     Before,
     Notes,
@@ -54,7 +54,7 @@ OF_NO_CONSEQUENCE = (
 class Extent:
     """How much of a task is wanted now."""
 
-    engines: Collection[str] = tuple(ENGINES)
+    engines: Collection[str] = tuple(ROW_ENGINES)
     """The exact bound is always among them."""
     evaluate: bool = True
     side_by_side: int = 1
@@ -62,9 +62,9 @@ class Extent:
 
     def __post_init__(self) -> None:
         for name in self.engines:
-            if name not in ENGINES:
-                raise ArgumentError(f"engines must be some of {', '.join(ENGINES)}, got {name!r}")
-        in_order = tuple(name for name in ENGINES if name == NEEDED or name in self.engines)
+            if name not in ROW_ENGINES:
+                raise ArgumentError(f"engines must be some of {', '.join(ROW_ENGINES)}, got {name!r}")
+        in_order = tuple(name for name in ROW_ENGINES if name == NEEDED or name in self.engines)
         object.__setattr__(self, "engines", in_order)
 
     def reached(self, record: RowRecord | None) -> bool:

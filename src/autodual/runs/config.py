@@ -12,8 +12,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from autodual._errors import ArgumentError
 
-# What a run is made of: one flat, typed record whose field docs are the command line's help.
-
 Norm = Literal["linf", "l2"]
 Training = Literal["projected", "dual", "ibp", "none"]
 EstimatorName = Literal["quiet-gradient", "median", "geometric-mean", "maximum-likelihood"]
@@ -103,12 +101,12 @@ class TrainConfig:
         _check_values(self)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, for YAML and JSON."""
+        """The fields as plain values, for YAML and JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> TrainConfig:
-        """Refuses names that it does not know, and suggests the nearest one."""
+        """A config from values by name. Refuses names that it does not know, and suggests the nearest one."""
         if not isinstance(values, Mapping):
             raise ArgumentError(f"{source}: expected options by name, got {type(values).__name__}")
         known = [f.name for f in fields(cls)]
@@ -162,7 +160,7 @@ def fraction(text: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Finite, and not too large to be a float; None if it is not."""
+    """The value as a finite float; None if it is none."""
     found = fraction(value) if isinstance(value, str) else value
     fine = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
     return float(found) if fine else None  # type: ignore[arg-type]  # `fine` says so
@@ -235,7 +233,7 @@ def _at_least(least: int, name: str, value: float | None) -> tuple[bool, str]:
 
 
 def eps_at(config: TrainConfig, epoch: int) -> float:
-    """Linear from the start value over the first epochs, then constant."""
+    """Size of the perturbation in an epoch: linear from the start value over the first epochs, then constant."""
     ramp = in_epochs(config, "eps_part")
     if ramp <= 1 or epoch >= ramp - 1:
         return config.eps
@@ -244,7 +242,7 @@ def eps_at(config: TrainConfig, epoch: int) -> float:
 
 
 def lr_at(config: TrainConfig, epoch: int) -> float:
-    """Constant at first, then halved every so many epochs."""
+    """Learning rate in an epoch: constant at first, then halved every so many epochs."""
     constant, every = in_epochs(config, "lr_part"), in_epochs(config, "lr_halve_part")
     if every == 0 or epoch < constant:
         return config.lr

@@ -57,11 +57,11 @@ def train_run(config: TrainConfig, folder: Path | str, resume: bool = False, wat
 
 
 T = TypeVar("T")
-Work = Callable[[TrainConfig, Run, Parts, Watch], T]
+InRun = Callable[[TrainConfig, Run, Parts, Watch], T]
 """What is done in a run folder that is locked and noted, with data on the device."""
 
 
-def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: Work[T]) -> T:
+def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: InRun[T]) -> T:
     """Loads the data that the config names, opens the run folder, and does `work` there."""
     folder_of_data = None if config.data_folder is None else Path(config.data_folder)
     data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
@@ -119,7 +119,7 @@ def _run(
     train_data: ImageData,
     test_data: ImageData,
     build: Callable[[ImageData], nn.Module],
-    work: Work[T],
+    work: InRun[T],
 ) -> T:
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun

@@ -42,7 +42,7 @@ class Watch:
     group: Group = ALONE
 
     def within(self, group: Group) -> Watch:
-        """For one of several processes: only the first one reports, and they stop together."""
+        """The watch of one of several processes: only the first one reports, and they stop together."""
         return replace(self, group=group) if group.first else Watch(stop=self.stop, group=group)
 
     def ledger(self, path: Path, renewed: Sequence[str] = (), step: int | None = None) -> Ledger:

@@ -161,7 +161,7 @@ def with_weights(
 
 
 def _named(config: TrainConfig) -> nn.Module:
-    """Untrained; leaves the CPU's random state alone."""
+    """The untrained network that the config names; leaves the CPU's random state alone."""
     shape, classes = form_of(config.dataset, config.data_folder)
     statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
     with torch.random.fork_rng(devices=[]):
