@@ -12,6 +12,7 @@ import torch
 from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.pack import unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
+from autodual.runs.schema import plain
 from autodual.runs.yaml import dump_yaml
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
@@ -39,7 +40,7 @@ def test_a_row_from_its_config_to_its_record(tmp_path: Path, stages: int) -> Non
     found = work_on(there, Task("row"), Watch())
     assert found is not None
     assert found.complete
-    record = found.to_mapping()
+    record = plain(found)
     assert there.progress(Task("row")).step == Phase.DONE
     assert record["training"]["device"] == torch.cuda.get_device_name()
     if stages == 1:

@@ -196,12 +196,12 @@ def _certify(
 
 def _told(found: Summary) -> str:
     """Both statements: in real numbers, and as the network runs."""
-    if found.delta is None:
+    if found.basis is None:
         return f"robust error {found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
     rates = f"{found.not_certified:.2%} (as run in float32: {found.not_certified_as_run:.2%})"
-    if found.estimates == 0:
+    if found.basis.estimates == 0:
         return f"not certified: {rates}; nothing was estimated, the bounds are exact"
-    return f"not certified with probability {1 - found.delta:.10g} each: {rates}"
+    return f"not certified with probability {1 - found.basis.delta:.10g} each: {rates}"
 
 
 def _chosen(engine: Engine, given: dict[str, Any]) -> BoundEngine:

@@ -60,7 +60,7 @@ def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
     ours = "-"
     if record is not None:
         figures = record.figures
-        robust = figures.robust_error if isinstance(figures, NetworkFigures) else figures.stage_certified_error
+        robust = figures.robust_error if isinstance(figures, NetworkFigures) else figures.errors.stage_certified_error
         ours = f"{100 * robust:.2f} / {100 * figures.error:.2f}"
     if task.row in SEEDED and task.recipe == "paper":
         seeds = [campaign.progress(Task(task.row, task.recipe, seed)).step == Phase.DONE for seed in range(SEEDS)]

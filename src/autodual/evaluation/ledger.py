@@ -87,7 +87,7 @@ def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation,
         device=x.device.type,
         batch=batch_size(data),
         **versions(),
-        **basis(models[0], data, ball, engine),
+        basis=basis(models[0], data, ball, engine),
     )
 
 

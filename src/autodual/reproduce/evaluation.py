@@ -35,7 +35,7 @@ from autodual.evaluation.ledger import RENEWED, cascade_to_file, judge_to_file, 
 from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.records import AttackLine, CascadeAttackLine, CascadeErrors
+from autodual.runs.records import AttackFigures, AttackLine, CascadeAttackLine, CascadeErrors
 from autodual.runs.schema import parse, plain, read
 from autodual.sets import Perturbation
 from autodual.training.cascade import ATTACKED, attack_batch, certify_all
@@ -284,19 +284,13 @@ def evaluate_cascade(
         found = replace(found, best_sound=_best_sound(config, run, stages, parts, watch, arrays))
     report(found, arrays, False)
     with notes.timed("cascade attack"):
-        found = _attack_cascade(run, cascade, certified, found, data, watch, arrays)
+        found = replace(found, attack=_attack_cascade(run, cascade, certified, data, watch, arrays))
     report(found, arrays, True)
 
 
 def _attack_cascade(
-    run: Run,
-    cascade: Cascade,
-    certified: CascadeCertificate,
-    figures: CascadeFigures,
-    data: ImageData,
-    watch: Watch,
-    arrays: Arrays,
-) -> CascadeFigures:
+    run: Run, cascade: Cascade, certified: CascadeCertificate, data: ImageData, watch: Watch, arrays: Arrays
+) -> AttackFigures:
     """Attacks the first images only: the attack follows gradients of bounds, which are dear."""
     some = data.take(ATTACKED * (10 if data.images.is_cuda else 1))
 
@@ -316,8 +310,8 @@ def _attack_cascade(
     same = certified.take(len(some))
     check_together(run.folder, same, wrong, with_certificate, watch.say)
     arrays |= {"attacked": wrong.numpy(), "attacked_certified_wrong": with_certificate.numpy()}
-    return replace(
-        figures, attacked_examples=len(some), attacked_error=wrong.double().mean().item(),
+    return AttackFigures(
+        attacked_examples=len(some), attacked_error=wrong.double().mean().item(),
         attacked_certified_error=with_certificate.double().mean().item(), broken_claims=int((same.claimed & wrong).sum()),
         on_attacked=parse(CascadeErrors, same.summary()),
     )  # fmt: skip

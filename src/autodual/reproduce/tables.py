@@ -22,7 +22,7 @@ from autodual.reproduce.evaluation import ROW_ENGINES
 from autodual.reproduce.figures import Picture, draw_figures
 from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
 from autodual.reproduce.rows import BEST, ROWS, SEEDS, SIZES, Errors, Row, seconds_in_the_paper
-from autodual.runs.schema import read
+from autodual.runs.schema import plain, read
 
 NOT_RUN, NOT_COMPLETE = "not run", "not complete"
 SPEEDS = "speeds.json"
@@ -122,7 +122,7 @@ def _singles(key: str, title: str, results: Sequence[Result]) -> Table:
         "best: robust error", "PGD error", "error", "released: robust / error", "s per epoch (paper)",
     )  # fmt: skip
     rows = [_single(result) for result in results]
-    shown = [Sandwich.of(_name(result), result.first.to_mapping()) for result in results if result.first is not None]
+    shown = [Sandwich.of(_name(result), plain(result.first)) for result in results if result.first is not None]
     return Table(key, title, (SINGLE_TEXT if key == "linf" else AS_ABOVE,), header, rows, shown)
 
 
@@ -180,7 +180,7 @@ def _cascades(key: str, title: str, results: Sequence[Result]) -> Table:
     )  # fmt: skip
     rows = [_cascade(result) for result in results]
     first = [(_name(result), result.first) for result in results if result.first is not None]
-    shown = [Sandwich.of_cascade(name, record.to_mapping()) for name, record in first]
+    shown = [Sandwich.of_cascade(name, plain(record)) for name, record in first]
     return Table(
         key, title, (CASCADE_TEXT if key == "cascades" else AS_ABOVE,), header, rows, shown, frozenset({"row", "which"})
     )
@@ -195,12 +195,12 @@ def _cascade(result: Result) -> list[str]:
     if found.best_sound is not None:
         chosen = found.best_sound
         best = [_percent(chosen.sound_certified_error), _percent(chosen.sound_certified_error_as_run), chosen.chosen]
-    if found.on_attacked is not None:
-        beside = _percent(found.on_attacked.stage_certified_error)
-        attacked = f"{_percent(found.attacked_error)} ({beside}; {found.attacked_examples} images)"
+    if found.attack is not None:
+        beside = _percent(found.attack.on_attacked.stage_certified_error)
+        attacked = f"{_percent(found.attack.attacked_error)} ({beside}; {found.attack.attacked_examples} images)"
     return [
-        *start, result.percent("stage_certified_error"), attacked, result.percent("sound_certified_error"),
-        result.percent("sound_certified_error_as_run"), *best, _clean(result), str(len(record.weights.sha256)),
+        *start, _percent(found.errors.stage_certified_error), attacked, _percent(found.errors.sound_certified_error),
+        _percent(found.errors.sound_certified_error_as_run), *best, _clean(result), str(len(record.weights.sha256)),
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from autodual.runs.checkpoint import encode_half, load_half_model, save_model
 from autodual.runs.config import TrainConfig, by_epochs
 from autodual.runs.folder import METRICS_LIMIT, Run
 from autodual.runs.records import Environment, EpochLine
-from autodual.runs.schema import read
+from autodual.runs.schema import plain, read
 from autodual.runs.yaml import dump_yaml
 from autodual.training.cascade import train_cascade
 from autodual.training.fitting import run_named, trained_network
@@ -172,10 +172,11 @@ def _keeper(
         weights = _keep_weights(folder, task, config, run, models)
         write_arrays(folder / CERTIFICATES, arrays)
         record = RowRecord(
-            task.row, task.recipe, config.seed, complete, "test", len(arrays["labels"]), repr(make_ball(config)), config.norm,
-            config.eps, "float32", config.cascade > 1, figures, weights, _training(config, run, notes.spent),
+            row=task.row, recipe=task.recipe, seed=config.seed, complete=complete, split="test", examples=len(arrays["labels"]),
+            perturbation=repr(make_ball(config)), norm=config.norm, eps=config.eps, dtype="float32", cascade=config.cascade > 1,
+            figures=figures, weights=weights, training=_training(config, run, notes.spent),
         )  # fmt: skip
-        write_json(folder / EVALUATION, record.to_mapping())
+        write_json(folder / EVALUATION, plain(record))
 
     return keep
 

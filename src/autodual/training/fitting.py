@@ -176,19 +176,17 @@ def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: 
 
 
 ERRORS = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
-CASCADE_ERRORS = (
-    "error", "stage_certified_error", "sound_certified_error", "sound_certified_error_as_run", "attacked_error",
-    "attacked_certified_error",
-)  # fmt: skip
-"""Figures for TensorBoard; those that were not measured are left out."""
+ATTACK_ERRORS = ("attacked_error", "attacked_certified_error")
 
 
 def _write_events(run: Run, found: Finished) -> None:
     """The figures at the end; those that an earlier process wrote do not count any more."""
-    events = Events(run.events)
-    for kind, record, names in (("evaluation", found.evaluation, ERRORS), ("cascade", found.cascade, CASCADE_ERRORS)):
-        values = {name: getattr(record, name, None) for name in names}
-        events.write(kind, 0, {name: value for name, value in values.items() if value is not None})
+    events, whole = Events(run.events), found.evaluation
+    events.write("evaluation", 0, {name: value for name in ERRORS if (value := getattr(whole, name)) is not None})
+    if found.cascade is not None:
+        attack = found.cascade.attack
+        attacked = {} if attack is None else {name: getattr(attack, name) for name in ATTACK_ERRORS}
+        events.write("cascade", 0, plain(found.cascade.errors) | attacked)
     events.close()
 
 

@@ -129,7 +129,7 @@ class Step:
         self.draws: dict[int, Draws | None] = {}
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        """Takes a step; returns what `SUMMARY` lists, on the device. weight: of the gradient, where processes share a batch unevenly."""
+        """Takes a step; returns what `SUMMARY` lists, on the device. weight: of the gradient, where processes share a batch."""
         self.optimiser.zero_grad(set_to_none=False)
         return self._updated(x, labels, weight)
 

@@ -84,7 +84,7 @@ class Target:
     def _is_proved_by(self, file: Path) -> bool:
         """Whether the lines of a file are proofs about this network, data and perturbation, by whatever engine, version and device."""
         noted = read_if_sound(Problem, record_about(file, "problem"))
-        if noted is None or not noted.is_proof or noted.combination is not None:
+        if noted is None or noted.basis is not None or noted.combination is not None:
             return False
         now = problem_of([self.model], self.data, self.ball, Dual())
         return noted.difference(now, "engine", "device", "autodual", "torch") is None
