@@ -29,7 +29,7 @@ from autodual.reproduce.evaluation import (
     write_arrays,
 )  # fmt: skip
 from autodual.reproduce.records import Figures, NetworkFigures, RowRecord, Training, Weights
-from autodual.runs.checkpoint import encode_half, load_half_model, save_model
+from autodual.runs.checkpoint import encode_half, load_model, save_model
 from autodual.runs.config import TrainConfig, by_epochs
 from autodual.runs.folder import METRICS_LIMIT, Run
 from autodual.runs.records import Environment, EpochLine
@@ -151,7 +151,7 @@ def _take_first_stage(
         if any(own[name] != other[name] for name in own if name not in OF_NO_CONSEQUENCE):
             continue
         model = fresh_model(config, parts, 0)
-        load_half_model(source.model_file, model)
+        load_model(source.model_file, model, expect_half=True)
         save_model(run.stage_file(0), model)
         shutil.copyfile(source.metrics_file, run.metrics_file)
         watch.say(f"stage 0: is the network of {single}, which is trained already")
