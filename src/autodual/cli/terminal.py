@@ -154,6 +154,21 @@ class Display:
         self.bars.update(self.tasks[key], description=name, completed=done, total=of, note=note)
 
 
+@contextmanager
+def watched(stopped: str | None = None) -> Iterator[Watch]:
+    """Shows the progress of what follows. Asked to stop, it ends the command as its signal says, with the message `stopped`, or the
+    run's own."""
+    from autodual.training.loop import StoppedError
+
+    with Signals() as signals:
+        display = Display(signals.stop)
+        try:
+            with display.bars:
+                yield display.watch()
+        except StoppedError as error:
+            raise InterruptedRunError(stopped or str(error), signals.received or 2) from None
+
+
 def _losses(loss: float, robust: float, standard: float) -> str:
     """The loss that is minimised, and the robust one if that is only a part of it."""
     if math.isnan(loss) or robust == standard:

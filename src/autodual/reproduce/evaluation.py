@@ -38,7 +38,7 @@ from autodual.runs.folder import Run
 from autodual.runs.records import AttackFigures, AttackLine, CascadeAttackLine, CascadeErrors
 from autodual.runs.schema import parse, plain, read
 from autodual.sets import Perturbation
-from autodual.training.cascade import ATTACKED, attack_batch, certify_all
+from autodual.training.cascade import attack_batch, attacked_part, certify_all
 from autodual.training.setup import make_ball
 from autodual.training.stage import Parts, Watch
 
@@ -291,8 +291,8 @@ def evaluate_cascade(
 def _attack_cascade(
     run: Run, cascade: Cascade, certified: CascadeCertificate, data: ImageData, watch: Watch, arrays: Arrays
 ) -> AttackFigures:
-    """Attacks the first images only: the attack follows gradients of bounds, which are dear."""
-    some = data.take(ATTACKED * (10 if data.images.is_cuda else 1))
+    """Attacks the first images, and adds what it found about each to `arrays`."""
+    some = attacked_part(data)
 
     def find(part: slice) -> list[CascadeAttackLine]:
         with full_precision():
@@ -322,7 +322,7 @@ def _best_sound(
 ) -> BestSound:
     """The first stage alone, the routed cascade or the sum of scores: whichever leaves the fewest images of `fitting` uncertified."""
     ball = make_ball(config)
-    fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
+    fitting = parts.fitting(config)
     file = run.folder / "best-combination.json"
     if not file.exists():
         routed = RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball).thresholds if len(stages) > 1 else ()

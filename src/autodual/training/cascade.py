@@ -192,6 +192,11 @@ def attack_all(
     return CascadeAttack.join([found for turn in turns for found in turn])
 
 
+def attacked_part(data: ImageData) -> ImageData:
+    """The examples that a cascade is attacked on: the attack follows gradients of bounds, which are dear."""
+    return data.take(ATTACKED * (10 if data.images.is_cuda else 1))
+
+
 def attack_batch(combination: Combination, data: ImageData) -> int:
     """Examples of a batch of an attack. It depends on the networks, not on free memory, so all processes make the same batches."""
     if not combination.attack_follows_bounds:
@@ -208,11 +213,10 @@ def finish_cascade(
     done, group = run.folder / "cascade.json", watch.group
     if group.by_first(done.exists):
         return group.by_first(partial(read, CascadeSummary, done))
-    fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
-    combination = combine(config, stages, fitting, group)
+    combination = combine(config, stages, parts.fitting(config), group)
     group.by_first(partial(combination.save, run.cascade_folder))
     certified = certify_all(combination, parts.test, watch.tell, group)
-    some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
+    some = attacked_part(parts.test)
     attacked = attack_all(combination, some, watch.tell, group=group)
     check_together(run.cascade_folder, certified.take(len(some)), attacked.found, attacked.certified_wrong, watch.say)
     found = parse(CascadeSummary, certified.summary() | certified.take(len(some)).beside(attacked))

@@ -65,6 +65,10 @@ class Parts:
     test: ImageData
     build: Callable[[ImageData], nn.Module] = field(repr=False)
 
+    def fitting(self, config: TrainConfig) -> ImageData:
+        """Images on which combinations of stages are fitted: held-out ones, where there are some."""
+        return (self.train if self.held_out is None else self.held_out).take(config.evaluate_examples)
+
 
 def fresh_model(config: TrainConfig, parts: Parts, stage: int) -> nn.Module:
     """Untrained weights that depend on nothing but the seed and the stage."""
