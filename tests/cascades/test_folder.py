@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import autodual as ad
+from autodual.cascades import Cascade, RoutedCascade, SumEnsemble, load_combination
 from autodual.cascades.base import Combination
-from autodual.cascades.load import Cascade, RoutedCascade, SumEnsemble, load_combination
 from small import batch, mlp, tilted
 
 X, LABELS = batch(12, 4), torch.arange(12) % 3

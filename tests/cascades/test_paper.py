@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.cascades.load import Cascade, RoutedCascade, SumEnsemble
+from autodual.cascades import Cascade, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeAttack, CascadeCertificate
 from small import DOUBLE, ENGINES, batch, convnet, mlp
 

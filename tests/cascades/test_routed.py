@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.cascades.load import Cascade, RoutedCascade
+from autodual.cascades import Cascade, RoutedCascade
 from autodual.cascades.routed import reach
 from autodual.cascades.stage import open_stages
 from small import DOUBLE, batch, mlp

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.cascades import Cascade, RoutedCascade, SumEnsemble
 from autodual.cascades.base import Combination
-from autodual.cascades.load import Cascade, RoutedCascade, SumEnsemble
 from small import DOUBLE, batch, mlp
 
 SEEDS = range(6)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import autodual as ad
-from autodual.cascades.load import SumEnsemble
+from autodual.cascades import SumEnsemble
 from small import ENGINES, batch, mlp
 
 X = batch(40, 4)

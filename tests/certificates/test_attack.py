@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.certificates.attacks import _margin, _margin_with_slope
+from autodual.certificates.attacks import _margin_with_slope, margin_of
 from small import DOUBLE, Net, batch, mlp, tilted
 
 X = batch(12, 6)
@@ -158,7 +158,7 @@ def test_the_slope_of_the_margin_is_that_of_autodiff() -> None:
     scores = torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 1.0], [0.0, 5.0, 5.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     labels = torch.tensor([2, 0, 0, 1])
     given = scores.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(_margin(given, labels).sum(), given)
+    (expected,) = torch.autograd.grad(margin_of(given, labels).sum(), given)
     margins, slope = _margin_with_slope(scores, labels)
-    assert torch.equal(margins, _margin(scores, labels))
+    assert torch.equal(margins, margin_of(scores, labels))
     assert torch.equal(slope, expected)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import autodual
-from autodual.cascades.load import load_combination
+from autodual.cascades import load_combination
 from autodual.cli.terminal import Signals, warnings_as_notes
 from autodual.digits import digits_network, load_digits
 from autodual.engines import Crown

@@ -14,7 +14,7 @@ import torch
 from autodual.cli.certificates import tell_cascade
 from autodual.data import ImageData
 from autodual.data.known import KNOWN
-from autodual.runs.records import CascadeErrors, CascadeSummary
+from autodual.runs.records import AttackFigures, CascadeErrors, CascadeSummary
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -103,11 +103,15 @@ def test_attack_on_a_cascade(call: Call, small: list[str], tmp_path: Path) -> No
 
 
 def test_what_stands_beside_an_attack_on_a_cascade_is_of_the_same_images(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = CascadeSummary("paper", "", "", 360, (), 0.1, 0.2, 0.5733, 0.58, 1.0)
-    attacked = replace(
-        plain, attacked_examples=100, attacked_error=0.58, broken_claims=3, broken_proofs=0,
+    plain = CascadeSummary(
+        kind="paper", perturbation="", engine="", examples=360, stages=(), errors=CascadeErrors(0.1, 0.2, 0.5733, 0.58),
+        no_wrong_certificate=1.0,
+    )  # fmt: skip
+    attack = AttackFigures(
+        attacked_examples=100, attacked_error=0.58, attacked_certified_error=0.5, broken_claims=3, broken_proofs=0,
         on_attacked=CascadeErrors(0.11, 0.21, 0.59, 0.6),
     )  # fmt: skip
+    attacked = replace(plain, attack=attack)
     tell_cascade("It", attacked)
     assert capsys.readouterr().out.splitlines() == [
         "It: error 10.00%, stage-certified error 20.00%, soundly certified error 57.33% (as run: 58.00%) (360 images)",
@@ -116,7 +120,7 @@ def test_what_stands_beside_an_attack_on_a_cascade_is_of_the_same_images(capsys:
     ]
     tell_cascade("It", plain)
     assert capsys.readouterr().out.count("\n") == 1
-    tell_cascade("It", replace(attacked, examples=100, broken_proofs=1))
+    tell_cascade("It", replace(plain, examples=100, attack=replace(attack, broken_proofs=1)))
     said = capsys.readouterr()
     assert said.out.count("\n") == 1
     assert "1 images are soundly certified and yet broken" in said.err

@@ -7,7 +7,7 @@ import torch
 
 from autodual.cli import terminal as progress
 from autodual.cli.terminal import Display
-from autodual.training.loop import Progress, StoppedError
+from autodual.training.loop import StepProgress, StoppedError
 
 
 def steps(display: Display, epochs: int, batches: int) -> None:
@@ -15,7 +15,7 @@ def steps(display: Display, epochs: int, batches: int) -> None:
     watch = display.watch()
     for epoch in range(epochs):
         for batch in range(1, batches + 1):
-            watch.step(Progress(0, epoch, epochs, batch, batches, torch.tensor([0.5, 5.0, 1.0, 0.5, 0.1]), 10, 20))
+            watch.step(StepProgress(0, epoch, epochs, batch, batches, torch.tensor([0.5, 5.0, 1.0, 0.5, 0.1]), 10, 20))
 
 
 def test_a_quick_stage_is_one_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +26,7 @@ def test_a_quick_stage_is_one_line_at_the_end(capsys: pytest.CaptureFixture[str]
 
 
 def test_training_without_bounds_has_one_loss(capsys: pytest.CaptureFixture[str]) -> None:
-    Display(lambda: False).watch().step(Progress(0, 0, 1, 1, 1, torch.tensor([0.3, 1.0, 1.0, 0.3, 0.3]), 10, 10))
+    Display(lambda: False).watch().step(StepProgress(0, 0, 1, 1, 1, torch.tensor([0.3, 1.0, 1.0, 0.3, 0.3]), 10, 10))
     assert capsys.readouterr().err.rstrip().endswith("100%  loss 0.300  robust error 10%  error 10%")
 
 

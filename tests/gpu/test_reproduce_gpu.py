@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.pack import unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
+from autodual.runs.schema import plain
 from autodual.runs.yaml import dump_yaml
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
@@ -39,8 +40,8 @@ def test_a_row_from_its_config_to_its_record(tmp_path: Path, stages: int) -> Non
     found = work_on(there, Task("row"), Watch())
     assert found is not None
     assert found.complete
-    record = found.to_mapping()
-    assert there.progress(Task("row")).step == Step.DONE
+    record = plain(found)
+    assert there.progress(Task("row")).step == Phase.DONE
     assert record["training"]["device"] == torch.cuda.get_device_name()
     if stages == 1:
         assert record["pgd_error_exact"] <= record["robust_error_best"] + 1e-9 <= record["robust_error"] + 2e-9

@@ -10,6 +10,7 @@ import pytest
 
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.work import work_on
+from autodual.runs.schema import plain
 from autodual.runs.yaml import dump_yaml
 from autodual.training.stage import Watch
 
@@ -25,8 +26,8 @@ def kept(campaign: Campaign, task: Task) -> dict[str, Any]:
     record = campaign.record(task)
     assert record is not None
     mapping: dict[str, Any] = json.loads((campaign.result(task) / "evaluation.json").read_text())
-    assert record.to_mapping() == mapping
-    assert list(record.to_mapping()) == list(mapping)
+    assert plain(record) == mapping
+    assert list(plain(record)) == list(mapping)
     return mapping
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from autodual.reproduce import jobs
-from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
 from autodual.runs.yaml import dump_yaml, read_yaml
 from autodual.training.stage import Watch
@@ -39,7 +39,7 @@ def test_in_turn_one_that_fails_is_passed_over(campaign: Campaign) -> None:
     _break(campaign, OTHER)
     outcome = run_in_turn(campaign, [Task(OTHER), Task(ROW)], Clock(), Watch, lambda line: None)
     assert list(outcome.failed) == [Task(OTHER)]
-    assert campaign.progress(Task(ROW)).step == Step.DONE
+    assert campaign.progress(Task(ROW)).step == Phase.DONE
 
 
 def test_within_a_time_limit(campaign: Campaign) -> None:
@@ -47,7 +47,7 @@ def test_within_a_time_limit(campaign: Campaign) -> None:
     late = Clock.within(0.0, lambda: False)
     outcome = run_in_turn(campaign, [Task(ROW), Task(OTHER)], late, lambda: Watch(stop=late.stop), said.append)
     assert (outcome.left, said) == ([Task(ROW), Task(OTHER)], [])
-    assert campaign.progress(Task(ROW)).step == Step.NOT_RUN
+    assert campaign.progress(Task(ROW)).step == Phase.NOT_RUN
     assert run_side_by_side(campaign, [Task(ROW)], late, 2, said.append).left == [Task(ROW)]
     asked = itertools.count()
     outcome = run_in_turn(
@@ -57,7 +57,7 @@ def test_within_a_time_limit(campaign: Campaign) -> None:
     assert said == [f"{ROW}: stopped at epoch 1 of 2; the same command goes on from there"]
     outcome = run_in_turn(campaign, [Task(ROW)], Clock.within(5.0, lambda: False), Watch, said.append)
     assert outcome.left == []
-    assert campaign.progress(Task(ROW)).step == Step.DONE
+    assert campaign.progress(Task(ROW)).step == Phase.DONE
 
 
 def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:

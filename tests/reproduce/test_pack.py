@@ -11,7 +11,7 @@ import pytest
 
 from autodual import ArgumentError
 from autodual.reproduce import pack
-from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.pack import that_fit, unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
 from autodual.training.loop import StoppedError
@@ -58,7 +58,7 @@ def test_what_is_not_goes_on_elsewhere(
     """From any part of the work: in the middle of an epoch, of an evaluation, or of a stage of a cascade."""
     _train(campaign, row, steps)
     parts = _pack(campaign, tmp_path / "out.tar", Task(row))
-    assert len(parts) > 1 or campaign.progress(Task(row)).step == Step.EVALUATING
+    assert len(parts) > 1 or campaign.progress(Task(row)).step == Phase.EVALUATING
     assert all(part.stat().st_size <= SMALL for part in parts)
     there = _elsewhere(campaign, tmp_path)
     unpack(there, parts)
@@ -103,7 +103,7 @@ def test_a_later_attempt_replaces_an_earlier_one_but_no_finished_one(campaign: C
     other = replace(campaign, results=tmp_path / "b/results", work=tmp_path / "b/work")
     work_on(other, task, Watch())
     assert unpack(other, late)[task].startswith("kept")
-    assert other.progress(task).step == Step.DONE
+    assert other.progress(task).step == Phase.DONE
 
 
 def test_a_light_pack_says_only_that_a_row_is_done(finished: Campaign, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_light_pack_says_only_that_a_row_is_done(finished: Campaign, tmp_path:
     assert [path.name for path in there.results.rglob("*") if path.is_file()] == [
         "evaluation.json"
     ]  # its cascade is done
-    assert there.progress(Task(ROW)).step == Step.DONE
+    assert there.progress(Task(ROW)).step == Phase.DONE
     whole = _pack(there, tmp_path / "back.tar", Task(ROW))
     before = _tree(finished.results)
     assert unpack(finished, whole)[Task(ROW)].startswith("kept")

@@ -21,7 +21,7 @@ from autodual._files import load_tensors
 from autodual.digits import load_digits
 from autodual.evaluation import ledger
 from autodual.reproduce import evaluation
-from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.work import Extent, work_on
 from autodual.runs.yaml import dump_yaml, read_yaml
 from autodual.training import stage
@@ -107,7 +107,7 @@ def test_stopped_again_and_again_it_ends_the_same(campaign: Campaign, finished: 
             break
         except StoppedError:
             states.append(campaign.progress(task))
-    assert campaign.progress(task).step == Step.DONE
+    assert campaign.progress(task).step == Phase.DONE
     assert len(states) >= 2
     assert states == sorted(states)
     _assert_same(campaign.result(task), finished.result(task))

@@ -15,6 +15,7 @@ from autodual.reproduce.records import RowRecord
 from autodual.runs.folder import Run
 from autodual.runs.records import (
     Asked,
+    Basis,
     CertificateLine,
     CurvePoint,
     Environment,
@@ -50,7 +51,7 @@ def test_every_kept_run_reads_as_it_was_written(folder: Path) -> None:
         nothing_said = {"collapsed": None, "trained": None}
         assert plain(read(Evaluation, run.evaluation_file)) == json.loads(text) | nothing_said
     else:
-        assert RowRecord.read(run.evaluation_file).to_mapping() == json.loads(text)
+        assert plain(RowRecord.read(run.evaluation_file)) == json.loads(text)
 
 
 EVALUATION = json.loads((RESULTS / "mnist-small-0.1" / "evaluation.json").read_text())
@@ -62,8 +63,8 @@ FAULTS: dict[str, tuple[type, Any, str]] = {
     "inside a list": (Evaluation, EVALUATION | {"labels": [1, "x"]}, r"has \[1, 'x'\] as labels"),
     "inside a record": (Evaluation, EVALUATION | {"curve": [{"eps": "x"}]}, "as curve"),
     "two of three": (Asked, {"clip": [0.0, 1.0, 2.0]}, "as clip"),
-    "half a probability": (Problem, plain(PROBLEM) | {"delta": 0.01}, "is no problem of ours"),
-    "no examples": (Problem, plain(PROBLEM) | {"examples": 0}, "is no problem of ours"),
+    "half a probability": (Problem, plain(PROBLEM) | {"delta": 0.01}, "lacks estimates"),
+    "no examples": (Problem, plain(PROBLEM) | {"examples": 0}, "is about no examples"),
 }
 
 
@@ -94,14 +95,15 @@ def test_what_is_optional_is_written_where_it_is_there() -> None:
 
 
 def test_a_problem_knows_whether_its_lines_are_proofs() -> None:
-    random = replace(PROBLEM, delta=0.01, estimates=3, k=5, m=7, seed=0)
-    assert (PROBLEM.is_proof, random.is_proof) == (True, False)
+    random = replace(PROBLEM, basis=Basis(0.01, 3, 5, 7, 0))
+    assert [parse(Problem, plain(problem)).basis for problem in (PROBLEM, random)] == [None, random.basis]
     assert PROBLEM.difference(random) == (
         "delta",
         "its certificates are about something else (delta was None, now 0.01)",
     )
-    for name in ("format", "python", "asked"):
+    for name in ("format", "python"):
         assert PROBLEM.difference(replace(PROBLEM, **{name: "other"})) is None  # type: ignore[arg-type]
+    assert PROBLEM.difference(replace(PROBLEM, asked=Asked())) is None
     assert PROBLEM.difference(replace(PROBLEM, device="cuda"), "device") is None
 
 

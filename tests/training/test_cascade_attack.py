@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autodual.cascades.load import Cascade, Combination, RoutedCascade, SumEnsemble
+from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.data import ImageData
 from autodual.digits import load_digits, load_digits_network
 from autodual.evaluation.processes import silent

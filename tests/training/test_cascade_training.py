@@ -11,7 +11,7 @@ import torch
 
 from autodual._errors import ArgumentError
 from autodual._files import load_tensors
-from autodual.cascades.load import Cascade, load_combination
+from autodual.cascades import Cascade, load_combination
 from autodual.digits import digits_network, load_digits
 from autodual.runs.config import TrainConfig
 from autodual.training import cascade

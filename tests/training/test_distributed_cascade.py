@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autodual._files import load_tensors
-from autodual.cascades.load import Cascade, load_combination
+from autodual.cascades import Cascade, load_combination
 from autodual.digits import digits_network, load_digits
 from autodual.runs.checkpoint import listed
 from autodual.sets import LinfBall

@@ -11,7 +11,7 @@ from torch import nn
 from autodual import ArgumentError, AutodualError
 from autodual import models as networks
 from autodual._files import decode_tensors, load_tensors
-from autodual.runs.checkpoint import encode_half, load_half_model, round_to_half_
+from autodual.runs.checkpoint import encode_half, load_model, round_to_half_
 from autodual.runs.config import TrainConfig
 from autodual.training.fitting import train
 
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_back_to_the_last_bit(tmp_path: Path) -> None:
         encode_half(model)
     round_to_half_(model)
     (tmp_path / "half").write_bytes(encode_half(model))
-    load_half_model(tmp_path / "half", other)
+    load_model(tmp_path / "half", other, expect_half=True)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
 
 

@@ -16,7 +16,7 @@ from autodual.models import Normalize
 from autodual.runs.checkpoint import load_model, save_model
 from autodual.runs.folder import Run
 from autodual.training.fitting import train
-from autodual.training.loop import Progress, StoppedError
+from autodual.training.loop import StepProgress, StoppedError
 from autodual.training.setup import make_model, make_optimiser
 from autodual.training.stage import Watch
 
@@ -205,7 +205,7 @@ def test_a_normalised_run_and_its_certification(tmp_path: Path, model: str, vali
 
 def test_a_run_that_goes_on_keeps_its_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TINY.with_changes(model="digits", normalise=True, validation=0.5, evaluate_every=1, batch=10)
-    steps: list[Progress] = []
+    steps: list[StepProgress] = []
     with pytest.raises(StoppedError):
         train(config, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) > 0))
     mean, _ = mean_std("digits", load("digits", "train").take(40).split(0.5, config.seed)[0])

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.cascades import folder as folders
 from autodual.cascades.records import Answers, CascadeAttack, CascadeCertificate
@@ -42,6 +43,13 @@ class Combination(ABC):
     attack_follows_bounds: ClassVar[bool] = False
     """Whether `attack` needs gradients of bounds, which take memory in the square of the hidden units."""
 
+    kinds: ClassVar[dict[str, type[Combination]]] = {}
+    """Every way to combine models, by its `kind`."""
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            cls.kinds.setdefault(cls.kind, cls)
+
     def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
         self.models = check_models(models)
         check_one_size(ball)
@@ -50,11 +58,11 @@ class Combination(ABC):
         check_engine(self.engine)
 
     def around(self, ball: Perturbation) -> Self:
-        """The same models, answering under another perturbation."""
+        """These models, answering under another perturbation."""
         return self._again(ball, self.engine)
 
     def with_engine(self, engine: BoundEngine) -> Self:
-        """The same models, bounded in another way."""
+        """These models, bounded in another way."""
         return self._again(self.ball, engine)
 
     def _again(self, ball: Perturbation, engine: BoundEngine) -> Self:
@@ -146,7 +154,7 @@ class Combination(ABC):
         return {}
 
     def _details(self) -> str:
-        """The same, as a person reads it."""
+        """What `_options` keeps, as a person reads it."""
         return ""
 
     def answering(self) -> int:
@@ -157,6 +165,14 @@ class Combination(ABC):
         return (
             f"{type(self).__name__}({len(self.models)} models{self._details()}, {describe(self.ball)}, {self.engine!r})"
         )
+
+
+def load_combination(folder: str | Path, build: Callable[[int], nn.Module]) -> Combination:
+    """Whichever combination is saved in the folder; build(stage) makes an untrained module for each stage."""
+    kind, kinds = folders.record_of(Path(folder)).get("kind"), Combination.kinds
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ArgumentError(f"{Path(folder) / folders.RECORD}: kind must be one of {', '.join(kinds)}, got {kind!r}")
+    return kinds[kind].load(folder, build)
 
 
 def together(

@@ -22,7 +22,7 @@ from autodual.sets import LinfBall, Perturbation
 Json: TypeAlias = Any
 RECORD = "stages.json"
 FORMAT, VERSION = "autodual combination", 1
-ENGINES: dict[str, type[BoundEngine]] = {e.__name__: e for e in (Dual, Crown, IBP, ForwardDual)}
+SAVED_ENGINES: dict[str, type[BoundEngine]] = {e.__name__: e for e in (Dual, Crown, IBP, ForwardDual)}
 """The engines whose bounds are proofs."""
 
 
@@ -153,15 +153,19 @@ def _ball_of(record: Json) -> Perturbation:
 
 def _engine_record(engine: BoundEngine) -> dict[str, Json]:
     name = type(engine).__name__
-    if ENGINES.get(name) is not type(engine):
-        raise ArgumentError(f"engine {engine!r} cannot be saved; {', '.join(ENGINES)} can")
+    if SAVED_ENGINES.get(name) is not type(engine):
+        raise ArgumentError(f"engine {engine!r} cannot be saved; {', '.join(SAVED_ENGINES)} can")
     options = {f.name: getattr(engine, f.name) for f in fields(engine)}  # type: ignore[arg-type]
     nested = {k: _engine_record(v) if isinstance(v, BoundEngine) else v for k, v in options.items()}
     return {"name": name, "options": nested}
 
 
 def _engine_of(record: Json) -> BoundEngine:
-    if not isinstance(record, dict) or record.get("name") not in ENGINES or not isinstance(record.get("options"), dict):
-        raise ArgumentError(f"engine must have a name out of {', '.join(ENGINES)} and options, got {record!r}")
+    if (
+        not isinstance(record, dict)
+        or record.get("name") not in SAVED_ENGINES
+        or not isinstance(record.get("options"), dict)
+    ):
+        raise ArgumentError(f"engine must have a name out of {', '.join(SAVED_ENGINES)} and options, got {record!r}")
     options = {k: _engine_of(v) if isinstance(v, dict) else v for k, v in record["options"].items()}
-    return ENGINES[record["name"]](**options)
+    return SAVED_ENGINES[record["name"]](**options)

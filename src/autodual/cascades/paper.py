@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from autodual.cascades.base import Combination, Evaluated
 from autodual.cascades.records import Answers
 from autodual.cascades.search import Goal, check_symmetric
-from autodual.cascades.stage import Stage, margin_of
-from autodual.certificates.attacks import attack
+from autodual.cascades.stage import Stage
+from autodual.certificates.attacks import attack, margin_of
 from autodual.engines.results import BoundEngine
 from autodual.sets import Perturbation
 from autodual.spec import margins

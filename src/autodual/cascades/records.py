@@ -29,7 +29,7 @@ class Answers:
         return Answers(self.label[index], self.certified[index], self.stage[index])
 
     def put(self, index: Tensor, other: Answers) -> Answers:
-        """The same answers, but `other` at the places `index`."""
+        """These answers, with `other` at the places `index`."""
         pairs = ((self.label, other.label), (self.certified, other.certified), (self.stage, other.stage))
         return Answers(*(mine.index_copy(0, index, theirs) for mine, theirs in pairs))
 
@@ -183,7 +183,7 @@ class CascadeCertificate:
         )
 
     def take(self, count: int) -> CascadeCertificate:
-        """That of the first examples."""
+        """The certificate of the first examples."""
         answers = Answers(
             *(values[:count] for values in (self.answers.label, self.answers.certified, self.answers.stage))
         )

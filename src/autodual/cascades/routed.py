@@ -17,8 +17,9 @@ from autodual.cascades import folder as folders
 from autodual.cascades.base import Combination, Evaluated, together
 from autodual.cascades.records import Answers
 from autodual.cascades.search import Goal, check_parts
-from autodual.cascades.stage import Stage, check_models, margin_of, open_stages, others
+from autodual.cascades.stage import Stage, check_models, open_stages
 from autodual.certificates.arguments import check_label_range, check_problem
+from autodual.certificates.attacks import margin_of, others
 from autodual.engines.results import BoundEngine
 from autodual.sets import Perturbation
 
@@ -83,7 +84,7 @@ class Validation:
     """All that the choice of thresholds rests on."""
 
     reaches: list[Reach]
-    """Of every stage but the last."""
+    """What every stage but the last does."""
     margins: list[Tensor]
     """[N] each: top margins at the clean inputs, of every stage but the last."""
     right: list[Tensor]

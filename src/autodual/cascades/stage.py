@@ -96,17 +96,6 @@ class Lower:
         return cls(torch.where(known | (bound < torch.inf), bound, -torch.inf), slack, run_error)
 
 
-def margin_of(scores: Tensor, labels: Tensor) -> Tensor:
-    """[N]: z_label minus the largest other score."""
-    own = scores.gather(1, labels.unsqueeze(1)).squeeze(1)
-    return own - others(scores, labels).amax(1)
-
-
-def others(scores: Tensor, labels: Tensor) -> Tensor:
-    """The scores with -inf in place of the label's."""
-    return scores.scatter(1, labels.unsqueeze(1), -torch.inf)
-
-
 # One model of several, ready to be bounded; and the checks that all of them share.
 
 

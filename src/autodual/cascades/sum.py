@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from autodual.cascades.base import Combination, Evaluated, together
 from autodual.cascades.records import Answers
 from autodual.cascades.search import Goal
-from autodual.cascades.stage import Lower, Stage, margin_of
+from autodual.cascades.stage import Lower, Stage
+from autodual.certificates.attacks import margin_of
 from autodual.engines.prepare import prepare
 from autodual.engines.results import BoundEngine
 

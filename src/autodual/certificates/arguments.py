@@ -19,7 +19,7 @@ FEWEST_LEVELS = 16
 
 
 def warn_of_raw_pixels(x: Tensor, ball: Perturbation, stacklevel: int) -> bool:
-    """Say so, and return True, where x seems to hold grey levels and eps is less than one of them, as for images in [0, 1]."""
+    """Warn, and return True, where x seems to hold grey levels and eps is less than one of them, as for images in [0, 1]."""
     eps = _largest_eps(ball)
     if not 0 < eps < 1:
         return False
@@ -36,7 +36,7 @@ def warn_of_raw_pixels(x: Tensor, ball: Perturbation, stacklevel: int) -> bool:
 
 
 def _largest_eps(ball: Perturbation) -> float:
-    """Infinite for other sets than balls, whose eps may be an angle or anything."""
+    """The largest eps of a ball; infinite for other sets, whose eps may be an angle or anything."""
     if not isinstance(ball, LinfBall | L2Ball | L1Ball):
         return float("inf")
     eps = torch.as_tensor(ball.eps).detach()

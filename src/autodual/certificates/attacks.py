@@ -93,7 +93,7 @@ def attack(
         region = ball.within(x)
         start, scores = _run(module, x)
         check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
-        best = Attack(x, _margin(scores.detach(), labels), torch.zeros_like(labels, dtype=torch.bool))
+        best = Attack(x, margin_of(scores.detach(), labels), torch.zeros_like(labels, dtype=torch.bool))
         for restart in range(restarts):
             if restart > 0:
                 start, scores = _run(module, region.sample(generator))
@@ -139,7 +139,7 @@ def _ascend(
         (gradient,) = torch.autograd.grad(scores, x, slope)
         size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / steps
         x, scores = _run(module, region.step(x.detach(), -gradient, size))
-    return _better(best, x.detach(), _margin(scores.detach(), labels))
+    return _better(best, x.detach(), margin_of(scores.detach(), labels))
 
 
 def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
@@ -148,21 +148,20 @@ def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
     return Attack(torch.where(spread, x, best.examples), torch.where(improved, margins, best.margins), best.confirmed)
 
 
-def _margin(scores: Tensor, labels: Tensor) -> Tensor:
-    """z_label minus the largest other score."""
-    own, others = _own_and_others(scores, labels)
-    return scores.gather(1, own).squeeze(1) - others.amax(1)
+def margin_of(scores: Tensor, labels: Tensor) -> Tensor:
+    """[N]: z_label minus the largest other score."""
+    return scores.gather(1, labels.unsqueeze(1)).squeeze(1) - others(scores, labels).amax(1)
+
+
+def others(scores: Tensor, labels: Tensor) -> Tensor:
+    """The scores with -inf in place of the label's."""
+    return scores.scatter(1, labels.unsqueeze(1), -torch.inf)
 
 
 def _margin_with_slope(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The margin, and its gradient in the scores: 1 for the label's, -1 for the largest other one, shared where several are equal."""
-    own, others = _own_and_others(scores, labels)
-    largest = others.amax(1, keepdim=True)
-    shares = (others == largest).to(scores)
+    own, rest = labels.unsqueeze(1), others(scores, labels)
+    largest = rest.amax(1, keepdim=True)
+    shares = (rest == largest).to(scores)
     slope = (shares / -shares.sum(1, keepdim=True)).scatter_(1, own, 1.0)
     return (scores.gather(1, own) - largest).squeeze(1), slope
-
-
-def _own_and_others(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    own = labels.unsqueeze(1)
-    return own, scores.scatter(1, own, -torch.inf)

@@ -66,7 +66,7 @@ class RobustCrossEntropy(nn.Module):
         self._told_of_units = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and files: without the captured graph, which belongs to this object's model and is captured anew."""
+        """The state for copies and files, without the captured graph, which belongs to this object's model and is captured anew."""
         return {**vars(self), "_captured": None}
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:

@@ -148,7 +148,7 @@ def treats_all_alike(ball: Perturbation) -> bool:
 
 
 def _to_single(proof: Proof | ProbableProof) -> Proof | ProbableProof:
-    """The same proof in float32, rounded to the safe side."""
+    """The proof in float32, rounded to the safe side."""
     return replace(
         proof,
         lower=_towards(-torch.inf, proof.lower),
@@ -161,8 +161,6 @@ def _towards(end: float, values: Tensor) -> Tensor:
     single = values.float()
     return torch.nextafter(single, torch.full_like(single, end))
 
-
-# BOUNDS -> PROOF.
 
 SHORT = 16
 """Hexadecimal digits of a digest inside a description."""

@@ -32,8 +32,8 @@ def main() -> None:
 
 
 def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """As Python's own handler; but during an import, such as the seconds of PyTorch's, in which an exception may get lost and nothing
-    is there to tidy up, the process ends at once."""
+    """Raises KeyboardInterrupt, as Python's own handler does. During an import, in which an exception may get lost and nothing is
+    there to tidy up, the process ends at once."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
             _tell_interrupted()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodual.cli.options import TARGET, with_config_options
-from autodual.cli.terminal import Display, InterruptedRunError, Signals
+from autodual.cli.terminal import watched
 
 if TYPE_CHECKING:
     from autodual.cascades import Combination
@@ -31,19 +31,13 @@ def attack(
     from autodual.cli.certificates import open_named, tell_cascade
     from autodual.evaluation.claims import attacked
     from autodual.evaluation.processes import joined
-    from autodual.training.loop import StoppedError
 
     opened = open_named(target, changes or {}, limit)
-    with Signals() as signals:
-        display = Display(signals.stop)
-        try:
-            with display.bars, joined(opened.data.images.device) as group:
-                watch = display.watch().within(group)
-                broken = attacked(opened.model, opened.data, opened.ball, watch.tell, group=group)
-                group.by_first(lambda: opened.check_attack(broken, watch.say))
-                found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
-        except StoppedError:
-            raise InterruptedRunError(STOPPED, signals.received or 2) from None
+    with watched(STOPPED) as seen, joined(opened.data.device) as group:
+        watch = seen.within(group)
+        broken = attacked(opened.model, opened.data, opened.ball, watch.tell, group=group)
+        group.by_first(lambda: opened.check_attack(broken, watch.say))
+        found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
     if not group.first:
         return
     first = "" if found is None else "first stage alone, "
@@ -64,7 +58,5 @@ def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> Casc
 
     certified = certify_all(combination, data, watch.tell, watch.group)
     attacked = attack_all(combination, data, watch.tell, group=watch.group)
-    note = check_together(repr(combination), certified, attacked.found, attacked.certified_wrong)
-    if note is not None:
-        watch.say(note)
+    check_together(repr(combination), certified, attacked.found, attacked.certified_wrong, watch.say)
     return parse(CascadeSummary, certified.summary(attacked))

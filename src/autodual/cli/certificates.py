@@ -131,24 +131,22 @@ CONTRADICTION = (
 
 def tell_cascade(name: str, found: CascadeSummary) -> None:
     """Prints what a cascade reaches; an attack on the first images only has a line of its own."""
-    if found.attacked_examples != found.examples:
-        print(f"{name}: {_errors(found)} ({found.examples} images)")
-    if found.attacked_examples is not None and found.on_attacked is not None:
-        every = found.attacked_examples == found.examples
-        which, images = (
-            (name, f"{found.examples} images")
-            if every
-            else ("Attacked", f"the first {found.attacked_examples} of them")
-        )
-        attacked = f"attacked error {found.attacked_error:.2%} ({found.broken_claims} claims broken), "
-        print(f"{which}: {_errors(found.on_attacked, attacked)} ({images})")
+    attack = found.attack
+    if attack is None or attack.attacked_examples < found.examples:
+        print(f"{name}: {_errors(found.errors)} ({found.examples} images)")
+    if attack is not None:
+        which, images = name, f"{found.examples} images"
+        if attack.attacked_examples < found.examples:
+            which, images = "Attacked", f"the first {attack.attacked_examples} of them"
+        attacked = f"attacked error {attack.attacked_error:.2%} ({attack.broken_claims} claims broken), "
+        print(f"{which}: {_errors(attack.on_attacked, attacked)} ({images})")
     if found.collapsed:
         print(f"warning: the cascade has {found.collapsed}", file=sys.stderr)
-    if found.broken_proofs:
-        print(CONTRADICTION.format(found.broken_proofs), file=sys.stderr)
+    if attack is not None and attack.broken_proofs:
+        print(CONTRADICTION.format(attack.broken_proofs), file=sys.stderr)
 
 
-def _errors(rates: CascadeSummary | CascadeErrors, attacked: str = "") -> str:
+def _errors(rates: CascadeErrors, attacked: str = "") -> str:
     return (
         f"error {rates.error:.2%}, stage-certified error {rates.stage_certified_error:.2%}, {attacked}soundly certified error "
         f"{rates.sound_certified_error:.2%} (as run: {rates.sound_certified_error_as_run:.2%})"

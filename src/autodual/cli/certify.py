@@ -13,7 +13,7 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual.cli.options import TARGET, with_config_options
-from autodual.cli.terminal import Display, InterruptedRunError, Signals, speaks
+from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import option
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def _check(
     from autodual.cli.certificates import open_again
     from autodual.evaluation.recheck import made_with, noted_problem, recheck
     from autodual.runs.folder import Run
-    from autodual.training.loop import StoppedError
 
     file = Run(target).certificates_file if target.is_dir() else target
     problem = noted_problem(file)
@@ -110,14 +109,8 @@ def _check(
     seed = secrets.randbelow(2**32) if seed is None else seed
     there = len(again.lines)
     chosen = sorted(random.Random(seed).sample(range(there), min(20 if sample is None else sample, there)))
-    with Signals() as signals:
-        display = Display(signals.stop)
-        try:
-            with display.bars:
-                watch = display.watch()
-                told = again.differences(chosen, lambda done: watch.tell("checking", done, len(chosen)))
-        except StoppedError:
-            raise InterruptedRunError("stopped as asked; a check keeps nothing", signals.received or 2) from None
+    with watched("stopped as asked; a check keeps nothing") as watch:
+        told = again.differences(chosen, lambda done: watch.tell("checking", done, len(chosen)))
     told = told or again.contradictions()
     for sentence in told[:SHOWN]:
         print(f"{file}: {sentence}")
@@ -152,7 +145,6 @@ def _certify(
     from autodual.runs.lines import record_about
     from autodual.runs.records import CascadeSummary
     from autodual.runs.schema import parse, plain
-    from autodual.training.loop import StoppedError
 
     chosen = _chosen(engine, probability)
     opened = open_named(target, changes, limit)
@@ -165,20 +157,14 @@ def _certify(
     cascade = None if opened.combination is None else opened.combination.with_engine(chosen)
     files = [file] if cascade is None else [file, cascade_file(file)]
     together: CascadeSummary | None = None
-    with Signals() as signals:
-        display = Display(signals.stop)
-        try:
-            with display.bars, joined(opened.data.images.device) as group:
-                group.by_first(lambda: check_way(files, resume, overwrite))
-                watch = display.watch().within(group)
-                asked = asked_about(opened, file)
-                ledgers = [Ledger(path, watch.tell, group, watch.say, anew=overwrite, asked=asked) for path in files]
-                found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
-                group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
-                if cascade is not None:
-                    together = parse(CascadeSummary, cascade_to_file(ledgers[1], cascade, opened.data).summary())
-        except StoppedError as stopped:
-            raise InterruptedRunError(str(stopped), signals.received or 2) from None
+    with watched() as seen, joined(opened.data.device) as group:
+        group.by_first(lambda: check_way(files, resume, overwrite))
+        watch, asked = seen.within(group), asked_about(opened, file)
+        ledgers = [Ledger(path, watch.tell, group, watch.say, anew=overwrite, asked=asked) for path in files]
+        found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
+        group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
+        if cascade is not None:
+            together = parse(CascadeSummary, cascade_to_file(ledgers[1], cascade, opened.data).summary())
     if not group.first:
         return
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
@@ -196,12 +182,12 @@ def _certify(
 
 def _told(found: Summary) -> str:
     """Both statements: in real numbers, and as the network runs."""
-    if found.delta is None:
+    if found.basis is None:
         return f"robust error {found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
     rates = f"{found.not_certified:.2%} (as run in float32: {found.not_certified_as_run:.2%})"
-    if found.estimates == 0:
+    if found.basis.estimates == 0:
         return f"not certified: {rates}; nothing was estimated, the bounds are exact"
-    return f"not certified with probability {1 - found.delta:.10g} each: {rates}"
+    return f"not certified with probability {1 - found.basis.delta:.10g} each: {rates}"
 
 
 def _chosen(engine: Engine, given: dict[str, Any]) -> BoundEngine:

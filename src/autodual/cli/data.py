@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.cli.terminal import speaks
+from autodual.cli.terminal import print_table, speaks
 
 if TYPE_CHECKING:
     from autodual.data import CatalogueEntry
@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Argument(help="a name that `autodual data list` show
 
 @app.callback()
 def _once() -> None:
-    """Of several processes, the first does it."""
+    """Lets the first of several processes do it alone."""
     if not speaks():
         raise typer.Exit
 
@@ -33,10 +33,7 @@ def list_(folder: Folder = None) -> None:
     """All data sets that are known by name."""
     from autodual.data import catalogue
 
-    rows = [("name", "training + test", "shape", "classes", "where"), *map(_row, catalogue(folder))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table([("name", "training + test", "shape", "classes", "where"), *map(_row, catalogue(folder))])
 
 
 @app.command()

@@ -12,12 +12,12 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual.cli.terminal import speaks
-from autodual.runs.config import EPS_START, PARTS, TrainConfig, fraction
+from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction
 
 TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")
 """What `certify` and `attack` may change about a run, or must know about bare weights."""
 
-SOURCE, DEFAULTS = "options", "the defaults"
+DEFAULTS = "the defaults"
 
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 """Any mistake in the arguments; click's class, or that of typer's own copy of click."""
@@ -68,8 +68,11 @@ def with_config_options(
 
 
 def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Options as they were, and those of the command line over them. A clip that came with another norm is dropped, aloud; a first
-    eps that came with a larger eps is cut; epochs that came where a part of the training is given now are dropped."""
+    """Options as they were, with those of the command line over them.
+
+    A clip that came with another norm is dropped, aloud; a first eps that came with a larger eps is cut; epochs that came where a
+    part of the training is given now are dropped.
+    """
     options = {**before, **changes}
     for part, epochs in PARTS.items():
         if part in changes and changes.get(epochs) is not None:
@@ -91,16 +94,13 @@ def checked(before: Any, changes: dict[str, Any], place: str) -> TrainConfig:
     """The config of options as they were at `place` and those of the command line over them; blames whoever said what is wrong."""
     if not isinstance(before, Mapping):
         return TrainConfig.from_mapping(before, place)  # refuses it
-    options = merged(before, changes)
     try:
-        return TrainConfig.from_mapping(options, SOURCE)
-    except ArgumentError as error:
-        message = str(error).removeprefix(f"{SOURCE}: ")
-    name = message.split()[0].rstrip(":")
-    if name in changes:
-        raise ArgumentError(f"{_flag(name)}{message.removeprefix(name)}")
-    TrainConfig.from_mapping(before, place)  # refuses what is wrong by itself
-    raise ArgumentError(f"{', '.join(map(_flag, changes))} with {place}: {message}")
+        return TrainConfig.from_mapping(merged(before, changes), place)
+    except OptionError as error:
+        if error.option in changes:
+            raise ArgumentError(f"{_flag(error.option)}{error.wrong}") from None
+        TrainConfig.from_mapping(before, place)  # refuses what is wrong by itself
+        raise ArgumentError(f"{', '.join(map(_flag, changes))} with {place}: {error.option}{error.wrong}") from None
 
 
 def _flag(name: str) -> str:
@@ -164,7 +164,7 @@ def _parsed(text: str) -> float | None:
 
 
 def usage_message(error: typer.BadParameter) -> str:
-    """One line; but the help, which a command without arguments raises as if it were an error, as it is."""
+    """A mistake in one line. The help, which a command without arguments raises as an error, stays as it is."""
     text = error.format_message()
     near = getattr(error, "possibilities", None)  # of an option that does not exist, best first
     if near:

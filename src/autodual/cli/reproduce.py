@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.cli.terminal import Display, InterruptedRunError, Signals
-from autodual.reproduce.campaign import PART_BYTES, RECIPES, Campaign, Recipe, Step, Task, chosen_tasks, in_order
+from autodual.cli.terminal import Display, InterruptedRunError, Signals, print_table
+from autodual.reproduce.campaign import PART_BYTES, RECIPES, Campaign, Phase, Recipe, Task, chosen_tasks, in_order
 from autodual.reproduce.records import NetworkFigures
 from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS, named_together
 
@@ -48,11 +48,9 @@ def list_(configs: Configs = DEFAULT.configs, results: Results = DEFAULT.results
     campaign = Campaign(configs, results, work)
     tasks = in_order([*campaign.tasks(), *(Task(name, "best") for name in BEST)])
     first = [task for task in tasks if task.seed == 0]
-    lines = [("row", "recipe", "paper: robust / error, %", "ours", "state"), *(_line(campaign, task) for task in first)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    done = sum(campaign.progress(Task(row.name)).step == Step.DONE for row in ROWS)
+    head = ("row", "recipe", "paper: robust / error, %", "ours", "state")
+    print_table([head, *(_line(campaign, task) for task in first)])
+    done = sum(campaign.progress(Task(row.name)).step == Phase.DONE for row in ROWS)
     print(f"{done} of {len(ROWS)} rows are done in the paper's recipe")
 
 
@@ -62,10 +60,10 @@ def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
     ours = "-"
     if record is not None:
         figures = record.figures
-        robust = figures.robust_error if isinstance(figures, NetworkFigures) else figures.stage_certified_error
+        robust = figures.robust_error if isinstance(figures, NetworkFigures) else figures.errors.stage_certified_error
         ours = f"{100 * robust:.2f} / {100 * figures.error:.2f}"
     if task.row in SEEDED and task.recipe == "paper":
-        seeds = [campaign.progress(Task(task.row, task.recipe, seed)).step == Step.DONE for seed in range(SEEDS)]
+        seeds = [campaign.progress(Task(task.row, task.recipe, seed)).step == Phase.DONE for seed in range(SEEDS)]
         state += f" ({sum(seeds)} of {SEEDS} seeds)"
     return task.row, task.recipe, paper, ours, state
 
@@ -103,11 +101,11 @@ def run(
     tasks = chosen_tasks(rows, _recipe(recipe), [seed] if seed is not None else range(seeds), campaign)
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
-    from autodual.reproduce.evaluation import ENGINES
+    from autodual.reproduce.evaluation import ROW_ENGINES
     from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
     from autodual.reproduce.work import Extent
 
-    extent = Extent(tuple(engine or ENGINES), evaluation, max(side_by_side, jobs))
+    extent = Extent(tuple(engine or ROW_ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
         clock = Clock.within(minutes, signals.stop, until)
         if jobs > 1:

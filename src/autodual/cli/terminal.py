@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,13 +20,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from autodual._errors import AutodualError
 
 if TYPE_CHECKING:
-    from autodual.training.loop import Progress as StepProgress
+    from autodual.training.loop import StepProgress
     from autodual.training.stage import Watch
 
 
 def speaks() -> bool:
     """Whether this process talks to the user: the first of those that torchrun has started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows with columns of one width each; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 # What the library warns of, as a person sees it: one line each, once, without a line of source.
@@ -145,6 +152,21 @@ class Display:
         if key not in self.tasks:
             self.tasks[key] = self.bars.add_task(name, total=of, note="")
         self.bars.update(self.tasks[key], description=name, completed=done, total=of, note=note)
+
+
+@contextmanager
+def watched(stopped: str | None = None) -> Iterator[Watch]:
+    """Shows the progress of what follows. Asked to stop, it ends the command as its signal says, with the message `stopped`, or the
+    run's own."""
+    from autodual.training.loop import StoppedError
+
+    with Signals() as signals:
+        display = Display(signals.stop)
+        try:
+            with display.bars:
+                yield display.watch()
+        except StoppedError as error:
+            raise InterruptedRunError(stopped or str(error), signals.received or 2) from None
 
 
 def _losses(loss: float, robust: float, standard: float) -> str:

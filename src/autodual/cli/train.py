@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodual.cli.options import DEFAULTS, checked, with_config_options
-from autodual.cli.terminal import Display, InterruptedRunError, Signals, speaks
+from autodual.cli.terminal import speaks, watched
 from autodual.runs.folder import Run
 from autodual.runs.yaml import read_yaml
 
@@ -34,16 +34,10 @@ def train(
     options = checked({} if given is None else given, changes or {}, place)
     from autodual.cli.certificates import tell_cascade
     from autodual.training.fitting import train_run
-    from autodual.training.loop import StoppedError
     from autodual.training.stage import ADVICE
 
-    with Signals() as signals:
-        display = Display(signals.stop)
-        try:
-            with display.bars:
-                record = train_run(options, folder, resume, display.watch())
-        except StoppedError as stopped:
-            raise InterruptedRunError(str(stopped), signals.received or 2) from None
+    with watched() as watch:
+        record = train_run(options, folder, resume, watch)
     if not speaks():
         return
     found = record.evaluation

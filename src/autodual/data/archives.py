@@ -16,8 +16,6 @@ from typing import IO, TypeAlias
 from autodual._errors import ArgumentError, AutodualError
 from autodual.data.known import DataFile
 
-# Files are written under another name, checked, and only then given their own.
-
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are there, and the bytes there will be, if that is known."""
 

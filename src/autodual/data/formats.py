@@ -116,7 +116,7 @@ def _read_batch(path: Path, data: KnownData) -> np.ndarray:
 
 
 def _class_names(path: Path, data: KnownData) -> tuple[str, ...]:
-    """Those in the file that comes with the data; it is small, and not every source has it."""
+    """Names of the classes: those in the file that comes with the data, which not every source has."""
     if not is_file(path):
         return data.classes
     names = tuple(read_bytes(path, data.name).decode(errors="replace").split())

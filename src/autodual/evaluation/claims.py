@@ -13,6 +13,7 @@ from autodual.cascades.records import CascadeCertificate
 from autodual.certificates.attacks import attack
 from autodual.data import ImageData
 from autodual.evaluation.processes import ALONE, Group, Tell, on_all, silent
+from autodual.runs.lines import Say
 from autodual.sets import Perturbation
 
 SHOWN = 10
@@ -55,28 +56,30 @@ def attacked(
 
 
 def check_claims(
-    source: object, certified: Tensor, certified_as_run: Tensor, broken: Broken, advice: str = ADVICE
-) -> str | None:
+    source: object, certified: Tensor, certified_as_run: Tensor, broken: Broken, say: Say, advice: str = ADVICE
+) -> None:
     """Fail if an example is certified and broken in the same arithmetic: in real numbers, or as the network runs.
 
-    What is certified in real numbers, and broken only as the network runs, is no contradiction: the result is a note that says how
-    many examples these are; None where there are none. source: of the certificates.
+    What is certified in real numbers, and broken only as the network runs, is no contradiction: `say` is told how many examples these
+    are. source: where the certificates come from.
     """
     _refuse_broken(source, certified & broken.exact, "in real numbers", advice)
     _refuse_broken(source, certified_as_run & broken.as_run, "as the network runs", advice)
-    return _only_rounding(source, certified & broken.as_run)
+    _tell_rounding(source, certified & broken.as_run, say)
 
 
-def check_together(source: object, certified: CascadeCertificate, found: Tensor, certified_wrong: Tensor) -> str | None:
+def check_together(
+    source: object, certified: CascadeCertificate, found: Tensor, certified_wrong: Tensor, say: Say
+) -> None:
     """Fail if an attack breaks what is proved about a whole cascade; claims of single stages, which the paper's cascade makes, may
     break.
 
     found: [N] bool, somewhere in the ball the answer is wrong; certified_wrong: it is, and comes with a certificate. The models are
-    attacked as they run: what is proved in real numbers only may break by rounding, and a note says how often.
+    attacked as they run: what is proved in real numbers only may break by rounding, and `say` is told how often.
     """
     _refuse_broken(source, certified.sound_as_run & found, "as the models run")
     _refuse_broken(source, certified.no_wrong_certificate & certified_wrong, "with a certificate")
-    return _only_rounding(source, certified.sound & found)
+    _tell_rounding(source, certified.sound & found, say)
 
 
 def _refuse_broken(source: object, wrong: Tensor, where: str, advice: str = ADVICE) -> None:
@@ -91,13 +94,12 @@ def _refuse_broken(source: object, wrong: Tensor, where: str, advice: str = ADVI
     )
 
 
-def _only_rounding(source: object, examples: Tensor) -> str | None:
-    """A note about examples [N] that are certified in real numbers and not as run, and broken as run."""
+def _tell_rounding(source: object, examples: Tensor, say: Say) -> None:
+    """Says how many examples [N] are certified in real numbers and not as run, and broken as run."""
     several = int(examples.sum())
-    if several == 0:
-        return None
-    which = "1 example is" if several == 1 else f"{several} examples are"
-    return (
-        f"{source}: {which} certified in real numbers, and broken by the attack only as the network runs, by rounding: no "
-        f"contradiction (none of them is certified as it runs)"
-    )
+    if several > 0:
+        which = "1 example is" if several == 1 else f"{several} examples are"
+        say(
+            f"{source}: {which} certified in real numbers, and broken by the attack only as the network runs, by rounding: no "
+            f"contradiction (none of them is certified as it runs)"
+        )

@@ -54,9 +54,7 @@ def evaluate(
     assert isinstance(ball.eps, float)
     found = judge_to_file(Ledger(file, tell, group, say, renewed=RENEWED), model, data, ball, engine)
     broken = attacked(model, data, ball, tell, group=group)
-    note = group.by_first(lambda: check_claims(file, found.certified, found.certified_as_run, broken, REMOVE))
-    if note is not None:
-        say(note)
+    group.by_first(lambda: check_claims(file, found.certified, found.certified_as_run, broken, say, REMOVE))
     some = data.take(subset)
     radii = _radii(model, some, ball, engine, tell, group)
     record = Evaluation(
@@ -107,9 +105,7 @@ def _curve(
         judged = judge(model, data, wider, engine, part_of(tell, done, whole), "curve", group)
         broken = attacked(model, data, wider, part_of(tell, done + len(data), whole), "curve", group)
         claims = judged.certified, judged.certified_as_run
-        note = group.by_first(partial(check_claims, f"curve, eps {wider.eps:g}", *claims, broken))
-        if note is not None:
-            say(note)
+        group.by_first(partial(check_claims, f"curve, eps {wider.eps:g}", *claims, broken, say))
         points.append(
             CurvePoint(
                 eps=factor * ball.eps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -17,13 +17,13 @@ from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, on_all, on_cpu, silent
-from autodual.runs.records import CertificateLine, Summary
+from autodual.runs.records import Basis, CertificateLine, Summary
 from autodual.sets import Perturbation
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Per example: what certification says, in order."""
+    """What certification says about examples, in order: [N] each."""
 
     labels: Tensor
     predicted: Tensor
@@ -81,16 +81,16 @@ class Judged:
         return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
 
-def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> dict[str, Any]:
-    """What a certificate with a probability rests on: delta, estimates, k, m and seed. Nothing for a proof."""
+def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Basis | None:
+    """What a certificate with a probability rests on; None for a proof."""
     if not isinstance(engine, HighProbability):
-        return {}
+        return None
     x = data.scaled(slice(0, 1))
-    return asdict(engine.confidence(dual_network(model, x), ball.around(x)))
+    return Basis(**asdict(engine.confidence(dual_network(model, x), ball.around(x))))
 
 
 def judged_summary(
-    found: Judged, ball: Perturbation, engine: BoundEngine, rests_on: Mapping[str, Any], classes: Sequence[str]
+    found: Judged, ball: Perturbation, engine: BoundEngine, rests_on: Basis | None, classes: Sequence[str]
 ) -> Summary:
     """What all certificates say together. Over many examples the probabilities of `HighProbability` add up: what these do not certify
     is no robust error."""
@@ -100,7 +100,7 @@ def judged_summary(
         rates = {"not_certified": exact, "not_certified_as_run": as_run, "confidence": 1 - engine.delta}
     return Summary(
         perturbation=repr(ball), engine=repr(engine), examples=len(found.labels), error=found.error, **rates,
-        collapsed=found.collapse(classes), **rests_on,
+        collapsed=found.collapse(classes), basis=rests_on,
     )  # fmt: skip
 
 
@@ -129,6 +129,6 @@ SMALL_UNITS = 10_000
 
 
 def at_once(model: nn.Module, data: ImageData) -> int:
-    """Examples between which certification can be stopped, and goes on from: fewer of a larger network."""
+    """How many examples are certified between two points at which the work can be stopped: fewer for a larger network."""
     units = generators(dual_network(model, data.scaled(slice(0, 1))))
     return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, units))

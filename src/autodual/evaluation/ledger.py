@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from autodual.cascades.load import Combination
+from autodual.cascades import Combination
 from autodual.cascades.records import Answers, CascadeCertificate
 from autodual.certificates import certify
 from autodual.certificates.proof import describe
@@ -87,7 +87,7 @@ def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation,
         device=x.device.type,
         batch=batch_size(data),
         **versions(),
-        **basis(models[0], data, ball, engine),
+        basis=basis(models[0], data, ball, engine),
     )
 
 

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, AutodualError
 from autodual.data import ImageData
 
-# Several processes on one run, started by torchrun: who we are, and the little that we tell each other.
-
 PATIENCE = timedelta(hours=2)
 """How long the others wait while the first process does something alone."""
 
@@ -35,7 +33,7 @@ class Share:
 
     index: Tensor
     weight: float
-    """Of its gradient in the mean over processes, which is then the gradient of the whole batch."""
+    """Weight of its gradient in the mean over processes, which is then the gradient of the whole batch."""
     counted: int
     """Examples that it counts; those that all processes take are counted by the first."""
 
@@ -126,7 +124,7 @@ class Group:
         return nn.parallel.DistributedDataParallel(objective)
 
     def device(self, chosen: torch.device) -> torch.device:
-        """One GPU per process."""
+        """The device of this process: each has a GPU of its own."""
         if self.alone or chosen.type != "cuda":
             return chosen
         if chosen.index is not None:
@@ -197,7 +195,7 @@ def silent(what: str, done: int, of: int) -> None:
 
 
 def part_of(tell: Tell, before: int, whole: int) -> Tell:
-    """For one of several pieces of work that share a progress bar."""
+    """A `tell` for one of several pieces of work that share a progress bar."""
     return lambda what, done, of: tell(what, before + done, whole)
 
 
@@ -240,7 +238,7 @@ def on_all(work: Callable[[Tensor, Tensor], T], data: ImageData, what: str, tell
 
 
 def on_cpu(value: Any) -> Any:
-    """Tensors, and records of tensors, where another process can read them."""
+    """The value with its tensors on the CPU, where another process can read them."""
     if isinstance(value, Tensor):
         return value.cpu()
     if is_dataclass(value) and not isinstance(value, type):

@@ -72,7 +72,7 @@ class Recheck(Generic[L]):
         batch = self.problem.batch
         told = {i: [f"line {i + 1} {line}"] for i, line in enumerate(self.lines) if isinstance(line, str)}
         left = [index for index in sample if index not in told]
-        if self.problem.is_proof:
+        if self.problem.basis is None:
             parts = [left[first : first + batch] for first in range(0, len(left), batch)]
             left = [index for part in parts for index in self._suspects(part, tell)]
         for start in sorted({index // batch * batch for index in left}):
@@ -154,10 +154,9 @@ def recheck(
 
 def _engine(file: Path, problem: Problem) -> BoundEngine:
     """The engine that the problem names."""
-    engines = list(ENGINES.values())
+    engines, basis = list(ENGINES.values()), problem.basis
     try:
-        if problem.delta is not None and problem.k is not None and problem.seed is not None:
-            engines = [HighProbability(problem.delta, problem.k, seed=problem.seed)]
+        engines = engines if basis is None else [HighProbability(basis.delta, basis.k, seed=basis.seed)]
     except ValueError:
         engines = []
     for engine in engines:
@@ -196,7 +195,7 @@ def _beside(
 ) -> Expected:
     """The summary that `certify` writes, and the evaluation of a run."""
     found = Judged.read(lines)
-    said = plain(judged_summary(found, ball, engine, {}, data.classes))
+    said = plain(judged_summary(found, ball, engine, None, data.classes))
     each = {name: getattr(found, name).tolist() for name in ("labels", "predicted", "certified", "certified_as_run")}
     run = Run(file.parent)
     more: Expected = [(run.evaluation_file, said | each)] if file.name == run.certificates_file.name else []

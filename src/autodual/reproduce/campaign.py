@@ -45,7 +45,7 @@ class Task:
         return f"{self.row} ({self.recipe}{seed})" if self.recipe != "paper" or seed else self.row
 
 
-class Step(IntEnum):
+class Phase(IntEnum):
     """How far a row has come."""
 
     NOT_RUN = 0
@@ -55,10 +55,10 @@ class Step(IntEnum):
 
 
 @dataclass(frozen=True, order=True)
-class Progress:
-    """Ordered: of two states of one attempt, the larger one has come farther."""
+class RowProgress:
+    """A state of a row. Of two states of one attempt, the larger one has come farther."""
 
-    step: Step
+    step: Phase
     stages: int = 0
     """Stages of a cascade that are trained, and times that what is left open was sorted out, counted together."""
     steps: int = 0
@@ -86,7 +86,7 @@ class Campaign:
         return folder / f"{task.row}.yaml"
 
     def config(self, task: Task) -> TrainConfig:
-        """As the row's file says, with the seed of the task. Weights are rounded to float16 before they are certified; exact
+        """The config of the row's file, with the seed of the task. Weights are rounded to float16 before they are certified; exact
         evaluations during training, which take minutes, happen only where one of them chooses the epoch that counts."""
         file = self.config_file(task)
         if not file.is_file():
@@ -124,26 +124,26 @@ class Campaign:
         file = self.result(task) / EVALUATION
         return RowRecord.read(file) if file.exists() else None
 
-    def progress(self, task: Task) -> Progress:
+    def progress(self, task: Task) -> RowProgress:
         record = self.record(task)
         if record is not None and record.complete:
-            return Progress(Step.DONE, text="done")
+            return RowProgress(Phase.DONE, text="done")
         figures = None if record is None else record.figures
         run, by = (
             self.run(task),
             ", ".join(figures.engines if isinstance(figures, NetworkFigures) else ()) or "no engine yet",
         )
         if self.has_only_results(task):
-            return Progress(Step.EVALUATING, text=f"trained; evaluated by {by}")
+            return RowProgress(Phase.EVALUATING, text=f"trained; evaluated by {by}")
         if not run.begun():
-            return Progress(Step.NOT_RUN, text="not run")
+            return RowProgress(Phase.NOT_RUN, text="not run")
         lines = sum(map(_count_lines, sorted(run.folder.glob("*certificates*.jsonl"))))
         lines += sum(map(_count_lines, [*run.folder.glob("attack*.jsonl"), *(run.folder / "stages").glob("*.jsonl")]))
         if run.model_file.exists():
             text = _with_failure(run, f"trained; evaluated by {by}; {lines} lines")
-            return Progress(Step.EVALUATING, lines=lines, text=text)
+            return RowProgress(Phase.EVALUATING, lines=lines, text=text)
         stages, steps, text = _trained_so_far(run)
-        return Progress(Step.TRAINING, stages, steps, lines, _with_failure(run, text))
+        return RowProgress(Phase.TRAINING, stages, steps, lines, _with_failure(run, text))
 
     def has_only_results(self, task: Task) -> bool:
         """Whether the run folder is gone, but the results have the network and its record."""
@@ -151,7 +151,7 @@ class Campaign:
         return not self.run(task).begun() and (result / EVALUATION).exists() and (result / WEIGHTS).exists()
 
     def tasks(self) -> list[Task]:
-        """All of which something exists, in work or results; and all published rows in the paper's recipe."""
+        """All tasks of which something exists, in work or results; and all published rows in the paper's recipe."""
         found = {Task(row.name) for row in ROWS}
         for root in (self.work, self.results):
             for recipe in RECIPES:
@@ -163,7 +163,7 @@ class Campaign:
 
 
 def in_order(tasks: Iterable[Task]) -> list[Task]:
-    """As the campaign goes: rows in the order of `ROWS`, others behind them by name; more seeds after all first ones."""
+    """Sorts tasks as the campaign goes: rows in the order of `ROWS`, others behind them by name; more seeds after all first ones."""
     places = {row.name: number for number, row in enumerate(ROWS)}
     return sorted(
         set(tasks), key=lambda task: (task.seed, task.recipe != "paper", places.get(task.row, len(ROWS)), task.row)
@@ -191,7 +191,7 @@ def _count_lines(file: Path) -> int:
 
 
 def _trained_so_far(run: Run) -> tuple[int, int, str]:
-    """Stages as `Progress` counts them, steps in the one that is trained, and both in words."""
+    """Stages as `RowProgress` counts them, steps in the one that is trained, and both in words."""
     from autodual.runs.checkpoint import Position, listed, read_state
 
     config, place = run.config(), run.folder / "stages"

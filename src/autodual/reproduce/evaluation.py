@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from autodual._errors import MemoryBudgetError
 from autodual._files import replacing, write_json
 from autodual._tensor import full_precision
-from autodual.cascades.load import Cascade, Combination, RoutedCascade, SumEnsemble
+from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeCertificate
 from autodual.certificates.attacks import attack
 from autodual.data import ImageData
@@ -35,14 +35,14 @@ from autodual.evaluation.ledger import RENEWED, cascade_to_file, judge_to_file, 
 from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.records import AttackLine, CascadeAttackLine, CascadeErrors
+from autodual.runs.records import AttackFigures, AttackLine, CascadeAttackLine, CascadeErrors
 from autodual.runs.schema import parse, plain, read
 from autodual.sets import Perturbation
-from autodual.training.cascade import ATTACKED, attack_batch, certify_all
+from autodual.training.cascade import attack_batch, attacked_part, certify_all
 from autodual.training.setup import make_ball
 from autodual.training.stage import Parts, Watch
 
-ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("dual", "ibp", "crown")}
+ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("dual", "ibp", "crown")}
 """The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""
 WHOLE_UNITS = 12_000
 """`Crown()` certifies all images of networks up to so many units. Of larger ones, where an image may take seconds, it gets those that
@@ -121,12 +121,12 @@ def evaluate_network(
     notes: Notes,
     watch: Watch,
     report: Report,
-    engines: Collection[str] = tuple(ENGINES),
+    engines: Collection[str] = tuple(ROW_ENGINES),
     before: Before | None = None,
 ) -> None:
     """Certifies every image by these engines, and attacks it. Fails if the attack breaks what an engine has certified.
 
-    The report is complete when all of `ENGINES` have run, now or before.
+    The report is complete when all of `ROW_ENGINES` have run, now or before.
     """
     ball, before = make_ball(config), before or Before()
     broken = before.broken()
@@ -142,7 +142,7 @@ def evaluate_network(
     if before.figures is not None:
         whole |= {name: getattr(before.figures, name) for name in BY_THE_EXACT_BOUND}
     arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
-    for name, engine in ENGINES.items():
+    for name, engine in ROW_ENGINES.items():
         known = before.engine(name)
         if known is not None:
             ran[name] = known
@@ -163,9 +163,7 @@ def evaluate_network(
             certified, as_run = (
                 torch.from_numpy(columns[f"{name}_{claim}"]) for claim in ("certified", "certified_as_run")
             )
-            note = check_claims(file, certified, as_run, broken)
-            if note is not None:
-                watch.say(note)
+            check_claims(file, certified, as_run, broken, watch.say)
             ran[name] = _figures(judged, engine, data, notes.spent.seconds[name])
             arrays |= columns
             if name == NEEDED:
@@ -173,7 +171,7 @@ def evaluate_network(
                 whole |= dict(zip(BY_THE_EXACT_BOUND, figures, strict=True))
                 arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
             report(NetworkFigures(**whole, engines=dict(ran)), arrays, False)
-    if set(ran) == set(ENGINES):
+    if set(ran) == set(ROW_ENGINES):
         report(NetworkFigures(**whole, engines=ran, **_best(ran, arrays)), arrays, True)
 
 
@@ -286,21 +284,15 @@ def evaluate_cascade(
         found = replace(found, best_sound=_best_sound(config, run, stages, parts, watch, arrays))
     report(found, arrays, False)
     with notes.timed("cascade attack"):
-        found = _attack_cascade(run, cascade, certified, found, data, watch, arrays)
+        found = replace(found, attack=_attack_cascade(run, cascade, certified, data, watch, arrays))
     report(found, arrays, True)
 
 
 def _attack_cascade(
-    run: Run,
-    cascade: Cascade,
-    certified: CascadeCertificate,
-    figures: CascadeFigures,
-    data: ImageData,
-    watch: Watch,
-    arrays: Arrays,
-) -> CascadeFigures:
-    """Attacks the first images only: the attack follows gradients of bounds, which are dear."""
-    some = data.take(ATTACKED * (10 if data.images.is_cuda else 1))
+    run: Run, cascade: Cascade, certified: CascadeCertificate, data: ImageData, watch: Watch, arrays: Arrays
+) -> AttackFigures:
+    """Attacks the first images, and adds what it found about each to `arrays`."""
+    some = attacked_part(data)
 
     def find(part: slice) -> list[CascadeAttackLine]:
         with full_precision():
@@ -316,12 +308,10 @@ def _attack_cascade(
         torch.tensor([getattr(line, name) for line in lines]) for name in ("found", "certified_wrong")
     )
     same = certified.take(len(some))
-    note = check_together(run.folder, same, wrong, with_certificate)
-    if note is not None:
-        watch.say(note)
+    check_together(run.folder, same, wrong, with_certificate, watch.say)
     arrays |= {"attacked": wrong.numpy(), "attacked_certified_wrong": with_certificate.numpy()}
-    return replace(
-        figures, attacked_examples=len(some), attacked_error=wrong.double().mean().item(),
+    return AttackFigures(
+        attacked_examples=len(some), attacked_error=wrong.double().mean().item(),
         attacked_certified_error=with_certificate.double().mean().item(), broken_claims=int((same.claimed & wrong).sum()),
         on_attacked=parse(CascadeErrors, same.summary()),
     )  # fmt: skip
@@ -332,7 +322,7 @@ def _best_sound(
 ) -> BestSound:
     """The first stage alone, the routed cascade or the sum of scores: whichever leaves the fewest images of `fitting` uncertified."""
     ball = make_ball(config)
-    fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
+    fitting = parts.fitting(config)
     file = run.folder / "best-combination.json"
     if not file.exists():
         routed = RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball).thresholds if len(stages) > 1 else ()

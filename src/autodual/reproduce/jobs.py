@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from autodual._errors import AutodualError
-from autodual.reproduce.campaign import Campaign, Step, Task
+from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.records import RowRecord
 from autodual.reproduce.work import Extent, work_on
 from autodual.training.loop import StoppedError
@@ -34,7 +34,7 @@ PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL = Path("/tmp/nvidia-mps")
 """Where a daemon of the whole machine listens."""
 SECONDS = 20
-"""For the daemon to start, and to end."""
+"""Seconds that the daemon has to start, and to end."""
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _told(command: list[str], variables: dict[str, str], text: bytes = b"") -> b
 
 
 LEAST_SECONDS = 5.0
-"""Left of the time limit, so that another process is worth its start."""
+"""Seconds that must be left for another process to be worth its start."""
 POLL_SECONDS = 0.1
 STOPPED = (0, *(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)))
 """Exit codes of a process that was asked to stop, or whose time was up; below zero where it had not even begun to listen."""
@@ -98,7 +98,7 @@ class Clock:
         return cls(time.monotonic() + min(seconds) if seconds else None, asked)
 
     def left(self) -> float:
-        """Seconds."""
+        """Seconds that are left."""
         return float("inf") if self.deadline is None else self.deadline - time.monotonic()
 
     def stop(self) -> bool:
@@ -128,7 +128,7 @@ def run_in_turn(
         if clock.stop():
             outcome.left = list(tasks[number:])
             break
-        done_before = campaign.progress(task).step == Step.DONE
+        done_before = campaign.progress(task).step == Phase.DONE
         try:
             record = work_on(campaign, task, watch(), extent)
         except StoppedError:
@@ -230,7 +230,7 @@ def _end(running: dict[Task, subprocess.Popen[bytes]]) -> None:
 
 def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: Outcome, say: Say) -> None:
     record, progress = campaign.record(task), campaign.progress(task)
-    trained = progress.step >= Step.EVALUATING and not extent.evaluate
+    trained = progress.step >= Phase.EVALUATING and not extent.evaluate
     if extent.reached(record) or (code == 0 and trained):
         say(f"{task}: {progress}: {_figures(record)}")
     elif code in STOPPED:

@@ -27,8 +27,8 @@ from autodual.reproduce.campaign import (
     PART_BYTES,
     WEIGHTS,
     Campaign,
-    Progress,
-    Step,
+    Phase,
+    RowProgress,
     Task,
     in_order,
 )
@@ -56,7 +56,7 @@ class Unit:
     task: Task
     started: str
     """When the attempt was begun; a later attempt replaces an earlier one, however far that had come."""
-    progress: Progress
+    progress: RowProgress
     files: dict[str, Path]
     """By their names in the pack, which begin with `results/` or `work/`."""
 
@@ -66,8 +66,8 @@ class Unit:
         return sum(HEAD + min(len(content), len(zlib.compress(content, LEVEL))) for content in contents)
 
 
-def _measured(progress: Progress) -> tuple[int, ...]:
-    """Compared between states of one attempt: the larger one has come farther."""
+def _measured(progress: RowProgress) -> tuple[int, ...]:
+    """Numbers that grow as an attempt comes farther."""
     return int(progress.step), progress.stages, progress.steps, progress.lines
 
 
@@ -78,11 +78,11 @@ def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool =
     with it. weights: of a finished task also those that `results/` does not keep.
     """
     progress, result, run = campaign.progress(task), campaign.result(task), campaign.run(task)
-    if progress.step == Step.NOT_RUN:
+    if progress.step == Phase.NOT_RUN:
         return None
-    names = _light_names(campaign, task) if light and progress.step == Step.DONE else RESULT_FILES
+    names = _light_names(campaign, task) if light and progress.step == Phase.DONE else RESULT_FILES
     chosen = [result / name for name in names]
-    if progress.step != Step.DONE:
+    if progress.step != Phase.DONE:
         chosen += _needed_to_go_on(run)
     elif weights and not light:
         chosen += [run.model_file, *_stages(run)]
@@ -93,7 +93,7 @@ def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool =
 def _light_names(campaign: Campaign, task: Task) -> tuple[str, ...]:
     """The record; and the network, where a cascade that is not done yet may begin with it."""
     cascade = Task(f"{task.row}-cascade", task.recipe, task.seed)
-    waited_for = campaign.config_file(cascade).is_file() and campaign.progress(cascade).step != Step.DONE
+    waited_for = campaign.config_file(cascade).is_file() and campaign.progress(cascade).step != Phase.DONE
     return (EVALUATION, WEIGHTS, "config.yaml", "metrics.jsonl") if waited_for else (EVALUATION,)
 
 
@@ -139,9 +139,9 @@ def _name_in_pack(campaign: Campaign, path: Path) -> str:
     raise AssertionError(f"{path} is neither in {campaign.results} nor in {campaign.work}")
 
 
-def _started(campaign: Campaign, task: Task, progress: Progress) -> str:
+def _started(campaign: Campaign, task: Task, progress: RowProgress) -> str:
     """When the attempt was begun: as the record says of one that is done, else as the run folder says."""
-    if progress.step == Step.DONE:
+    if progress.step == Phase.DONE:
         record = campaign.record(task)
         return "" if record is None else record.training.started
     run = Run(campaign.result(task)) if campaign.has_only_results(task) else campaign.run(task)
@@ -153,11 +153,11 @@ class Chunk:
     """Bytes of a file, from `offset` on; compressed where that helps."""
 
     name: str
-    """Of the member of the tar file."""
+    """Name of the member of the tar file."""
     file: str
     size: int
     sha256: str
-    """Both of the whole file."""
+    """Size and digest are those of the whole file."""
     offset: int
     length: int
     compressed: bool
@@ -305,9 +305,9 @@ def unpack(campaign: Campaign, parts: Sequence[Path]) -> dict[Task, str]:
     said: dict[Task, str] = {}
     for task in in_order(units):
         entry, own = units[task], campaign.progress(task)
-        done = entry.progress[0] == Step.DONE
+        done = entry.progress[0] == Phase.DONE
         only_record = done and not any(name.endswith(f"/{CERTIFICATES}") for name in entry.files)
-        if own.step != Step.NOT_RUN and not _is_newer(entry, _started(campaign, task, own), own):
+        if own.step != Phase.NOT_RUN and not _is_newer(entry, _started(campaign, task, own), own):
             said[task] = f"kept as it is here ({own})"
         elif only_record and (campaign.result(task) / CERTIFICATES).exists():
             said[task] = f"kept as it is here ({own}): the pack has only the record of another attempt"
@@ -317,10 +317,10 @@ def unpack(campaign: Campaign, parts: Sequence[Path]) -> dict[Task, str]:
     return said
 
 
-def _is_newer(packed: Entry, started: str, own: Progress) -> bool:
+def _is_newer(packed: Entry, started: str, own: RowProgress) -> bool:
     if packed.started == started:
         return packed.progress > _measured(own)
-    return packed.started > started and not (own.step == Step.DONE and packed.progress[0] != Step.DONE)
+    return packed.started > started and not (own.step == Phase.DONE and packed.progress[0] != Phase.DONE)
 
 
 def _put(campaign: Campaign, task: Task, files: dict[str, bytes]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autodual._errors import ArgumentError
 from autodual._files import read_json
-from autodual.runs.records import CascadeErrors, StageCounts
-from autodual.runs.schema import optional, parse, plain
+from autodual.runs.records import AttackFigures, CascadeErrors, StageCounts
+from autodual.runs.schema import flat, optional, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,29 +79,26 @@ class CascadeFigures:
 
     kind: str
     stages: tuple[StageCounts, ...]
-    error: float
-    stage_certified_error: float
-    sound_certified_error: float
-    sound_certified_error_as_run: float
+    errors: CascadeErrors = flat()
     no_wrong_certificate: float
     collapsed: str | None
     cascade_engine: str
     best_sound: BestSound | None = optional()
-    attacked_examples: int | None = optional()
-    attacked_error: float | None = optional()
-    attacked_certified_error: float | None = optional()
-    broken_claims: int | None = optional()
-    on_attacked: CascadeErrors | None = optional()
+    attack: AttackFigures | None = flat(optional=True)
+
+    @property
+    def error(self) -> float:
+        return self.errors.error
 
     def __str__(self) -> str:
         """The figures in a line."""
-        attacked = "" if self.attacked_error is None else f", attacked {self.attacked_error:.2%}"
+        attacked = "" if self.attack is None else f", attacked {self.attack.attacked_error:.2%}"
         best = (
             "" if self.best_sound is None else f", best sound combination {self.best_sound.sound_certified_error:.2%}"
         )
         return (
-            f"stage-certified error {self.stage_certified_error:.2%}{attacked}, soundly certified {self.sound_certified_error:.2%}"
-            f"{best}, error {self.error:.2%}"
+            f"stage-certified error {self.errors.stage_certified_error:.2%}{attacked}, soundly certified "
+            f"{self.errors.sound_certified_error:.2%}{best}, error {self.error:.2%}"
         )
 
 
@@ -139,7 +135,7 @@ class Training:
     started: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowRecord:
     """The evaluation of a row, perhaps still without some engines."""
 
@@ -154,8 +150,7 @@ class RowRecord:
     eps: float
     dtype: str
     cascade: bool
-    figures: Figures
-    """Their entries stand among the others in the file."""
+    figures: Figures = flat()
     weights: Weights
     training: Training
 
@@ -163,15 +158,8 @@ class RowRecord:
     def read(cls, file: Path) -> RowRecord:
         found = read_json(file)
         try:
-            return parse(cls, found | {"figures": found} if isinstance(found, dict) else found)
+            return parse(cls, found)
         except ValueError:
             raise ArgumentError(
                 f"{file}: is no evaluation of `autodual reproduce`, or damaged; remove it, and run the row again"
             ) from None
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain values, as the file holds them."""
-        found: dict[str, Any] = {}
-        for name, value in plain(self).items():
-            found |= value if name == "figures" else {name: value}
-        return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autodual._errors import ArgumentError
 
 Errors = tuple[float, float]
-"""Robust error and error, in per cent. Of a cascade, the first is the stage-certified error."""
+"""Robust error and error, in per cent; for a cascade, the first is the stage-certified error."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from autodual.report.blocks import Text as TextBlock
 from autodual.report.page import render_sections
 from autodual.report.verdicts import Rates, rates_chart
 from autodual.reproduce.campaign import Campaign, Recipe, Task
-from autodual.reproduce.evaluation import ENGINES
+from autodual.reproduce.evaluation import ROW_ENGINES
 from autodual.reproduce.figures import Picture, draw_figures
 from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
 from autodual.reproduce.rows import BEST, ROWS, SEEDS, SIZES, Errors, Row, seconds_in_the_paper
-from autodual.runs.schema import read
+from autodual.runs.schema import plain, read
 
 NOT_RUN, NOT_COMPLETE = "not run", "not complete"
 SPEEDS = "speeds.json"
@@ -92,7 +92,7 @@ def results_of(campaign: Campaign, row: Row) -> list[Result]:
 
 
 def build_tables(campaign: Campaign) -> list[Table]:
-    """In the order of the page."""
+    """All tables, in the order of the page."""
     every = [result for row in ROWS for result in results_of(campaign, row)]
     single = [result for result in every if not result.row.is_cascade]
     cascades = [result for result in every if result.row.is_cascade]
@@ -122,7 +122,7 @@ def _singles(key: str, title: str, results: Sequence[Result]) -> Table:
         "best: robust error", "PGD error", "error", "released: robust / error", "s per epoch (paper)",
     )  # fmt: skip
     rows = [_single(result) for result in results]
-    shown = [Rates.of(_name(result), result.first.to_mapping()) for result in results if result.first is not None]
+    shown = [Rates.of(_name(result), plain(result.first)) for result in results if result.first is not None]
     return Table(key, title, (SINGLE_TEXT if key == "linf" else AS_ABOVE,), header, rows, shown)
 
 
@@ -139,13 +139,13 @@ def _single(result: Result) -> list[str]:
 
 
 def _engines(results: Sequence[Result]) -> Table:
-    header = ("row", "recipe", "images", *ENGINES, "best of them", "weights of")
+    header = ("row", "recipe", "images", *ROW_ENGINES, "best of them", "weights of")
     rows = []
     for result in results:
         record, figures = result.first, result.figures(NetworkFigures)
         assert record is not None
         assert figures is not None
-        counts = [_count(figures.engines.get(name), record.examples) for name in ENGINES]
+        counts = [_count(figures.engines.get(name), record.examples) for name in ROW_ENGINES]
         best = f"{figures.certified_best} ({figures.certified_best_as_run})" if record.complete else NOT_RUN
         rows.append([result.row.name, result.recipe, str(record.examples), *counts, best, record.weights.chosen])
     text = (
@@ -180,7 +180,7 @@ def _cascades(key: str, title: str, results: Sequence[Result]) -> Table:
     )  # fmt: skip
     rows = [_cascade(result) for result in results]
     first = [(_name(result), result.first) for result in results if result.first is not None]
-    shown = [Rates.of_cascade(name, record.to_mapping()) for name, record in first]
+    shown = [Rates.of_cascade(name, plain(record)) for name, record in first]
     return Table(
         key, title, (CASCADE_TEXT if key == "cascades" else AS_ABOVE,), header, rows, shown, frozenset({"row", "which"})
     )
@@ -195,12 +195,12 @@ def _cascade(result: Result) -> list[str]:
     if found.best_sound is not None:
         chosen = found.best_sound
         best = [_percent(chosen.sound_certified_error), _percent(chosen.sound_certified_error_as_run), chosen.chosen]
-    if found.on_attacked is not None:
-        beside = _percent(found.on_attacked.stage_certified_error)
-        attacked = f"{_percent(found.attacked_error)} ({beside}; {found.attacked_examples} images)"
+    if found.attack is not None:
+        beside = _percent(found.attack.on_attacked.stage_certified_error)
+        attacked = f"{_percent(found.attack.attacked_error)} ({beside}; {found.attack.attacked_examples} images)"
     return [
-        *start, result.percent("stage_certified_error"), attacked, result.percent("sound_certified_error"),
-        result.percent("sound_certified_error_as_run"), *best, _clean(result), str(len(record.weights.sha256)),
+        *start, _percent(found.errors.stage_certified_error), attacked, _percent(found.errors.sound_certified_error),
+        _percent(found.errors.sound_certified_error_as_run), *best, _clean(result), str(len(record.weights.sha256)),
     ]  # fmt: skip
 
 

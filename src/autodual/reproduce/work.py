@@ -17,8 +17,8 @@ from autodual._errors import ArgumentError
 from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
 from autodual.reproduce.campaign import CERTIFICATES, EVALUATION, WEIGHTS, Campaign, Task
 from autodual.reproduce.evaluation import (
-    ENGINES,
     NEEDED,
+    ROW_ENGINES,
     Arrays,
     Before,
     Notes,
@@ -29,11 +29,11 @@ from autodual.reproduce.evaluation import (
     write_arrays,
 )  # fmt: skip
 from autodual.reproduce.records import Figures, NetworkFigures, RowRecord, Training, Weights
-from autodual.runs.checkpoint import encode_half, load_half_model, save_model
+from autodual.runs.checkpoint import encode_half, load_model, save_model
 from autodual.runs.config import TrainConfig, by_epochs
 from autodual.runs.folder import METRICS_LIMIT, Run
 from autodual.runs.records import Environment, EpochLine
-from autodual.runs.schema import read
+from autodual.runs.schema import plain, read
 from autodual.runs.yaml import dump_yaml
 from autodual.training.cascade import train_cascade
 from autodual.training.fitting import run_named, trained_network
@@ -54,7 +54,7 @@ OF_NO_CONSEQUENCE = (
 class Extent:
     """How much of a task is wanted now."""
 
-    engines: Collection[str] = tuple(ENGINES)
+    engines: Collection[str] = tuple(ROW_ENGINES)
     """The exact bound is always among them."""
     evaluate: bool = True
     side_by_side: int = 1
@@ -62,9 +62,9 @@ class Extent:
 
     def __post_init__(self) -> None:
         for name in self.engines:
-            if name not in ENGINES:
-                raise ArgumentError(f"engines must be some of {', '.join(ENGINES)}, got {name!r}")
-        in_order = tuple(name for name in ENGINES if name == NEEDED or name in self.engines)
+            if name not in ROW_ENGINES:
+                raise ArgumentError(f"engines must be some of {', '.join(ROW_ENGINES)}, got {name!r}")
+        in_order = tuple(name for name in ROW_ENGINES if name == NEEDED or name in self.engines)
         object.__setattr__(self, "engines", in_order)
 
     def reached(self, record: RowRecord | None) -> bool:
@@ -151,7 +151,7 @@ def _take_first_stage(
         if any(own[name] != other[name] for name in own if name not in OF_NO_CONSEQUENCE):
             continue
         model = fresh_model(config, parts, 0)
-        load_half_model(source.model_file, model)
+        load_model(source.model_file, model, expect_half=True)
         save_model(run.stage_file(0), model)
         shutil.copyfile(source.metrics_file, run.metrics_file)
         watch.say(f"stage 0: is the network of {single}, which is trained already")
@@ -172,10 +172,11 @@ def _keeper(
         weights = _keep_weights(folder, task, config, run, models)
         write_arrays(folder / CERTIFICATES, arrays)
         record = RowRecord(
-            task.row, task.recipe, config.seed, complete, "test", len(arrays["labels"]), repr(make_ball(config)), config.norm,
-            config.eps, "float32", config.cascade > 1, figures, weights, _training(config, run, notes.spent),
+            row=task.row, recipe=task.recipe, seed=config.seed, complete=complete, split="test", examples=len(arrays["labels"]),
+            perturbation=repr(make_ball(config)), norm=config.norm, eps=config.eps, dtype="float32", cascade=config.cascade > 1,
+            figures=figures, weights=weights, training=_training(config, run, notes.spent),
         )  # fmt: skip
-        write_json(folder / EVALUATION, record.to_mapping())
+        write_json(folder / EVALUATION, plain(record))
 
     return keep
 

@@ -80,8 +80,8 @@ def encode_half(model: nn.Module) -> bytes:
 
 
 def round_to_half_(model: nn.Module) -> None:
-    """Every parameter takes the nearest values that float16 holds, in the type that the model computes in. Buffers stay: statistics
-    of images are no trained weights."""
+    """Rounds every parameter to the nearest values that float16 holds; its own type stays. Buffers are not rounded: statistics of
+    images are no trained weights."""
     for name, parameter in model.named_parameters():
         rounded = parameter.detach().half()
         if not bool(rounded.isfinite().all()):
@@ -94,12 +94,15 @@ def round_to_half_(model: nn.Module) -> None:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies, since weights that are tied share their memory, which the file format refuses."""
+    """Copies of all tensors: weights that are tied share their memory, which the file format refuses."""
     return {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
 
 
-def load_model(path: Path, model: nn.Module) -> None:
-    """Weights from a safetensors file into a model that they fit, to the last bit."""
+def load_model(path: Path, model: nn.Module, expect_half: bool = False) -> None:
+    """Loads the weights of a safetensors file into a model that they fit, to the last bit.
+
+    Warns of weights of another type, unless they are expected to be half as wide, as `encode_half` writes them.
+    """
     tensors = load_tensors(path)
     expected = model.state_dict()
     wrong = [
@@ -109,19 +112,12 @@ def load_model(path: Path, model: nn.Module) -> None:
     ]
     if wrong:
         raise ArgumentError(f"{path}: these weights are for another network; {sorted(wrong)[0]} does not fit")
-    _check_types(path, tensors, expected)
+    _check_types(path, tensors, expected, warn=not expect_half)
     model.load_state_dict(tensors)
 
 
-def load_half_model(path: Path, model: nn.Module) -> None:
-    """Weights that `encode_half` has written into a model that computes in a wider type, which holds them exactly."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*all their values are held exactly")  # as intended here
-        load_model(path, model)
-
-
-def _check_types(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Refuse weights that the model's types cannot hold: rounded, they are those of another network. What is held is said."""
+def _check_types(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor], warn: bool) -> None:
+    """Refuse weights that the model's types cannot hold: rounded, they are those of another network."""
     other = [k for k in expected if tensors[k].dtype != expected[k].dtype]
     for name in other:
         own = expected[name].dtype
@@ -131,7 +127,7 @@ def _check_types(path: Path, tensors: dict[str, Tensor], expected: dict[str, Ten
                 f"{path}: {name} is {_type(given.dtype)}, and the model computes in {_type(own)}, which does not hold these values: "
                 f"rounded, they would be another network. Save the weights of model.to(torch.{_type(own)}), and certify those"
             )
-    if other:
+    if other and warn:
         name = other[0]
         warnings.warn(
             f"{path}: {len(other)} of {len(expected)} tensors are of another type than the model's ({name}: "

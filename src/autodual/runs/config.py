@@ -12,8 +12,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from autodual._errors import ArgumentError
 
-# What a run is made of: one flat, typed record whose field docs are the command line's help.
-
 Norm = Literal["linf", "l2"]
 Training = Literal["projected", "dual", "ibp", "none"]
 EstimatorName = Literal["quiet-gradient", "median", "geometric-mean", "maximum-likelihood"]
@@ -23,6 +21,20 @@ CascadeKind = Literal["paper", "routed", "sum"]
 EPS_START = 0.01
 LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1000}
 """Sizes beyond which a ball holds every image, or, where that depends on the number of pixels, every image of a sane size."""
+
+
+class OptionError(ArgumentError):
+    """An option has a value that it cannot have."""
+
+    option = ""
+    wrong = ""
+    """What is wrong with it: the rest of a sentence that begins with the option."""
+
+    @classmethod
+    def about(cls, option: str, wrong: str, source: str = "") -> OptionError:
+        error = cls(f"{source}{option}{wrong}")
+        error.option, error.wrong = option, wrong
+        return error
 
 
 def option(default: Any, text: str) -> Any:
@@ -103,12 +115,12 @@ class TrainConfig:
         _check_values(self)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, for YAML and JSON."""
+        """The fields as plain values, for YAML and JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> TrainConfig:
-        """Refuses names that it does not know, and suggests the nearest one."""
+        """A config from values by name. Refuses names that it does not know, and suggests the nearest one."""
         if not isinstance(values, Mapping):
             raise ArgumentError(f"{source}: expected options by name, got {type(values).__name__}")
         known = [f.name for f in fields(cls)]
@@ -119,8 +131,8 @@ class TrainConfig:
                 raise ArgumentError(f"{source}: unknown option {name!r}{hint}")
         try:
             return cls(**values)
-        except ArgumentError as error:
-            raise ArgumentError(f"{source}: {error}") from None
+        except OptionError as error:
+            raise OptionError.about(error.option, error.wrong, f"{source}: ") from None
 
     def with_changes(self, **changes: Any) -> TrainConfig:
         """Another config, with some fields changed, and checked like any other."""
@@ -145,7 +157,7 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
             return value
         if choice in (int, bool) and type(value) is choice:
             return value
-    raise ArgumentError(f"{name} must be {_describe(hint)}, got {value!r}{_advice(value)}")
+    raise OptionError.about(name, f" must be {_describe(hint)}, got {value!r}{_advice(value)}")
 
 
 def _advice(value: Any) -> str:
@@ -163,7 +175,7 @@ def fraction(text: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Finite, and not too large to be a float; None if it is not."""
+    """The value as a finite float; None if it is none."""
     found = fraction(value) if isinstance(value, str) else value
     fine = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
     return float(found) if fine else None  # type: ignore[arg-type]  # `fine` says so
@@ -197,36 +209,38 @@ PARTS = {"eps_part": "eps_epochs", "lr_part": "lr_epochs", "lr_halve_part": "lr_
 
 
 def _check_values(c: TrainConfig) -> None:
-    rules: list[tuple[bool, str]] = [
-        *((v < 2**32, f"{name} must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
+    """Refuse values that an option cannot have: (option, whether it is fine, what is wrong with it)."""
+    rules: list[tuple[str, bool, str]] = [
+        *((name, v < 2**32, f" must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
         *(_at_least(least, name, getattr(c, name)) for least, names in AT_LEAST.items() for name in names),
-        (c.eps > 0, f"eps must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
-        (c.eps <= LARGEST[c.norm], f"eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images have values "
+        ("eps", c.eps > 0, f" must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
+        ("eps", c.eps <= LARGEST[c.norm], f" must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images have values "
          "between 0 and 1; for 8 of 255 grey levels, write 8/255"),
-        (c.eps_start <= max(c.eps, EPS_START), f"eps_start must not be larger than eps, which is {c.eps}, got {c.eps_start}"),
-        *((0 <= getattr(c, name) <= 1, f"{name} must be a part of the training, between 0 and 1, got {getattr(c, name)}; for epochs, "
+        ("eps_start", c.eps_start <= max(c.eps, EPS_START), f" must not be larger than eps, which is {c.eps}, got {c.eps_start}"),
+        *((name, 0 <= getattr(c, name) <= 1, f" must be a part of the training, between 0 and 1, got {getattr(c, name)}; for epochs, "
            f"use {instead}") for name, instead in PARTS.items()),
-        (c.crop <= 1000, f"crop must be at most 1000 pixels, got {c.crop}"),
-        (c.lr > 0, f"lr must be positive, got {c.lr}"),
-        (c.clip_gradients is None or c.clip_gradients > 0, f"clip_gradients must be positive, got {c.clip_gradients}"),
-        (0 <= c.momentum < 1, f"momentum must lie between 0 and 1, and below 1, got {c.momentum}"),
-        (0 <= c.validation < 1, f"validation must be a part of the data, 0 <= validation < 1, got {c.validation}"),
-        (c.validation == 0 or c.evaluate_every > 0 or c.cascade > 1, "validation: held-out data is of no use with evaluate_every 0"),
-        (0 <= c.robust_weight <= 1, f"robust_weight must lie between 0 and 1, got {c.robust_weight}"),
-        (c.clip is None or c.clip[0] < c.clip[1], f"clip must be low < high, got {c.clip}"),
-        (c.clip is None or (c.clip[0] <= 0 and c.clip[1] >= 1),
-         f"clip must hold the images themselves, whose values lie between 0 and 1, got {c.clip}"),
-        (c.clip is None or c.norm == "linf", "clip is for norm linf; an l2 ball is not clipped"),
-        (not c.adversarial or c.engine == "none", "adversarial training uses no bounds: set engine to none"),
+        ("crop", c.crop <= 1000, f" must be at most 1000 pixels, got {c.crop}"),
+        ("lr", c.lr > 0, f" must be positive, got {c.lr}"),
+        ("clip_gradients", c.clip_gradients is None or c.clip_gradients > 0, f" must be positive, got {c.clip_gradients}"),
+        ("momentum", 0 <= c.momentum < 1, f" must lie between 0 and 1, and below 1, got {c.momentum}"),
+        ("validation", 0 <= c.validation < 1, f" must be a part of the data, 0 <= validation < 1, got {c.validation}"),
+        ("validation", c.validation == 0 or c.evaluate_every > 0 or c.cascade > 1,
+         ": held-out data is of no use with evaluate_every 0"),
+        ("robust_weight", 0 <= c.robust_weight <= 1, f" must lie between 0 and 1, got {c.robust_weight}"),
+        ("clip", c.clip is None or c.clip[0] < c.clip[1], f" must be low < high, got {c.clip}"),
+        ("clip", c.clip is None or (c.clip[0] <= 0 and c.clip[1] >= 1),
+         f" must hold the images themselves, whose values lie between 0 and 1, got {c.clip}"),
+        ("clip", c.clip is None or c.norm == "linf", " is for norm linf; an l2 ball is not clipped"),
+        ("adversarial", not c.adversarial or c.engine == "none", " training uses no bounds: set engine to none"),
     ]  # fmt: skip
-    for fine, message in rules:
+    for name, fine, wrong in rules:
         if not fine:
-            raise ArgumentError(message)
+            raise OptionError.about(name, wrong)
 
 
-def _at_least(least: int, name: str, value: float | None) -> tuple[bool, str]:
+def _at_least(least: int, name: str, value: float | None) -> tuple[str, bool, str]:
     wanted = "must not be negative" if least == 0 else f"must be at least {least}"
-    return value is None or value >= least, f"{name} {wanted}, got {value}"
+    return name, value is None or value >= least, f" {wanted}, got {value}"
 
 
 # Perturbation size and learning rate by epoch. [REFERENCE: Training]
@@ -236,7 +250,7 @@ def _at_least(least: int, name: str, value: float | None) -> tuple[bool, str]:
 
 
 def eps_at(config: TrainConfig, epoch: int) -> float:
-    """Linear from the start value over the first epochs, then constant."""
+    """Size of the perturbation in an epoch: linear from the start value over the first epochs, then constant."""
     ramp = in_epochs(config, "eps_part")
     if ramp <= 1 or epoch >= ramp - 1:
         return config.eps
@@ -245,7 +259,7 @@ def eps_at(config: TrainConfig, epoch: int) -> float:
 
 
 def lr_at(config: TrainConfig, epoch: int) -> float:
-    """Constant at first, then halved every so many epochs."""
+    """Learning rate in an epoch: constant at first, then halved every so many epochs."""
     constant, every = in_epochs(config, "lr_part"), in_epochs(config, "lr_halve_part")
     if every == 0 or epoch < constant:
         return config.lr

@@ -31,7 +31,7 @@ LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights")
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
 
 AT_THE_START = (".lock", "config.yaml", "environment.json")
-"""What a folder may hold, and a run be begun in it all the same: earlier versions left this behind."""
+"""Files with which a folder still counts as empty: a run that was killed before its first step leaves them."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,19 @@ class Run:
 
     @property
     def events(self) -> Path:
-        """For TensorBoard, if wanted."""
+        """The folder of event files for TensorBoard."""
         return self.folder / "tensorboard"
 
     @property
     def failure_file(self) -> Path:
-        """Why the run ended before it was finished, if it did; gone as soon as it goes on."""
+        """The file that says why the run ended before it was finished; it goes as soon as the run goes on."""
         return self.folder / "failure.json"
 
     def stage_file(self, stage: int) -> Path:
         return self.folder / "stages" / f"{stage}.safetensors"
 
     def config(self) -> TrainConfig:
-        """As it was written: with every field that there was then, so that none that has got lost is replaced by a default."""
+        """The run's config. Every field that existed when it was written must be there: no default replaces one that got lost."""
         values = read_yaml(self.config_file)
         if isinstance(values, dict):
             values = values | {
@@ -117,7 +117,7 @@ class Run:
 
     @contextlib.contextmanager
     def attempted(self) -> Iterator[None]:
-        """Locked; if what follows fails before a step was trained, all is as it was before, and no folder is left behind."""
+        """Locks the folder. If what follows fails before a step was trained, the folder becomes what it was before."""
         made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]  # inner first
         fresh = not self.begun()
         before = {name: _bytes_of(self.folder / name) for name in AT_THE_START} if fresh else {}
@@ -248,7 +248,7 @@ class Run:
                 raise ArgumentError(f"{self.metrics_file}: cannot be shortened: {error.strerror or error}") from None
 
     def forget_stage(self, stage: int) -> None:
-        """Metrics of a stage that begins again, of later ones, and of a line that is not whole."""
+        """Forget the metrics of a stage that begins again, those of later stages, and a last line that is not whole."""
         if self.metrics_file.exists():
             content = read_content(self.metrics_file, METRICS_LIMIT)
             lines = [line + b"\n" for line in content.split(b"\n")]
@@ -262,14 +262,14 @@ def _bytes_of(path: Path) -> bytes | None:
 
 
 def _appended(path: Path) -> IO[bytes]:
-    """Opened to add to it; a pipe in its place would never open."""
+    """The file, opened to add to it. A pipe in its place is refused, since it might never open."""
     if path.is_fifo():
         raise ArgumentError(f"{path}: is a pipe, not a file")
     return path.open("ab")
 
 
 def _newer_than(values: Mapping[str, Any]) -> set[str]:
-    """Fields that came after a run was written: later than every one that its config has."""
+    """Fields of `LATER` that did not exist yet when this config was written."""
     known = max((number for number, name in enumerate(LATER, 1) if name in values), default=0)
     return set(LATER[known:])
 
@@ -298,12 +298,12 @@ def versions() -> dict[str, Any]:
 
 
 def _left_at_the_start(path: Path) -> bool:
-    """Whether this is all that a run leaves which could not even start, perhaps half written."""
+    """Whether a run that could not even start may have left this file, perhaps half written."""
     if path.name.startswith(".writing-"):
         return path.is_dir() and all(map(_left_at_the_start, path.iterdir()))
     return path.name in AT_THE_START
 
 
 def _compared(name: str, value: Any) -> Any:
-    """Of an option that names a file: the file itself, wherever one stands."""
+    """The value to compare: for an option that names a file, the whole path of the file."""
     return resolved(name, value) if name in NAMED else value

@@ -12,26 +12,26 @@ NAMED = ("model", "dataset")
 
 
 def to_folder(option: str, text: str, folder: Path) -> str:
-    """What names a file from where one stands, as seen from `folder`; what names none as it is."""
+    """An option's value for a kept file in `folder`: a path is rewritten relative to `folder`, anything else stays."""
     file, rest = _parts(option, text)
     return text if file is None else f"{relative(file, folder)}{rest}"
 
 
 def from_folder(option: str, text: str, folder: Path) -> str:
-    """What `to_folder` has written, as seen from anywhere. Where there is no such file, it was written from where one stood."""
+    """The value that `to_folder` wrote, with a path that holds from anywhere. A path that does not exist stays as it is."""
     file, rest = _parts(option, text, folder)
     place = None if file is None else folder.resolve() / file
     return f"{os.path.normpath(place)}{rest}" if place is not None and place.exists() else text
 
 
 def resolved(option: str, text: str) -> str:
-    """With the whole path of the file that is meant from where one stands."""
+    """The value with the whole path of the file that it names, if it names one."""
     file, rest = _parts(option, text)
     return text if file is None else f"{file.resolve()}{rest}"
 
 
 def relative(path: Path, folder: Path) -> str:
-    """With slashes; whole where there is no way from one to the other, as between drives of Windows."""
+    """The path as seen from `folder`, with slashes; the whole path where none leads there, as between drives of Windows."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:

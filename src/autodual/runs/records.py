@@ -5,10 +5,10 @@ config.yaml is `TrainConfig`. All rooms that write or read a run folder share th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from autodual.runs.schema import optional
+from autodual.runs.schema import flat, optional, plain
 
 # environment.json and failure.json
 
@@ -203,6 +203,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What certificates with a probability rest on; see `Confidence`."""
+
+    delta: float
+    estimates: int
+    k: int
+    m: int
+    seed: int
+
+
+@dataclass(frozen=True)
 class ProblemOutline:
     """What the problems of all versions hold: enough to tell a file of lines from a stranger's."""
 
@@ -232,32 +243,22 @@ class Problem:
     autodual: str
     torch: str
     python: str
-    delta: float | None = optional()
-    """This and the next four: what a certificate with a probability rests on; none of a proof."""
-    estimates: int | None = optional()
-    k: int | None = optional()
-    m: int | None = optional()
-    seed: int | None = optional()
+    basis: Basis | None = flat(optional=True)
+    """None for proofs."""
     asked: Asked | None = optional()
     combination: str | None = optional()
     """The cascade that the lines are about; None for one network."""
 
     def __post_init__(self) -> None:
-        parts = (self.delta, self.estimates, self.k, self.m, self.seed)
-        if (None in parts and any(part is not None for part in parts)) or self.examples < 1 or self.batch < 1:
-            raise ValueError("is no problem of ours")
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether the lines hold for certain, not only with a probability."""
-        return self.delta is None
+        if self.examples < 1 or self.batch < 1:
+            raise ValueError("is about no examples")
 
     def difference(self, now: Problem, *aside: str) -> tuple[str, str] | None:
         """The first entry in which the question differs from `now`, and a sentence about it; entries `aside` do not count."""
-        for name in (f.name for f in fields(self) if f.name not in (*self.ASIDE, *aside)):
-            before, value = getattr(self, name), getattr(now, name)
-            if before != value:
-                told = f"{name} was {_short(before)}, now {_short(value)}"
+        before, after = plain(self), plain(now)
+        for name in (name for name in before | after if name not in (*self.ASIDE, *aside)):
+            if before.get(name) != after.get(name):
+                told = f"{name} was {_short(before.get(name))}, now {_short(after.get(name))}"
                 return name, f"its certificates are about something else ({told})"
         return None
 
@@ -295,7 +296,19 @@ class CascadeErrors:
     sound_certified_error_as_run: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class AttackFigures:
+    """What an attack on a cascade breaks, and what was claimed and proved about the same examples."""
+
+    attacked_examples: int
+    attacked_error: float
+    attacked_certified_error: float
+    broken_claims: int
+    broken_proofs: int | None = optional()
+    on_attacked: CascadeErrors
+
+
+@dataclass(frozen=True, kw_only=True)
 class CascadeSummary:
     """What a cascade reaches on all examples, and what an attack on all or the first of them leaves of it."""
 
@@ -304,19 +317,11 @@ class CascadeSummary:
     engine: str
     examples: int
     stages: tuple[StageCounts, ...]
-    error: float
-    stage_certified_error: float
-    sound_certified_error: float
-    sound_certified_error_as_run: float
+    errors: CascadeErrors = flat()
     no_wrong_certificate: float
     collapsed: str | None = None
-    attacked_examples: int | None = optional()
-    """None where nothing was attacked; so are the next five then."""
-    attacked_error: float | None = optional()
-    attacked_certified_error: float | None = optional()
-    broken_claims: int | None = optional()
-    broken_proofs: int | None = optional()
-    on_attacked: CascadeErrors | None = optional()
+    attack: AttackFigures | None = flat(optional=True)
+    """None where nothing was attacked."""
     models: int | None = optional()
     thresholds_fitted_on: str | None = optional()
 
@@ -336,11 +341,7 @@ class Summary:
     not_certified_as_run: float | None = optional()
     confidence: float
     collapsed: str | None = None
-    delta: float | None = optional()
-    estimates: int | None = optional()
-    k: int | None = optional()
-    m: int | None = optional()
-    seed: int | None = optional()
+    basis: Basis | None = flat(optional=True)
     cascade: CascadeSummary | None = optional()
 
 

@@ -1,7 +1,8 @@
 """Records as JSON and back: a frozen dataclass says once which entries a record has, and of which types.
 
 A float takes whole numbers, too, and a tuple is a list on disk. A field with a default may be missing from a file. One declared with
-`optional()` is not written where it is None. Entries that a dataclass does not know are passed over, or refused by `exactly`.
+`optional()` is not written where it is None. The entries of one declared with `flat()` stand among those of its owner. Entries that a
+dataclass does not know are passed over, or refused by `exactly`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ def optional() -> Any:
     return field(default=None, metadata={"optional": True})
 
 
+def flat(optional: bool = False) -> Any:
+    """A record inside another one, whose entries stand among the other's in the file. If optional, it is None where none is there."""
+    return field(default=None, metadata={"flat": True}) if optional else field(metadata={"flat": True})
+
+
 def parse(kind: type[R], values: object, exactly: bool = False) -> R:
     """`values` as a record of this kind. ValueError: a clause that says what is wrong, such as "has 'x' as label"."""
     if not isinstance(values, dict):
@@ -31,14 +37,29 @@ def parse(kind: type[R], values: object, exactly: bool = False) -> R:
     missing = [name for name, (_, entry) in known.items() if name not in values and _is_needed(entry)]
     if missing or (exactly and values.keys() - known.keys()):
         raise ValueError(f"does not hold {', '.join(known)}, and nothing else" if exactly else f"lacks {missing[0]}")
-    return kind(**{name: _entry(name, hint, values[name]) for name, (hint, _) in known.items() if name in values})
+    given = {name: _entry(name, hint, values[name]) for name, (hint, _) in known.items() if name in values}
+    inner = {name: _inner(hint, values) for name, (hint, entry) in known.items() if entry.metadata.get("flat")}
+    return kind(**given | inner)
+
+
+def _inner(hint: Any, values: dict[str, Any]) -> Any:
+    """The record of a flat field: of the kind that has most of its entries here; None where there is none of them."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if is_dataclass(kind)]
+    there = {kind: len(values.keys() & _entries(kind).keys()) for kind in kinds}  # type: ignore[arg-type]  # see above
+    best = max(kinds, key=lambda kind: there[kind])
+    return None if there[best] == 0 and type(None) in get_args(hint) else parse(best, values)  # type: ignore[arg-type]
 
 
 def plain(record: Any) -> dict[str, Any]:
     """A record as JSON holds it, its entries in the order of the fields."""
-    values = {f.name: getattr(record, f.name) for f in fields(record)}
-    absent = {f.name for f in fields(record) if f.metadata.get("optional") and values[f.name] is None}
-    return {name: _plain(value) for name, value in values.items() if name not in absent}
+    found: dict[str, Any] = {}
+    for entry in fields(record):
+        value = getattr(record, entry.name)
+        if entry.metadata.get("flat"):
+            found |= {} if value is None else plain(value)
+        elif value is not None or not entry.metadata.get("optional"):
+            found[entry.name] = _plain(value)
+    return found
 
 
 def entry_names(kind: type) -> tuple[str, ...]:
@@ -46,7 +67,7 @@ def entry_names(kind: type) -> tuple[str, ...]:
 
 
 def _is_needed(entry: Field[Any]) -> bool:
-    return entry.default is MISSING and entry.default_factory is MISSING
+    return entry.default is MISSING and entry.default_factory is MISSING and not entry.metadata.get("flat")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""YAML of any origin, read safely and in one line of refusal; PyYAML is imported when it is needed."""
+"""YAML files of any origin: read safely, refused in one line. PyYAML is imported when it is needed."""
 
 from __future__ import annotations
 

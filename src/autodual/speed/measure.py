@@ -80,7 +80,7 @@ def timed(work: Callable[[], object], device: torch.device, seconds: float, stop
 
 
 def _seconds_of_some(work: Callable[[], object], device: torch.device, calls: int = LEAST) -> list[float]:
-    """Of so many calls on a GPU, which is not waited for in between; of a single one on a CPU."""
+    """Seconds of `calls` calls on a GPU, which is not waited for in between; of a single call on a CPU."""
     if device.type != "cuda":
         begin = time.perf_counter()
         work()
@@ -239,7 +239,7 @@ _READS_NOTHING = {
 
 
 def _products(given: Tensor, weights_of_a_filter: int) -> int:
-    """Of a convolution or its transpose: every value [M, F, H', W'] on the filters' side meets all weights of its filter."""
+    """Operations of a convolution or its transpose: each value [M, F, H', W'] on the filters' side meets all weights of its filter."""
     return 2 * given.numel() * weights_of_a_filter
 
 
@@ -252,7 +252,7 @@ _PRODUCTS: dict[str, Callable[[tuple[Any, ...], Tensor], int]] = {
 
 
 def _arithmetic(func: Any, args: tuple[Any, ...]) -> str:
-    """How tensor cores, if any, see the factors."""
+    """The arithmetic in which a product runs."""
     first = next(a for a in args if isinstance(a, Tensor))
     if first.dtype in (torch.bfloat16, torch.float16):
         return BFLOAT16
@@ -317,7 +317,7 @@ def describe(device: torch.device) -> dict[str, str | int]:
 
 
 def cpu_name() -> str:
-    """As the system calls it."""
+    """The name of the CPU, as the system calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -340,10 +340,12 @@ class _Event(Protocol):
     self_device_time_total: float
 
 
-Row = dict[str, Any]
+Measured = dict[str, Any]
 
 
-def hottest(work: Callable[[], object], device: torch.device, of: str, rows: int = 20, calls: int = 3) -> list[Row]:
+def hottest(
+    work: Callable[[], object], device: torch.device, of: str, rows: int = 20, calls: int = 3
+) -> list[Measured]:
     """What takes most time in a call, first. of: "kernels" of a GPU, or "operations" of PyTorch with the shapes of their operands,
     whose time is that of the kernels that they launch on a GPU, and their own on a CPU."""
     cuda = device.type == "cuda"

@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def eps(self) -> float:
-        """In the units of what enters the network of `model()`: normalised images, where it is trained on such."""
+        """Size of the perturbation in the units of the network's input: normalised images, where it is trained on such."""
         if not self.config.normalise:
             return self.config.eps
         _, deviation = any_mean_std(self.config.dataset, form_of(self.config.dataset)[0][0])
@@ -49,7 +49,7 @@ class Problem:
         return self.config.eps / deviation
 
     def model(self, statistics: bool = False) -> nn.Sequential:
-        """Untrained, always the same; with statistics as the first layer, or for images that are normalised before."""
+        """The untrained network, with fixed weights; with statistics as its first layer, or for images that are normalised before."""
         shape, classes = form_of(self.config.dataset)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

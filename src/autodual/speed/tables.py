@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autodual.speed.measure import COPY, Row
+from autodual.speed.measure import COPY, Measured
 from autodual.speed.problems import AUTHORS
 from autodual.speed.steps import FIRST
 from autodual.speed.trials import figure, in_ms
@@ -73,7 +73,7 @@ def _ceilings_table(found: dict[str, float]) -> str:
     return _table(["ceiling", "measured"], [["copy, read and written", f"{figure(found[COPY] / 1e9)} GB/s"], *rates])
 
 
-def _certificates_table(found: dict[str, Row]) -> str:
+def _certificates_table(found: dict[str, Measured]) -> str:
     head = ["", "ours ms/image", "authors ms/image", "faster by", "images", "at a time", "certified", "peak MiB",
             "same verdicts"]  # fmt: skip
     rows = []
@@ -88,7 +88,7 @@ def _certificates_table(found: dict[str, Row]) -> str:
     return _table(head, rows)
 
 
-def _profile_table(rows: list[Row]) -> str:
+def _profile_table(rows: list[Measured]) -> str:
     cells = [
         [f"{r['ms']:.3f}", f"{100 * r['part']:.1f}", f"{r['calls']:g}", r["name"][:100], " ".join(map(str, r["shapes"]))[:120]]
         for r in rows
@@ -96,7 +96,7 @@ def _profile_table(rows: list[Row]) -> str:
     return _table(["ms", "%", "calls", "what", "shapes"], cells)
 
 
-def _ms_range(row: Row) -> str:
+def _ms_range(row: Measured) -> str:
     if "seconds_per_image" not in row:
         return ""
     mean, low, high = (figure(1e3 * row[name]) for name in ("seconds_per_image", "low", "high"))

@@ -22,8 +22,8 @@ from autodual.runs.checkpoint import load_model
 from autodual.speed.measure import (
     COPY,
     FLOAT32,
+    Measured,
     Peak,
-    Row,
     Stop,
     Work,
     ceilings,
@@ -135,7 +135,7 @@ class Bench:
 
     def measure_step(self, problem: Problem) -> None:
         """Fills one row, part by part, so that whoever is interrupted keeps what is there."""
-        row: Row = {"title": problem.title, "epoch": problem.epoch}
+        row: Measured = {"title": problem.title, "epoch": problem.epoch}
         self.check()
         self.record["networks"][problem.title] = row
         x, labels = self._batch(problem)
@@ -155,14 +155,15 @@ class Bench:
                 self._measure_authors(problem, row, x, labels)
 
     def _batch(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """As the network takes them: normalised, where it is trained on such images."""
+        """A batch as the network takes it: normalised, where it is trained on such images."""
         x, labels = self._images(problem, self.batch)
         if problem.config.normalise:
             x = Normalize(*any_mean_std(problem.config.dataset, x.shape[1])).to(self.device)(x)
         return x, labels
 
     def _images(self, problem: Problem, number: int, model: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """On the device. Random images have the labels that the model gives them, where there is one: others need no proof."""
+        """Images and labels on the device. Random images have the labels that the model gives them, where there is a model: others
+        need no proof."""
         x, labels, missing = problem.images(number, self.data_folder)
         if missing is not None:
             self.say(missing)  # with places of this machine, which do not belong into a record
@@ -173,7 +174,7 @@ class Bench:
                 labels = model(x).argmax(1)
         return x, labels
 
-    def _measure_ours(self, problem: Problem, row: Row, x: Tensor, labels: Tensor) -> None:
+    def _measure_ours(self, problem: Problem, row: Measured, x: Tensor, labels: Tensor) -> None:
         peak, steps = Peak(self.device), OurSteps.of(problem, self.k, x, labels)
         row["first_seconds"], row["loss"] = steps.first()
         self.say(f"{problem.title}: first {FIRST} steps {row['first_seconds']:.1f} s")
@@ -190,7 +191,7 @@ class Bench:
         if self.profiled:
             row["profile"]["operations"] = hottest(plain, self.device, "operations")
 
-    def _measure_authors(self, problem: Problem, row: Row, x: Tensor, labels: Tensor) -> None:
+    def _measure_authors(self, problem: Problem, row: Measured, x: Tensor, labels: Tensor) -> None:
         peak, steps = Peak(self.device), AuthorsSteps(problem, self.k, x, labels)
         _, loss = steps.first()
         spread = asdict(timed(steps, self.device, self.seconds, self.stop))
@@ -207,7 +208,7 @@ class Bench:
 
     def measure_certificates(self, problem: Problem, weights: Path) -> None:
         """Times certificates of test images, one batch after the other, as long as there is time."""
-        row: Row = {"title": problem.title}
+        row: Measured = {"title": problem.title}
         self.check()
         model = problem.model("0.mean" in load_tensors(weights))
         load_model(weights, model)
@@ -230,9 +231,10 @@ class Bench:
             self._measure_authors_certificates(problem, row, verdicts, model, x, labels)
 
     def _measure_authors_certificates(
-        self, problem: Problem, row: Row, ours: list[bool], model: nn.Sequential, x: Tensor, labels: Tensor
+        self, problem: Problem, row: Measured, ours: list[bool], model: nn.Sequential, x: Tensor, labels: Tensor
     ) -> None:
-        """On normalised images, with an eps to match: there is no such layer in the authors' code. The fastest batch counts."""
+        """Times the authors' certificates on normalised images, with an eps to match: their code has no such layer. The fastest batch
+        counts."""
         eps, clipped = problem.config.eps, problem.config.clip is not None
         if isinstance(model[0], Normalize):
             std = model[0].std
@@ -257,7 +259,7 @@ class Bench:
 
     def _by_batches(
         self, verdict: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, batch: int
-    ) -> tuple[Row, list[bool]]:
+    ) -> tuple[Measured, list[bool]]:
         """Seconds per image, over the batches after the first, of which as many are treated as begin within the time given; and
         the verdicts on all images that were looked at."""
         verdicts: list[bool] = []
@@ -273,17 +275,17 @@ class Bench:
                 begin = time.perf_counter()
             if spent and time.perf_counter() - begin > self.seconds:
                 break
-        row: Row = {"seconds_per_image": sum(spent) / len(spent), "low": min(spent), "high": max(spent)}
+        row: Measured = {"seconds_per_image": sum(spent) / len(spent), "low": min(spent), "high": max(spent)}
         return row | {"images": len(verdicts), "batch": batch, "certified": sum(verdicts)}, verdicts
 
 
-def achieved(work: Work, seconds: float, most: dict[str, float] | None) -> Row:
+def achieved(work: Work, seconds: float, most: dict[str, float] | None) -> Measured:
     """Rates of a step, and the parts of the machine's own ceilings that they are.
 
     Products of several arithmetics have one ceiling together: the time that each would take at the best rate of its own.
     """
     operations = dict(work.operations)
-    row: Row = {
+    row: Measured = {
         "operations": operations, "bytes_read": work.read, "bytes_written": work.written,
         "operations_per_second": sum(operations.values()) / seconds, "bytes_per_second": work.bytes / seconds,
     }  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from autodual._files import write_json
 from autodual._tensor import full_precision
-from autodual.cascades.load import Cascade, Combination, RoutedCascade, SumEnsemble
+from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeAttack, CascadeCertificate
 from autodual.cascades.sum import SummedScores
 from autodual.data import ImageData
@@ -45,7 +45,7 @@ ATTACK_BYTES = 1 << 30
 
 
 def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> list[nn.Module]:
-    """The trained stages; each is kept as soon as it is done, so that a resumed run goes on inside any of them."""
+    """Trains and returns the stages; each is kept as soon as it is done, so that a resumed run goes on inside any of them."""
     stages: list[nn.Module] = []
     open_ = torch.arange(len(parts.train), device=parts.train.labels.device)
     held_out = parts.held_out
@@ -97,7 +97,7 @@ def train_one(
     held_out: ImageData | None,
     watch: Watch,
 ) -> None:
-    """One stage; in a sum, on top of the frozen ones."""
+    """Trains one stage; in a sum, on top of the frozen ones."""
     if config.cascade_kind != "sum" or not before:
         train_stage(config, run, stage, model, data, held_out, watch)
         return
@@ -177,7 +177,7 @@ def certify_all(combination: Combination, data: ImageData, tell: Tell, group: Gr
 def attack_all(
     combination: Combination, data: ImageData, tell: Tell, steps: int = 20, group: Group = ALONE
 ) -> CascadeAttack:
-    """In batches that fit into memory. A process alone can be stopped after any step of any of them, several after a batch."""
+    """Attacks all examples in batches that fit into memory. A process alone can be stopped after any step, several after a batch."""
     what = "attacking the cascade"
 
     def one(part: slice) -> CascadeAttack:
@@ -192,8 +192,13 @@ def attack_all(
     return CascadeAttack.join([found for turn in turns for found in turn])
 
 
+def attacked_part(data: ImageData) -> ImageData:
+    """The examples that a cascade is attacked on: the attack follows gradients of bounds, which are dear."""
+    return data.take(ATTACKED * (10 if data.images.is_cuda else 1))
+
+
 def attack_batch(combination: Combination, data: ImageData) -> int:
-    """Examples at once: by the networks alone, not by what happens to be free, so that all processes make the same batches."""
+    """Examples of a batch of an attack. It depends on the networks, not on free memory, so all processes make the same batches."""
     if not combination.attack_follows_bounds:
         return batch_size(data)
     units = max(generators(dual_network(model, data.scaled(slice(0, 1)))) for model in combination.models)
@@ -208,15 +213,12 @@ def finish_cascade(
     done, group = run.folder / "cascade.json", watch.group
     if group.by_first(done.exists):
         return group.by_first(partial(read, CascadeSummary, done))
-    fitting = (parts.held_out if parts.held_out is not None else parts.train).take(config.evaluate_examples)
-    combination = combine(config, stages, fitting, group)
+    combination = combine(config, stages, parts.fitting(config), group)
     group.by_first(partial(combination.save, run.cascade_folder))
     certified = certify_all(combination, parts.test, watch.tell, group)
-    some = parts.test.take(ATTACKED * (10 if parts.test.images.is_cuda else 1))
+    some = attacked_part(parts.test)
     attacked = attack_all(combination, some, watch.tell, group=group)
-    note = check_together(run.cascade_folder, certified.take(len(some)), attacked.found, attacked.certified_wrong)
-    if note is not None:
-        watch.say(note)
+    check_together(run.cascade_folder, certified.take(len(some)), attacked.found, attacked.certified_wrong, watch.say)
     found = parse(CascadeSummary, certified.summary() | certified.take(len(some)).beside(attacked))
     counts = tuple(replace(row, trained_on=_trained_on(config, run, row.stage, parts)) for row in found.stages)
     fitted_on = "training data" if parts.held_out is None else "held-out data"

@@ -75,11 +75,11 @@ def train_run(config: TrainConfig, folder: Path | str, resume: bool = False, wat
 
 
 T = TypeVar("T")
-Work = Callable[[TrainConfig, Run, Parts, Watch], T]
+InRun = Callable[[TrainConfig, Run, Parts, Watch], T]
 """What is done in a run folder that is locked and noted, with data on the device."""
 
 
-def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: Work[T]) -> T:
+def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: InRun[T]) -> T:
     """Loads the data that the config names, opens the run folder, and does `work` there."""
     folder_of_data = None if config.data_folder is None else Path(config.data_folder)
     data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
@@ -159,7 +159,7 @@ def _run(
     train_data: ImageData,
     test_data: ImageData,
     build: Callable[[ImageData], nn.Module],
-    work: Work[T],
+    work: InRun[T],
 ) -> T:
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun
@@ -216,19 +216,17 @@ def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: 
 
 
 ERRORS = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
-CASCADE_ERRORS = (
-    "error", "stage_certified_error", "sound_certified_error", "sound_certified_error_as_run", "attacked_error",
-    "attacked_certified_error",
-)  # fmt: skip
-"""Figures for TensorBoard; those that were not measured are left out."""
+ATTACK_ERRORS = ("attacked_error", "attacked_certified_error")
 
 
 def _write_events(run: Run, found: Finished) -> None:
     """The figures at the end; those that an earlier process wrote do not count any more."""
-    events = Events(run.events)
-    for kind, record, names in (("evaluation", found.evaluation, ERRORS), ("cascade", found.cascade, CASCADE_ERRORS)):
-        values = {name: getattr(record, name, None) for name in names}
-        events.write(kind, 0, {name: value for name, value in values.items() if value is not None})
+    events, whole = Events(run.events), found.evaluation
+    events.write("evaluation", 0, {name: value for name in ERRORS if (value := getattr(whole, name)) is not None})
+    if found.cascade is not None:
+        attack = found.cascade.attack
+        attacked = {} if attack is None else {name: getattr(attack, name) for name in ATTACK_ERRORS}
+        events.write("cascade", 0, plain(found.cascade.errors) | attacked)
     events.close()
 
 

@@ -66,7 +66,7 @@ class StoppedError(AutodualError):
 
 
 @dataclass
-class Progress:
+class StepProgress:
     """What an observer is told after every step."""
 
     stage: int
@@ -83,7 +83,7 @@ class Progress:
     """Size of the perturbation that this step was trained against; None if there is none."""
 
 
-Observer = Callable[[Progress], None]
+Observer = Callable[[StepProgress], None]
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Loop:
     log: StepLog | None = field(default=None, init=False)
 
     def fit(self) -> None:
-        """From the newest whole checkpoint of this stage, or from the start, to the end."""
+        """Trains from the newest whole checkpoint of this stage, or from the start, to the end."""
         try:
             with kept_random_state(self.data.images.device):
                 self._fit()
@@ -148,7 +148,7 @@ class Loop:
                 self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
-                self.observe(Progress(self.stage, epoch, config.epochs, *counts, trained_eps(config, epoch)))
+                self.observe(StepProgress(self.stage, epoch, config.epochs, *counts, trained_eps(config, epoch)))
                 stop, due = self.group.any(self.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
                 if stop or due:
                     self._save(optimiser, position, sums)
@@ -170,7 +170,7 @@ class Loop:
             self.log.add(summary, share.counted, whole)
 
     def _images(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Augmented, as float32 in [0, 1]."""
+        """The images augmented, as float32 in [0, 1]."""
         images = augment(images, generator, self.config.crop, self.config.flip)
         return images.float() if images.is_floating_point() else images.float() / self.data.scale
 

@@ -129,7 +129,7 @@ def make_engine(config: TrainConfig) -> BoundEngine | None:
 
 
 def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """For the parameters that are to be trained."""
+    """The optimiser of the parameters that are to be trained."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ArgumentError(
@@ -143,7 +143,7 @@ def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
-    """In place where it is a tensor, which a captured step reads."""
+    """Sets the learning rate: in place where it is a tensor, which a captured step reads."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)

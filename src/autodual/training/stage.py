@@ -42,7 +42,7 @@ class Watch:
     group: Group = ALONE
 
     def within(self, group: Group) -> Watch:
-        """For one of several processes: only the first one reports, and they stop together."""
+        """The watch of one of several processes: only the first one reports, and they stop together."""
         return replace(self, group=group) if group.first else Watch(stop=self.stop, group=group)
 
     def ledger(self, path: Path, renewed: Sequence[str] = (), step: int | None = None) -> Ledger:
@@ -64,6 +64,10 @@ class Parts:
     held_out: ImageData | None
     test: ImageData
     build: Callable[[ImageData], nn.Module] = field(repr=False)
+
+    def fitting(self, config: TrainConfig) -> ImageData:
+        """Images on which combinations of stages are fitted: held-out ones, where there are some."""
+        return (self.train if self.held_out is None else self.held_out).take(config.evaluate_examples)
 
 
 def fresh_model(config: TrainConfig, parts: Parts, stage: int) -> nn.Module:

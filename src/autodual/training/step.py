@@ -18,12 +18,12 @@ from autodual.sets import Perturbation
 
 
 def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
-    """Whatever is drawn or seeded inside, on the CPU or this device, the numbers that follow are those that would have."""
+    """Restores the random state of the CPU and this device at the end, whatever is drawn or seeded inside."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def seed_globally(seed: int, device: torch.device) -> None:
-    """On the CPU and this device; other GPUs are none of our business. Never while a CUDA graph is captured."""
+    """Seeds the CPU and this device; other GPUs are left alone. Never called while a CUDA graph is captured."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -34,7 +34,7 @@ def seed_globally(seed: int, device: torch.device) -> None:
 
 ATTACK_STEPS = 10
 SUMMARY = ("loss", "robust_error", "error", "robust_loss", "standard_loss")
-"""Of a batch: losses are means, errors are counted in examples. robust: under the bound, or the attack that is trained on."""
+"""What a step tells about a batch: losses are means, errors are counts. "robust" is under the bound, or the attack trained on."""
 
 
 class Objective(nn.Module, ABC):
@@ -129,7 +129,7 @@ class Step:
         self.draws: dict[int, Draws | None] = {}
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        """What `objective.SUMMARY` lists, on the device. weight: of the gradient, where processes share a batch unevenly."""
+        """Takes a step; returns what `SUMMARY` lists, on the device. weight: of the gradient, where processes share a batch."""
         self.optimiser.zero_grad(set_to_none=False)
         return self._updated(x, labels, weight)
 
@@ -153,7 +153,7 @@ class Step:
 
 
 class GraphStep(Step):
-    """The same, all of it replayed as one CUDA graph for batches of one size, after some plain steps; other batches run plainly."""
+    """A `Step` that is captured as one CUDA graph and replayed, for batches of one size, after some plain steps."""
 
     graph: torch.cuda.CUDAGraph | None = None
     batch: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autodual._errors import ArgumentError
 from autodual._files import read_content
@@ -66,7 +66,7 @@ class Target:
         if len(index) > 0:
             again = attacked(self.model, self.data.select(index.to(self.data.device)), self.ball)
             broken.exact[index], broken.as_run[index] = again.exact, again.as_run
-        _check(f"{engine!r}", found.certified, found.certified_as_run, broken, say)
+        check_claims(f"{engine!r}", found.certified, found.certified_as_run, broken, say)
 
     def check_attack(self, broken: Broken, say: Say) -> None:
         """Fail if the attack breaks what the run folder has certificates of. say: told of what only rounding breaks."""
@@ -79,21 +79,15 @@ class Target:
                 record = parse_line(CertificateLine, line + b"\n", index, lambda line: fault_in(line, labels))
                 if not isinstance(record, str):
                     certified[index], as_run[index] = record.certified, record.certified_as_run
-            _check(file, certified, as_run, broken, say)
+            check_claims(file, certified, as_run, broken, say)
 
     def _is_proved_by(self, file: Path) -> bool:
         """Whether the lines of a file are proofs about this network, data and perturbation, by whatever engine, version and device."""
         noted = read_if_sound(Problem, record_about(file, "problem"))
-        if noted is None or not noted.is_proof or noted.combination is not None:
+        if noted is None or noted.basis is not None or noted.combination is not None:
             return False
         now = problem_of([self.model], self.data, self.ball, Dual())
         return noted.difference(now, "engine", "device", "autodual", "torch") is None
-
-
-def _check(source: object, certified: Tensor, certified_as_run: Tensor, broken: Broken, say: Say) -> None:
-    note = check_claims(source, certified, certified_as_run, broken)
-    if note is not None:
-        say(note)
 
 
 def own_config(place: Path) -> TrainConfig:

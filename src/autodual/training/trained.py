@@ -17,7 +17,7 @@ from autodual.cascades import Combination, load_combination
 from autodual.data import any_mean_std, form_of, is_factory
 from autodual.engines.prepare import capture
 from autodual.graph.digest import digest_network
-from autodual.runs.checkpoint import load_half_model, load_model
+from autodual.runs.checkpoint import load_model
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run, versions
 from autodual.runs.lines import read_problem, record_about
@@ -119,7 +119,7 @@ def load_pretrained(
         raise ArgumentError(_not_there(name, root, places))
     config, on = trained_config(place), make_device(str(device))
     model = _named(config).to(on).eval()
-    load_half_model(Run(place).model_file, model)
+    load_model(Run(place).model_file, model, expect_half=True)
     return TrainedRun(model, make_ball(config), None, config)
 
 
@@ -194,7 +194,7 @@ def with_weights(
 
 
 def _named(config: TrainConfig) -> nn.Module:
-    """Untrained; leaves the CPU's random state alone."""
+    """The untrained network that the config names; leaves the CPU's random state alone."""
     shape, classes = form_of(config.dataset, config.data_folder)
     statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
     with torch.random.fork_rng(devices=[]):
