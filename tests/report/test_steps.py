@@ -104,6 +104,11 @@ def test_only_samples_have_intervals(run: Path) -> None:
         page = page_of(run)[0]
         found = {key.removeprefix("run-1-") for key, text in page.sections.items() if words in text}
         assert found - {"training"} == sections
+    with (run / "config.yaml").open("a") as config:
+        config.write("limit_test: 360\n")
+    page = page_of(run)[0]
+    found = {key.removeprefix("run-1-") for key, text in page.sections.items() if words in text}
+    assert found - {"training"} == {"result", "epsilon", "margins"}
     change(run, "evaluation.json", examples=100)
     section = page_of(run)[0].sections["run-1-result"]
     robust = json.loads((run / "evaluation.json").read_text())["robust_error"]

@@ -10,7 +10,7 @@ from autodual.report.charts.plots import ACCURACY_AXIS, Axis, Points, Series, St
 from autodual.report.charts.scatter import Spot, scatter_chart
 from autodual.report.charts.svg import Svg
 from autodual.report.files import RunFiles
-from autodual.report.sections.cascade import cascade_contradictions, cascade_name
+from autodual.report.sections.cascade import cascade_contradictions, cascade_name, cascade_rates
 from autodual.report.sections.epsilon import Curve, epsilon_axis
 from autodual.report.sections.result import rates_of
 from autodual.report.sections.training import EPOCHS, History, certified_by_epoch
@@ -89,7 +89,7 @@ def _rates(index: int, run: RunFiles) -> list[Rates]:
     if not run.is_cascade():
         return [rates_of(run, name)]
     whole_name = f"{name}, {cascade_name(run.cascade)}"
-    together = [Rates.of_cascade(whole_name, run.cascade)]
+    together = [cascade_rates(run, whole_name)]
     attacked = Rates.of_attacked(whole_name, run.cascade)
     if attacked is not None:
         together.append(replace(attacked, name=f"{whole_name}, first {count(attacked.examples)} examples"))
