@@ -227,6 +227,8 @@ def test_an_old_record_of_a_part_that_was_attacked_is_not_drawn_over_all(run: Pa
     section = page_of(run)[0].sections["run-1-cascade"]
     assert "20 of 100" in section
     assert "the other figures of these were not recorded" in section
+    assert "not known" not in section
+    assert "Broken, or wrong without attack" in section
     assert "broken by the attack" not in section
 
 

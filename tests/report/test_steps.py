@@ -90,7 +90,7 @@ def test_intervals_are_those_of_clopper_and_pearson(successes: int, trials: int,
 
 
 def test_an_interval_is_rounded_outwards_and_absurd_counts_have_none() -> None:
-    assert likely(0.95, 1000) == "93.4 to 96.3\N{NO-BREAK SPACE}%"
+    assert likely(0.95, 1000) == "93.4\N{EN DASH}96.3\N{NO-BREAK SPACE}%"
     for examples in (None, 0, -5, 10**300):
         assert interval(0.5, examples) is None
 

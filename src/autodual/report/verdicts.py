@@ -200,7 +200,7 @@ def rates_tiles(
         tiles.append(
             Tile(certified, percent(1 - rates.robust), out_of(1 - rates.robust, n), "proved", details, large=large)
         )
-    else:
+    elif not rates.part:
         tiles.append(Tile(certified, "not known", "no certificates: nothing was proved", "", large=large))
     for segment in rates.segments():
         share, more = segment.end - segment.start, []
@@ -210,6 +210,8 @@ def rates_tiles(
             name, more = "Wrong without attack", [f"accuracy {percent(1 - share)}"]
         elif segment.tone == "broken" and rates.broken is not None:
             name, more = "Broken by the attack", [f"{attack}, with the wrong: {percent(rates.attacked)}"]
+            if rates.error is None:
+                name, more = "Broken, or wrong without attack", [f"{attack} {percent(rates.attacked)}"]
             if rates.attacked_exact is not None:
                 more = [f"{more[0]} {runs}, {percent(rates.attacked_exact)} in real numbers"]
             if rates.sample:

@@ -117,7 +117,7 @@ def _by_stage(campaign: Campaign, title: str, rows: Sequence[Row]) -> Svg | None
             certified += stage["certified_correct"]
             points.append((float(number), 1 - certified / record["examples"]))
         series.append(Series(row.network, points, tone, dots=True))
-    axis = Axis("stages", lambda value: f"{value:.0f}" if value == round(value) else "", zero=False)
+    axis = Axis("stages", zero=False, whole=True)
     return (
         line_chart(f"Stage-certified error by number of stages, {title}", axis, ERROR_AXIS, series) if series else None
     )

@@ -43,7 +43,8 @@ CASCADES = (
 
 PRIME = "\N{PRIME}"
 AS_RUN = (
-    "Certified accuracy: what is proved in real numbers. As run: what is proved for the network as it runs in float32."
+    "Certified and under attack: what is proved and broken in real numbers. As run: what is proved for the network as it runs in "
+    "float32."
 )
 
 
@@ -109,7 +110,7 @@ def _accuracies(runs: Sequence[RunFiles], rates: Sequence[Rates]) -> Table:
     if any(one.robust_as_run is not None for one in rates):  # older records do not say
         columns["As run"] = lambda one: _accuracy(one.robust_as_run)
         captions.append(AS_RUN)
-    columns["Under attack"] = lambda one: _accuracy(one.attacked)
+    columns["Under attack"] = lambda one: _accuracy(one.broken)
     columns["Accuracy"] = lambda one: _accuracy(one.error)
     if cascades:
         columns["Stage-certified"] = lambda one: _accuracy(one.claimed)
