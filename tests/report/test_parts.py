@@ -23,6 +23,14 @@ def test_steps_are_round_and_few(span: float) -> None:
     assert float(f"{step:.1e}"[:3]) in (1.0, 2.0, 2.5, 5.0)
 
 
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 12, 13, 60, 999])
+def test_counts_have_ticks_at_whole_numbers_and_at_both_ends(largest: int) -> None:
+    for scale in (Scale.around([largest], 0, 1, whole=True), Scale.exactly(0, largest, 0, 1, whole=True)):
+        assert all(tick == round(tick) for tick in scale.ticks)
+        assert (scale.ticks[0], scale.ticks[-1]) == (scale.low, scale.high)
+        assert scale.high >= largest
+
+
 def test_a_scale_covers_its_values() -> None:
     for values in ([0.03, 0.27], [5.0], [0.0], [-3.0, 8.0], [], [math.nan, 2.0], [1e-30, 1e30]):
         scale = Scale.around(values, 0.0, 100.0)

@@ -135,4 +135,4 @@ class Section:
     title: str
     blocks: Sequence[Block]
     of: str = ""
-    """Of what part of the run, where that is not the whole."""
+    """The part of the run that it describes, where that is not the whole."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import RECORD_LIMIT, parse_json, read_content
-from autodual.report.values import Record, whole
+from autodual.report.values import Record, mapping, whole
 from autodual.runs.folder import read_yaml
 
 # gallery.npz: images, what the attack makes of them, and what becomes of them. Nothing is ever unpickled.
@@ -143,6 +143,12 @@ class RunFiles:
     def is_cascade(self) -> bool:
         """Whether there are several stages; then evaluation and gallery describe the first one alone."""
         return self.has(CASCADE) or (whole(self.settings, "cascade") or 1) > 1
+
+    def is_sample(self, examples: int | None) -> bool:
+        """Whether so many test examples are only a part of those that there are."""
+        available = whole(mapping(self.environment, "data") or {}, "test")
+        limited = examples == whole(self.settings, "limit_test")
+        return examples is not None and (limited or (available is not None and examples < available))
 
     def is_single(self) -> bool:
         """Whether this is known to be a single network; an old config does not say."""

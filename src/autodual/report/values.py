@@ -140,11 +140,11 @@ def interval(value: float | None, examples: int | None) -> tuple[float, float] |
 
 
 def likely(value: float | None, examples: int | None) -> str:
-    """The interval in words, rounded outwards: '93.4 to 96.3 %'."""
+    """The interval, rounded outwards: '93.4–96.3 %'."""
     ends = interval(value, examples)
     if ends is None:
         return DASH
-    return f"{math.floor(1000 * ends[0]) / 10:.1f} to {math.ceil(1000 * ends[1]) / 10:.1f}{SPACE}%"
+    return f"{math.floor(1000 * ends[0]) / 10:.1f}{DASH}{math.ceil(1000 * ends[1]) / 10:.1f}{SPACE}%"
 
 
 @functools.cache

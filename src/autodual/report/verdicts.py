@@ -6,7 +6,7 @@ The truth lies between the proof and the attack: what is proved is robust, what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autodual.certificates.certificate import collapse
 from autodual.report.blocks import Tile, Tiles, Wide
@@ -88,22 +88,18 @@ class Rates:
     """Whether the same classifier has rates on more examples."""
 
     @classmethod
-    def of(cls, name: str, record: Record, available: int | None = None) -> Rates:
-        """Rates of a single network from evaluation.json. available: the number of examples that there are, where that is known."""
+    def of(cls, name: str, record: Record, sample: bool = False) -> Rates:
+        """Rates of a single network from evaluation.json."""
         error, attacked, robust = (rate(record, key) for key in ("error", "pgd_error", "robust_error"))
-        as_run, exact, examples = (
-            rate(record, "robust_error_as_run"),
-            rate(record, "pgd_error_exact"),
-            whole(record, "examples"),
-        )
-        sample = examples is not None and available is not None and examples < available
-        return cls(name, error, attacked, robust, None, examples, as_run, exact, sample)
+        as_run, exact = rate(record, "robust_error_as_run"), rate(record, "pgd_error_exact")
+        return cls(name, error, attacked, robust, None, whole(record, "examples"), as_run, exact, sample)
 
     @classmethod
-    def of_cascade(cls, name: str, record: Record) -> Rates:
+    def of_cascade(cls, name: str, record: Record, sample: bool = False) -> Rates:
         """Rates of a whole cascade on all examples from cascade.json; with the attack if that was on all of them, too."""
         every = whole(record, "attacked_examples") in (None, whole(record, "examples"))
-        return cls._of_cascade(name, record, rate(record, "attacked_error") if every else None)
+        rates = cls._of_cascade(name, record, rate(record, "attacked_error") if every else None)
+        return replace(rates, sample=sample)
 
     @classmethod
     def of_attacked(cls, name: str, record: Record) -> Rates | None:
@@ -112,15 +108,15 @@ class Rates:
         if attacked in (None, whole(record, "examples")):
             return None
         rates = {**(mapping(record, "on_attacked") or {}), "examples": attacked}
-        return cls._of_cascade(name, rates, rate(record, "attacked_error"), part=True)
+        return replace(cls._of_cascade(name, rates, rate(record, "attacked_error")), sample=True, part=True)
 
     @classmethod
-    def _of_cascade(cls, name: str, record: Record, attacked: float | None, part: bool = False) -> Rates:
+    def _of_cascade(cls, name: str, record: Record, attacked: float | None) -> Rates:
         error, robust, claimed = (
             rate(record, key) for key in ("error", "sound_certified_error", "stage_certified_error")
         )
         as_run = rate(record, "sound_certified_error_as_run")
-        return cls(name, error, attacked, robust, claimed, whole(record, "examples"), as_run, sample=part, part=part)
+        return cls(name, error, attacked, robust, claimed, whole(record, "examples"), as_run)
 
     @property
     def broken(self) -> float | None:
@@ -204,7 +200,7 @@ def rates_tiles(
         tiles.append(
             Tile(certified, percent(1 - rates.robust), out_of(1 - rates.robust, n), "proved", details, large=large)
         )
-    else:
+    elif not rates.part:
         tiles.append(Tile(certified, "not known", "no certificates: nothing was proved", "", large=large))
     for segment in rates.segments():
         share, more = segment.end - segment.start, []
@@ -214,6 +210,8 @@ def rates_tiles(
             name, more = "Wrong without attack", [f"accuracy {percent(1 - share)}"]
         elif segment.tone == "broken" and rates.broken is not None:
             name, more = "Broken by the attack", [f"{attack}, with the wrong: {percent(rates.attacked)}"]
+            if rates.error is None:
+                name, more = "Broken, or wrong without attack", [f"{attack} {percent(rates.attacked)}"]
             if rates.attacked_exact is not None:
                 more = [f"{more[0]} {runs}, {percent(rates.attacked_exact)} in real numbers"]
             if rates.sample:

@@ -107,7 +107,7 @@ def _by_stage(campaign: Campaign, title: str, rows: Sequence[Row]) -> Svg | None
         certified = accumulate(stage.certified_correct for stage in record.figures.stages)
         points = [(float(number), 1 - count / record.examples) for number, count in enumerate(certified, 1)]
         series.append(Series(row.network, points, tone, dots=True))
-    axis = Axis("stages", lambda value: f"{value:.0f}" if value == round(value) else "", zero=False)
+    axis = Axis("stages", zero=False, whole=True)
     return (
         line_chart(f"Stage-certified error by number of stages, {title}", axis, ERROR_AXIS, series) if series else None
     )

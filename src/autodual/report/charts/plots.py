@@ -30,11 +30,6 @@ def plain_tick(value: float) -> str:
     return f"{value:.4g}"
 
 
-def whole_tick(value: float) -> str:
-    """Nothing at values between whole numbers, where an axis that counts has no tick."""
-    return f"{value:.0f}" if value == round(value) else ""
-
-
 def power_tick(value: float) -> str:
     """10³ for a power of ten, digits for other values: on a logarithmic axis the former are ticks, the latter in tooltips."""
     if value <= 0 or not math.isclose(math.log10(value), round(math.log10(value)), abs_tol=1e-9):
@@ -46,7 +41,8 @@ def power_tick(value: float) -> str:
 class Axis:
     """Title with its unit, how ticks are written, and what limits the range: values beyond `least` and `most` stand at its edge.
 
-    zero: the axis reaches to zero. log: values are positive and stand at the place of their logarithm; all limits say nothing then.
+    zero: the axis reaches to zero. whole: ticks are no fractions. log: values are positive and stand at the place of their logarithm;
+    all limits say nothing then.
     """
 
     title: str
@@ -55,6 +51,7 @@ class Axis:
     zero: bool = True
     log: bool = False
     least: float = -math.inf
+    whole: bool = False
 
 
 ERROR_AXIS = Axis("error, %", percent_tick, most=1.0)
@@ -91,14 +88,14 @@ class Frame:
             y: Scale = LogScale.decades(ys, FLOOR, TOP)
         else:
             inside = (max(min(value, up.most), up.least) for value in ys)
-            y = Scale.around(inside, FLOOR, TOP, zero=up.zero, most=up.most)
+            y = Scale.around(inside, FLOOR, TOP, zero=up.zero, most=up.most, whole=up.whole)
         left = 12 + CHARACTER * max(len(up.tick(value)) for value in y.ticks)
         if across.log:
             return cls(LogScale.decades(columns, left, end, fit=fit), y, across, up)
-        x = Scale.around(columns, left, end, zero=across.zero, most=across.most, steps=6)
+        x = Scale.around(columns, left, end, zero=across.zero, most=across.most, steps=6, whole=across.whole)
         if fit and columns and max(columns) > x.low:
             low = min(0.0, *columns) if across.zero else min(columns)
-            x = Scale.exactly(low, max(columns), left, end, steps=6)
+            x = Scale.exactly(low, max(columns), left, end, steps=6, whole=across.whole)
         return cls(x, y, across, up)
 
     def grid(self) -> Svg:
@@ -111,8 +108,6 @@ class Frame:
                 element("text", self.up.tick(value), x=self.x.start - 6, y=height + 4, text_anchor="end", class_="tick")
             )
         for value in self.x.ticks:
-            if not self.across.tick(value):
-                continue
             at = self.x(value)
             parts.append(element("line", x1=at, x2=at, y1=FLOOR, y2=FLOOR + 4, class_="axis"))
             parts.append(
@@ -350,7 +345,7 @@ def make_bins(
 
 def histogram(title: str, across: Axis, bins: Bins, tones: Sequence[str], marks: Sequence[Mark]) -> Svg:
     """tones[i] is what became of example i; a bar has one part for each of them, in the order in which they first appear."""
-    frame = Frame.around(across, Axis("examples", whole_tick), bins.edges, [float(max(bins.counts))], fit=True)
+    frame = Frame.around(across, Axis("examples", whole=True), bins.edges, [float(max(bins.counts))], fit=True)
     order = list(dict.fromkeys(tones))
     stacks = [[0] * len(order) for _ in bins.counts]
     for place, tone in zip(bins.place, tones, strict=True):

@@ -45,9 +45,11 @@ def shorten(text: str, characters: int) -> str:
     return text if len(text) <= characters else text[: characters - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def nice_step(span: float, steps: int) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that covers `span` in at most `steps` steps."""
+def nice_step(span: float, steps: int, whole: bool = False) -> float:
+    """The smallest of 1, 2, 2.5, 5 times a power of ten that covers `span` in at most `steps` steps; whole: that is no fraction."""
     rough = span / steps
+    if whole and rough < 5:
+        return next(step for step in (1.0, 2.0, 5.0) if step >= rough * (1 - 1e-9))
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
 
@@ -72,20 +74,21 @@ class Scale:
         zero: bool = True,
         most: float = math.inf,
         steps: int = 5,
+        whole: bool = False,
     ) -> Scale:
-        """Covers the values, and zero where asked; `most` is a value that a rate cannot exceed."""
+        """Covers the values, and zero where asked; `most` is a value that a rate cannot exceed; whole: ticks are no fractions."""
         found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min([*found, 0.0] if zero else found), max([*found, 0.0] if zero else found)
         if high - low < 1e-12 * max(1.0, abs(high)):
             low, high = (low - (abs(low) or 1.0), high) if high >= most else (low, low + (abs(low) or 1.0))
-        step = nice_step(high - low, steps)
+        step = nice_step(high - low, steps, whole)
         low, high = step * math.floor(low / step + 1e-9), min(step * math.ceil(high / step - 1e-9), most)
         return cls(low, high, start, end, _multiples(low, high, step))
 
     @classmethod
-    def exactly(cls, low: float, high: float, start: float, end: float, steps: int = 5) -> Scale:
+    def exactly(cls, low: float, high: float, start: float, end: float, steps: int = 5, whole: bool = False) -> Scale:
         """Begins and ends where it is told to, with a tick at both ends and at round values between them."""
-        step = nice_step(high - low, steps)
+        step = nice_step(high - low, steps, whole)
         inside = [value for value in _multiples(low, high, step) if low + 0.55 * step < value < high - 0.55 * step]
         return cls(low, high, start, end, (low, *inside, high))
 

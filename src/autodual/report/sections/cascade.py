@@ -37,15 +37,15 @@ def cascade(run: RunFiles) -> Section | None:
     how = " \N{MIDDLE DOT} ".join(part for part in (cascade_name(record).capitalize(), conditions(record)) if part)
     given_up = text(record, "collapsed")
     doubts = [*([] if given_up is None else [f"The cascade has {given_up}."]), *cascade_contradictions(record)]
-    blocks: list[Block] = [Text(how), *map(Note, doubts), *_rates(record)]
+    blocks: list[Block] = [Text(how), *map(Note, doubts), *_rates(run)]
     blocks.append(Text(SOUND if text(record, "kind") in ("routed", "sum") else PAPER))
     blocks += _stages(record, whole(record, "examples"))
     return Section("cascade", "Result of the cascade", blocks)
 
 
-def _rates(record: Record) -> list[Block]:
+def _rates(run: RunFiles) -> list[Block]:
     """Figures that stand together are about the same examples: all of them, or those that were attacked, if these are fewer."""
-    every, attacked = Rates.of_cascade("", record), Rates.of_attacked("", record)
+    every, attacked = cascade_rates(run), Rates.of_attacked("", run.cascade)
     if attacked is None:
         return [_tiles(every), _chart(every)] if every.known() else [_tiles(every)]
     words = f"Attacked: the first {count(attacked.examples)} examples only. The figures of the same examples beside it:"
@@ -55,10 +55,14 @@ def _rates(record: Record) -> list[Block]:
     return [_tiles(every), _chart(every), Text(words), _tiles(attacked), _chart(attacked)]
 
 
+def cascade_rates(run: RunFiles, name: str = "") -> Rates:
+    return Rates.of_cascade(name, run.cascade, run.is_sample(whole(run.cascade, "examples")))
+
+
 def _tiles(rates: Rates) -> Tiles:
     """The number that the page is about is that of all examples."""
     name = "Soundly certified accuracy"
-    return rates_tiles(rates, "as the networks run", name, "attacked error", large=not rates.sample)
+    return rates_tiles(rates, "as the networks run", name, "attacked error", large=not rates.part)
 
 
 def _chart(rates: Rates) -> Block:

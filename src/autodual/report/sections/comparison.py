@@ -10,7 +10,7 @@ from autodual.report.charts.plots import ACCURACY_AXIS, Axis, Points, Series, St
 from autodual.report.charts.scatter import Spot, scatter_chart
 from autodual.report.charts.svg import Svg
 from autodual.report.files import RunFiles
-from autodual.report.sections.cascade import cascade_contradictions, cascade_name
+from autodual.report.sections.cascade import cascade_contradictions, cascade_name, cascade_rates
 from autodual.report.sections.epsilon import Curve, epsilon_axis
 from autodual.report.sections.result import rates_of
 from autodual.report.sections.training import EPOCHS, History, certified_by_epoch
@@ -43,7 +43,8 @@ CASCADES = (
 
 PRIME = "\N{PRIME}"
 AS_RUN = (
-    "Certified accuracy: what is proved in real numbers. As run: what is proved for the network as it runs in float32."
+    "Certified and under attack: what is proved and broken in real numbers. As run: what is proved for the network as it runs in "
+    "float32."
 )
 
 
@@ -89,7 +90,7 @@ def _rates(index: int, run: RunFiles) -> list[Rates]:
     if not run.is_cascade():
         return [rates_of(run, name)]
     whole_name = f"{name}, {cascade_name(run.cascade)}"
-    together = [Rates.of_cascade(whole_name, run.cascade)]
+    together = [cascade_rates(run, whole_name)]
     attacked = Rates.of_attacked(whole_name, run.cascade)
     if attacked is not None:
         together.append(replace(attacked, name=f"{whole_name}, first {count(attacked.examples)} examples"))
@@ -109,7 +110,7 @@ def _accuracies(runs: Sequence[RunFiles], rates: Sequence[Rates]) -> Table:
     if any(one.robust_as_run is not None for one in rates):  # older records do not say
         columns["As run"] = lambda one: _accuracy(one.robust_as_run)
         captions.append(AS_RUN)
-    columns["Under attack"] = lambda one: _accuracy(one.attacked)
+    columns["Under attack"] = lambda one: _accuracy(one.broken)
     columns["Accuracy"] = lambda one: _accuracy(one.error)
     if cascades:
         columns["Stage-certified"] = lambda one: _accuracy(one.claimed)

@@ -49,10 +49,11 @@ class Curve:
     examples: int | None
     """The number of them, where that is known."""
     sample: bool
-    """Whether these are a part of all examples that were evaluated."""
+    """Whether these are a part of the examples that there are."""
 
     @classmethod
-    def of(cls, record: Record) -> Curve:
+    def of(cls, record: Record, sample: bool = False) -> Curve:
+        """sample: whether all examples that were evaluated are a part of those that there are."""
         errors: dict[str, dict[float, float]] = {"robust_error": {}, "pgd_error": {}, "robust_error_as_run": {}}
         for point in records(record, "curve"):
             eps = number(point, "eps")
@@ -62,7 +63,7 @@ class Curve:
                     found[eps] = 1 - error
         certified, attacked, certified_as_run = (sorted(found.items()) for found in errors.values())
         examples, every = whole(record, "curve_examples"), whole(record, "examples")
-        sample = examples is not None and every is not None and examples < every
+        sample = sample or (examples is not None and every is not None and examples < every)
         clean = _clean(record, examples)
         proved = _proved(record, certified, examples)
         start = [] if clean is None else [(0.0, clean)]
@@ -104,7 +105,8 @@ def epsilon_axis(record: Record) -> Axis:
 @section(place=30, first_stage=True)
 def epsilon(run: RunFiles) -> Section:
     title, record = "Certified accuracy against epsilon", run.evaluation
-    curve, eps = Curve.of(record), number(record, "eps")
+    sample = run.is_sample(whole(record, "examples"))
+    curve, eps = Curve.of(record, sample), number(record, "eps")
     if not curve.certified and not curve.attacked:
         return Section("epsilon", title, [absence(run, EVALUATION, "No curve over epsilon to show.")])
     series = [

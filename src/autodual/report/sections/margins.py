@@ -20,7 +20,7 @@ ORDER = ("proved", "unknown", "broken", "wrong", "unproved")
 @section(place=40, first_stage=True)
 def margins(run: RunFiles) -> Section:
     record = run.evaluation
-    margin, radius = _margins(record), _radii(record)
+    margin, radius = _margins(record), _radii(run)
     figures = [figure for figure in (margin, radius) if figure is not None]
     blocks: list[Block] = []
     if figures:
@@ -68,7 +68,8 @@ def _margins(record: Record) -> Figure | None:
     return Figure("Smallest margin of each example", chart, caption)
 
 
-def _radii(record: Record) -> Figure | None:
+def _radii(run: RunFiles) -> Figure | None:
+    record = run.evaluation
     eps, limit = number(record, "eps"), number(record, "radius_limit")
     pivot = eps if eps is not None else 0.0
     values, tones, lost = _finite(record, "radii", pivot)
@@ -84,7 +85,7 @@ def _radii(record: Record) -> Figure | None:
         [Mark(pivot, f"eps {size(eps)} \N{RIGHTWARDS ARROW}")] if eps is not None else [],
     )
     examples = whole(record, "examples")
-    sample = examples is not None and len(values) < examples
+    sample = run.is_sample(len(values)) or (examples is not None and len(values) < examples)
     words = f"{'The first ' if sample else ''}{plural(len(values), 'example')}, median {short(median(values))}"
     if eps is not None:
         share = f" ({INTERVAL} of their share: {likely(reaching / len(values), len(values))})" if sample else ""

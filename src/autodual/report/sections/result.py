@@ -35,8 +35,7 @@ def result(run: RunFiles) -> Section:
 
 def rates_of(run: RunFiles, name: str = "") -> Rates:
     """Rates of the run's network, or of its first stage."""
-    available = whole(mapping(run.environment, "data") or {}, "test") if run.evaluation.get("split") == "test" else None
-    return Rates.of(name, run.evaluation, available)
+    return Rates.of(name, run.evaluation, run.is_sample(whole(run.evaluation, "examples")))
 
 
 def _complement(error: float | None) -> float | None:

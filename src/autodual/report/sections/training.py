@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autodual.report.blocks import Block, Figure, Figures, Note, Section, Text
-from autodual.report.charts.plots import ACCURACY_AXIS, Axis, Mark, Points, Series, line_chart, whole_tick
+from autodual.report.charts.plots import ACCURACY_AXIS, Axis, Mark, Points, Series, line_chart
 from autodual.report.charts.svg import nice_step
 from autodual.report.files import METRICS, RunFiles
 from autodual.report.sections import absence, section
@@ -99,7 +99,7 @@ class History:
         return sum(number(record, "seconds") or 0.0 for record in self.epochs.values())
 
 
-EPOCHS = Axis("epochs trained", whole_tick)
+EPOCHS = Axis("epochs trained", whole=True)
 
 
 @section(place=70)
@@ -112,7 +112,7 @@ def training(run: RunFiles) -> Section:
         _accuracies(history),
         _single(history, "Loss", loss, Axis("loss"), "Mean over the training batches of each epoch."),
         _constant(history, "Epsilon schedule", "eps", Axis("epsilon"), "Size of the perturbation trained against."),
-        _constant(history, "Learning rate", "lr", Axis("learning rate"), "Of the optimiser."),
+        _constant(history, "Learning rate", "lr", Axis("learning rate"), "Step size of the optimiser."),
     ]
     notes = [*_short_of(run, history), *_collapsed(run)]
     shown = [figure for figure in figures if figure is not None]
