@@ -10,7 +10,20 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("graph", "sets", "dual", "engines", "certificates", "cascades", "data", "runs", "evaluation", "training", "report", "cli")
+ROOMS = (
+    "graph",
+    "sets",
+    "dual",
+    "engines",
+    "certificates",
+    "cascades",
+    "data",
+    "runs",
+    "evaluation",
+    "training",
+    "report",
+    "cli",
+)
 
 
 def test_every_mutation_can_be_made(benchmark_module: Callable[[str], ModuleType]) -> None:

@@ -37,4 +37,6 @@ def test_a_part_in_float64_is_a_part_of_the_set_in_float64(ball: ad.Perturbation
     assert found is not None
     assert expected is not None
     assert torch.equal(found.centre, expected.centre[part])
-    torch.testing.assert_close(found.minimise(ROWS.double()), expected.minimise(ROWS.double())[:, part], rtol=0, atol=1e-15)
+    torch.testing.assert_close(
+        found.minimise(ROWS.double()), expected.minimise(ROWS.double())[:, part], rtol=0, atol=1e-15
+    )
