@@ -16,11 +16,11 @@ demo: $(READY)
 
 # One thread per worker, so that two workers on two cores do not fight. PYTEST_ARGS='-k relu' narrows the run.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow' $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 # Everything there is: long searches, launches of several processes, compilers, browsers.
 test-all: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ Exit code: mutations that no test noticed. The tree itself is never changed.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -27,9 +28,10 @@ from queue import SimpleQueue
 
 import pytest
 import scipy.optimize  # noqa: F401 - like torch, imported once, and not by every child
-from machine import RESULTS, ROOT, describe, in_words
+from machine import ROOT, describe, in_words
 from mutation_list import MUTATIONS, Mutation
 
+BY_NAME = {one.name: one for one in MUTATIONS}
 SECONDS = 60
 """Seconds that one test may take; a mistake may well run forever."""
 
@@ -49,6 +51,13 @@ class Failures:
 
     def __init__(self) -> None:
         self.found: list[str] = []
+
+    def pytest_sessionstart(self) -> None:
+        """A failing example is enough: to make it smaller would take minutes."""
+        from hypothesis import Phase, settings
+
+        settings.register_profile("first failure", phases=(Phase.explicit, Phase.reuse, Phase.generate))
+        settings.load_profile("first failure")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -138,14 +147,26 @@ def tried(mutation: Mutation, copies: SimpleQueue[Copy], rest: bool) -> Outcome:
     return outcome
 
 
-def report(outcomes: Sequence[Outcome], seconds: float, workers: int) -> str:
+def kept(record: Path, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes of all mutations, in order: those of now, and for the others what an earlier call has recorded."""
+    before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    known = {name: Outcome(one, *before[name]) for name, one in BY_NAME.items() if name in before}
+    known |= {one.mutation.name: one for one in outcomes}
+    record.write_text(
+        json.dumps({n: [o.test, round(o.seconds, 1)] for n, o in known.items()}, indent=1) + "\n", "utf-8"
+    )
+    return [known[name] for name in BY_NAME if name in known]
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
     missed = [one.mutation.name for one in outcomes if one.test is None]
     lines = [
         "# Mutations",
         "",
-        f"`python benchmarks/mutations.py --workers {workers} --out benchmarks/results/mutations.md`",
+        "`python benchmarks/mutations.py --workers 2 --out benchmarks/results/mutations.md`",
         "",
-        f"{len(outcomes) - len(missed)} of {len(outcomes)} mistakes are noticed by the fast tests, in {seconds / 60:.0f} minutes. "
+        f"{len(outcomes) - len(missed)} of {len(outcomes)} mistakes are noticed by the fast tests, in "
+        f"{sum(one.seconds for one in outcomes) / 60:.0f} minutes of one worker. "
         + (f"Not noticed: {'; '.join(missed)}." if missed else "All tests that failed pass without a mistake."),
         "",
         "| file | mistake | first test that fails | seconds |",
@@ -175,14 +196,13 @@ def main() -> None:
     )
     parser.add_argument("--first", action="store_true", help="only the tests that a mutation names, not the rest")
     parser.add_argument(
-        "--out", type=Path, help=f"where to write the table, such as {(RESULTS / 'mutations.md').relative_to(ROOT)}"
+        "--out", type=Path, help="FILE.md for the table, beside FILE.json; with --only, other rows stay"
     )
     options = parser.parse_args()
-    chosen = [one for one in MUTATIONS if options.only is None or one.name in options.only]
-    unknown = set(options.only or ()) - {one.name for one in chosen}
+    unknown = set(options.only or ()) - BY_NAME.keys()
     if unknown:
         parser.error(f"no mutation is called {', '.join(sorted(unknown))}")
-    start = time.monotonic()
+    chosen = [one for name, one in BY_NAME.items() if options.only is None or name in options.only]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(options.workers):
@@ -193,11 +213,12 @@ def main() -> None:
     for test in sorted(broken):
         print(f"{test}: fails without any mistake, too")
     outcomes = [Outcome(o.mutation, None if o.test in broken else o.test, o.seconds) for o in outcomes]
-    text = report(outcomes, time.monotonic() - start, options.workers)
-    print(text)
+    missed = sum(one.test is None for one in outcomes)
     if options.out is not None:
-        options.out.write_text(text, encoding="utf-8")
-    raise SystemExit(sum(one.test is None for one in outcomes))
+        outcomes = kept(options.out.with_suffix(".json"), outcomes)
+        options.out.write_text(report(outcomes), encoding="utf-8")
+    print(report(outcomes))
+    raise SystemExit(missed)
 
 
 if __name__ == "__main__":

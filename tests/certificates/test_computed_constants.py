@@ -1,6 +1,7 @@
 """Constants that a model computes: what float32 and float64 make of them differently never certifies anything wrongly."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,25 @@ def test_a_constant_that_float32_loses_is_not_certified_as_run(engine: ad.BoundE
     assert certificate.certified.item()
     assert not certificate.certified_as_run.item()
     assert model(x - 0.009).argmax(1).item() == 1
+
+
+class OnlySingle(ad.Dual):
+    """An engine that cannot be asked in float64."""
+
+    def prove(self, network: Any, region: ad.InputSet, spec: Any) -> Any:
+        if region.centre.dtype == torch.float64:
+            raise ad.MemoryBudgetError("no room for float64")
+        return super().prove(network, region, spec)
+
+
+def test_what_needs_float64_and_cannot_have_it_is_not_certified() -> None:
+    """x - c is positive as float32 computes c, and negative in real numbers."""
+    model, x = Computed([[1.0, -1.0], [0.0, 0.0]], [0.0, 0.0], _beside).eval(), torch.tensor([[0.5]])
+    assert model(x).argmax(1).item() == 0
+    assert not ad.certify(model, x, torch.tensor([0]), ad.LinfBall(0.01)).certified.item()
+    with pytest.warns(UserWarning, match="could not be looked at in float64"):
+        certificate = ad.certify(model, x, torch.tensor([0]), ad.LinfBall(0.01), OnlySingle())
+    assert not certificate.certified.item()
 
 
 NUMBERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -113,44 +113,53 @@ STATES = {
     "cuDNN's own and an old one": "b.cudnn.fp32_precision = 'tf32'; b.cuda.matmul.allow_tf32 = True",
     "old ones": "b.cudnn.allow_tf32 = b.cuda.matmul.allow_tf32 = True",
 }
-PROGRAM = """
-import torch, autodual as ad
+START = """
+import os, sys, torch, autodual as ad
 from autodual._tensor import full_precision, tf32_convolutions
 b = torch.backends
 owners = [b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn]
 def certify():
     ad.certify(torch.nn.Linear(2, 2).eval(), torch.rand(1, 2), torch.tensor([0]), ad.LinfBall(0.1))
-{state}
 def lax():
     return [o.fp32_precision if o.fp32_precision not in ("none", "ieee") else "strict" for o in owners]
+def products():
+    return torch.get_float32_matmul_precision(), b.cuda.matmul.fp32_precision, b.mkldnn.matmul.fp32_precision
+"""
+SWITCHES = """
 before = lax()
 with full_precision():
-    assert {{o.fp32_precision for o in owners}} <= {{"none", "ieee"}}, [o.fp32_precision for o in owners]
-    if "none" in {{o.fp32_precision for o in owners}}:
-        assert {{b.fp32_precision, b.cudnn.fp32_precision}} <= {{"none", "ieee"}}
+    assert {o.fp32_precision for o in owners} <= {"none", "ieee"}, [o.fp32_precision for o in owners]
+    if "none" in {o.fp32_precision for o in owners}:
+        assert {b.fp32_precision, b.cudnn.fp32_precision} <= {"none", "ieee"}
     assert not tf32_convolutions()
 assert lax() == before, (before, lax())
 """
+PRODUCTS = """
+before = products()
+certify()
+assert before == products(), (before, products())
+"""
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="this PyTorch has the older switches only")
-@pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
-def test_whatever_the_switches_say(state: str) -> None:
-    """In a process of its own: some of these states cannot be left again."""
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(state=state)], capture_output=True, text=True, check=False
-    )
+def run_apart(programs: dict[str, str]) -> None:
+    """Each program in a process of its own, since some states cannot be left again; all are forks of one that knows PyTorch."""
+    fork = f"""{START}
+for name, program in {programs!r}.items():
+    if os.fork() == 0:
+        exec(program)
+        os._exit(0)
+    assert os.wait()[1] == 0, name
+"""
+    found = subprocess.run([sys.executable, "-c", fork], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_the_precision_of_products_comes_back(precision: str) -> None:
-    """In a process of its own: PyTorch refuses to answer once its older and newer switches disagree."""
-    code = (
-        "import torch, autodual as ad; b = torch.backends; "
-        "now = lambda: (torch.get_float32_matmul_precision(), b.cuda.matmul.fp32_precision, b.mkldnn.matmul.fp32_precision); "
-        f"torch.set_float32_matmul_precision({precision!r}); before = now(); "
-        "ad.certify(torch.nn.Linear(3, 2).eval(), torch.rand(2, 3), torch.tensor([0, 1]), ad.LinfBall(0.1)); "
-        "assert before == now(), (before, now())"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="this PyTorch has the older switches only")
+def test_whatever_the_switches_say() -> None:
+    run_apart({name: f"{state}\n{SWITCHES}" for name, state in STATES.items()})
+
+
+def test_the_precision_of_products_comes_back() -> None:
+    """PyTorch refuses to answer once its older and newer switches disagree."""
+    kinds = ("highest", "high", "medium")
+    run_apart({kind: f"torch.set_float32_matmul_precision({kind!r})\n{PRODUCTS}" for kind in kinds})

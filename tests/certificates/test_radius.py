@@ -106,3 +106,15 @@ def test_one_size_per_feature_is_refused(eps: torch.Tensor, message: str) -> Non
 def test_an_ambiguous_size_is_refused() -> None:
     with pytest.raises(ad.ArgumentError, match="per example or one per feature"):
         ad.certified_radius(mlp(3, 4, 2), batch(3, 3), torch.tensor([0, 1, 0]), ad.LinfBall(torch.full((3,), 0.1)))
+
+
+def test_the_radius_is_zero_where_only_rounding_makes_the_answer_wrong() -> None:
+    """Scores 2^25 and 2^25 + x: float32 cannot tell them apart, and answers with the first; float64 proves the second."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[0.0], [1.0]]))
+        model[0].bias.fill_(2.0**25)
+    x, labels, ball = torch.tensor([[0.75]]), torch.tensor([1]), ad.LinfBall(0.125)
+    assert model(x).argmax(1).item() == 0
+    assert ad.certified_radius(model, x, labels, ball).item() == 0
+    assert ad.certify(model.double(), x.double(), labels, ball).certified.item()

@@ -17,8 +17,11 @@ from autodual.engines.projected.streams import StreamPass, read
 from autodual.engines.results import Preactivations
 from autodual.sets import norm_of
 from autodual.sets.norms import L2
+from generators import radii_from_streams
 
 BALLS = [ad.LinfBall(0.05), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.4)]
+NAMES = [pytest.param("branches", marks=pytest.mark.slow), "trained"]
+"""Whose estimates are drawn many times over; the branches are exact in `test_streams_hold_the_generators`."""
 
 
 class Branches(nn.Module):
@@ -106,8 +109,18 @@ def expected_spread(frozen: Frozen, source: int, k: int, merged: bool, constant:
 
 
 @pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
-@pytest.mark.parametrize("ball", BALLS, ids=repr)
+@pytest.mark.parametrize("ball", [*BALLS, ad.L1Ball(0.5)], ids=repr)
 @pytest.mark.parametrize("name", ["branches", "trained"])
+def test_streams_hold_the_generators(name: str, ball: ad.Perturbation, merged: bool) -> None:
+    """Exactly, with numbers that single them out one by one; what follows is about numbers that are drawn."""
+    frozen = Frozen.of(name, ball)
+    for index, (found, exact) in radii_from_streams(frozen.network, frozen.region, merged).items():
+        torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12, msg=frozen.network.nodes[index].name)
+
+
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
+@pytest.mark.parametrize("ball", BALLS, ids=repr)
+@pytest.mark.parametrize("name", NAMES)
 def test_spread_is_what_theory_says(name: str, ball: ad.Perturbation, merged: bool) -> None:
     frozen, k = Frozen.of(name, ball), 120
     for source in frozen.sources():
@@ -122,7 +135,7 @@ def test_spread_is_what_theory_says(name: str, ball: ad.Perturbation, merged: bo
 
 @pytest.mark.parametrize("merged", [True, False], ids=["merged", "per term"])
 @pytest.mark.parametrize("ball", BALLS, ids=repr)
-@pytest.mark.parametrize("name", ["branches", "trained"])
+@pytest.mark.parametrize("name", NAMES)
 def test_many_projections_give_the_exact_widths(name: str, ball: ad.Perturbation, merged: bool) -> None:
     frozen = Frozen.of(name, ball)
     draws = draw(frozen.network, frozen.region, 10_000, torch.Generator().manual_seed(1))
@@ -140,7 +153,7 @@ def test_many_projections_give_the_exact_widths(name: str, ball: ad.Perturbation
     ("estimator", "constant"), [(ad.Median(), math.pi / 2), (ad.MaximumLikelihood(), math.sqrt(2))], ids=repr
 )
 def test_other_estimators_through_a_network(estimator: ad.Estimator, constant: float) -> None:
-    frozen, k = Frozen.of("branches", ad.LinfBall(0.05)), 100
+    frozen, k = Frozen.of("trained", ad.LinfBall(0.05)), 100
     source = frozen.sources()[-1]
     found = frozen.estimates(source, k, True, estimator, range(250))
     bias = (found.mean(0) / frozen.exact(source) - 1).mean().item()

@@ -16,6 +16,7 @@ from autodual.cascades.records import Answers, CascadeAttack, CascadeCertificate
 from autodual.digits import load_digits, load_digits_network
 from autodual.evaluation.claims import Broken, check_claims, check_together
 from autodual.evaluation.evaluate import evaluate
+from autodual.evaluation.ledger import Ledger, judge_to_file
 from autodual.runs.folder import Run
 from autodual.runs.schema import plain
 from autodual.sets import LinfBall
@@ -84,11 +85,11 @@ def test_lines_that_cannot_be_right_are_found_again(
     tmp_path: Path, model: nn.Module, data: ad.ImageData, name: str
 ) -> None:
     change, message = FAULTS[name]
-    first = evaluate(Run(tmp_path), model, data, BALL, "linf", subset=2)
+    file, said = tmp_path / "certificates.jsonl", list[str]()
+    judge_to_file(Ledger(file), model, data, BALL, ad.Dual())
     before = lines(tmp_path)
     rewrite(tmp_path, lambda line: line.update(change) if line["index"] == 3 else None)
-    said: list[str] = []
-    assert evaluate(Run(tmp_path), model, data, BALL, "linf", subset=2, say=said.append) == first
+    judge_to_file(Ledger(file, say=said.append), model, data, BALL, ad.Dual())
     assert lines(tmp_path) == before
     assert len(said) == 1
     assert f"certificates.jsonl: line 4 {message}" in said[0]

@@ -160,5 +160,7 @@ def test_a_builder_gets_no_constant_that_differs_between_examples() -> None:
     call = ad.Call("layer", (3,), None, (), batch=2)
     assert torch.equal(call.constant(torch.ones(2, 3), (3,)), torch.ones(3))
     assert torch.equal(call.constant(torch.ones(1, 3), (3,)), torch.ones(3))
-    with pytest.raises(ad.ArgumentError, match=r"layer: a constant of shape .* differs between the examples of a batch"):
+    with pytest.raises(
+        ad.ArgumentError, match=r"layer: a constant of shape .* differs between the examples of a batch"
+    ):
         call.constant(torch.arange(6.0).reshape(2, 3), (3,))

@@ -18,6 +18,17 @@ from autodual.training.stage import Watch
 from .conftest import OTHER, ROW, kept
 
 
+def test_a_job_that_fails_is_told_by_its_last_line(campaign: Campaign) -> None:
+    _break(campaign, OTHER)
+    said: list[str] = []
+    outcome = run_side_by_side(campaign, [Task(OTHER)], Clock(), 2, said.append)
+    assert said[0] == f"{OTHER}: begun; see {campaign.log(Task(OTHER))}"
+    assert list(outcome.failed) == [Task(OTHER)]
+    assert "no-such-data" in outcome.failed[Task(OTHER)]
+    assert outcome.left == []
+
+
+@pytest.mark.slow
 def test_two_jobs(campaign: Campaign) -> None:
     """One of them fails."""
     _break(campaign, OTHER)

@@ -229,6 +229,7 @@ def test_seeds_differ_and_lie_beside_each_other(campaign: Campaign) -> None:
     assert campaign.result(Task(ROW, seed=1)) == campaign.results / "paper" / ROW / "seed-1"
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on(campaign: Campaign) -> None:
     """By SIGKILL, in the middle of the training, with checkpoints after every epoch."""
     file = campaign.configs / f"{ROW}.yaml"
