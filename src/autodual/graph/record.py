@@ -100,7 +100,8 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
 def _vary_circumstances(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:
     """Refuse a model that computes something else for a tensor that lies otherwise in memory, or that requires gradients.
 
-    Only for a model that has asked, or for inputs that lie otherwise. It may raise an error there: it is no function of such inputs then, and not another one.
+    Only for a model that has asked, or for inputs that lie otherwise. It may raise an error there: it is no function of such inputs
+    then, and not another one.
     """
     sample.requires_grad_()
     for layout in _layouts(sample.dim()):
