@@ -70,6 +70,19 @@ def test_a_model_that_depends_on_circumstances_is_refused(compute: Compute) -> N
         ad.capture(model, batch(3, 4))
 
 
+def _viewed(m: Any, x: Any) -> Any:
+    try:
+        x.view(-1)
+    except RuntimeError:
+        return capped(m, x)
+    return m.fc(x)
+
+
+def test_an_error_that_tells_the_layout_of_the_given_input_is_one() -> None:
+    with pytest.raises(ad.CaptureError, match="lies in memory"):
+        ad.capture(Net(_viewed, fc=nn.Linear(4, 3)), batch(4, 3).t())
+
+
 def test_channels_last_is_a_circumstance() -> None:
     def compute(m: Any, x: Any) -> Any:
         h = m.conv(x)

@@ -88,7 +88,7 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
             given = len(example)
             if tracer.told and given not in (CAPTURE_BATCH, OTHER_BATCH) and not (given == 1 and model.training):
                 compare(given, nullcontext())
-            if tracer.asked:
+            if tracer.asked or not example.is_contiguous():
                 _vary_circumstances(tracer, sample(OTHER_BATCH), example)
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
                 compare(OTHER_BATCH, no_random_numbers(lambda: tracer.where, generators))
@@ -100,7 +100,8 @@ def _record(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
 def _vary_circumstances(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:
     """Refuse a model that computes something else for a tensor that lies otherwise in memory, or that requires gradients.
 
-    Only for a model that has asked. It may raise an error there: it is no function of such inputs then, and not another one.
+    Only for a model that has asked, or for inputs that lie otherwise. It may raise an error there: it is no function of such inputs
+    then, and not another one.
     """
     sample.requires_grad_()
     for layout in _layouts(sample.dim()):
