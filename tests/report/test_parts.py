@@ -132,7 +132,17 @@ def test_far_values_below_the_pivot_are_not_counted_above_it() -> None:
     assert bins.beyond == 6
     whole = make_bins([0.0] * 6 + [0.150, 0.151, 0.152, 0.153] * 20, pivot=0.1, least=0.0, most=0.2)
     assert whole.beyond == 0
-    assert whole.edges[0] == pytest.approx(0.0)
+    assert (whole.edges[0], whole.edges[-1]) == pytest.approx((0.0, 0.2))
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.3, 1.58, 2 / 255, 36 / 255])
+def test_bins_of_radii_begin_at_zero_meet_at_eps_and_end_at_the_limit(eps: float) -> None:
+    """Radii are float32: the largest ones may exceed the limit by rounding."""
+    radii = (np.float32(2 * eps) * np.linspace(0, 1, 50, dtype=np.float32)).astype(float)
+    bins = make_bins([*radii, float(np.nextafter(np.float32(2 * eps), np.float32(9)))], eps, least=0.0, most=2 * eps)
+    assert (bins.edges[0], bins.edges[-1], bins.beyond) == pytest.approx((0.0, 2 * eps, 0))
+    assert min(abs(edge - eps) for edge in bins.edges) < 1e-12
+    assert sum(bins.counts) == 51
 
 
 @pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [-1.0, -1.0], [0.2] * 5 + [0.0]])

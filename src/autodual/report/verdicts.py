@@ -201,7 +201,7 @@ def rates_tiles(
             Tile(certified, percent(1 - rates.robust), out_of(1 - rates.robust, n), "proved", details, large=large)
         )
     elif not rates.part:
-        tiles.append(Tile(certified, "not known", "no certificates: nothing was proved", "", large=large))
+        tiles.append(Tile(certified, "not known", "there is no certain proof", "", large=large))
     for segment in rates.segments():
         share, more = segment.end - segment.start, []
         if segment.tone == "unknown":

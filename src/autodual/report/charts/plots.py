@@ -327,6 +327,8 @@ def make_bins(
     interquartile ranges from the middle half, but not before `least` and `most`.
     """
     data = np.asarray(values, dtype=float)
+    if most is not None:
+        data = np.where((data > most) & (data <= most * (1 + 1e-6)), most, data)  # a float32 that rounds `most` up
     low, quarter, three, high = np.quantile(data, [0.0, 0.25, 0.75, 1.0])
     reach = 5 * (three - quarter) or math.inf
     low, high = min(max(low, quarter - reach), pivot), max(min(high, three + reach), pivot)
