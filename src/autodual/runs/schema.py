@@ -8,8 +8,9 @@ dataclass does not know are passed over, or refused by `exactly`.
 from __future__ import annotations
 
 import types
-from dataclasses import MISSING, Field, field, fields, is_dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -33,13 +34,20 @@ def parse(kind: type[R], values: object, exactly: bool = False) -> R:
     """`values` as a record of this kind. ValueError: a clause that says what is wrong, such as "has 'x' as label"."""
     if not isinstance(values, dict):
         raise ValueError("holds no record")
-    known = _entries(kind)  # type: ignore[arg-type]  # every class can be hashed
-    missing = [name for name, (_, entry) in known.items() if name not in values and _is_needed(entry)]
-    if missing or (exactly and values.keys() - known.keys()):
+    known, given = _entries(kind), dict[str, Any]()  # type: ignore[arg-type]  # every class can be hashed
+    missing = [name for name, entry in known.items() if entry.needed and name not in values]
+    if missing or (exactly and not values.keys() <= known.keys()):
         raise ValueError(f"does not hold {', '.join(known)}, and nothing else" if exactly else f"lacks {missing[0]}")
-    given = {name: _entry(name, hint, values[name]) for name, (hint, _) in known.items() if name in values}
-    inner = {name: _inner(hint, values) for name, (hint, entry) in known.items() if entry.metadata.get("flat")}
-    return kind(**given | inner)
+    for name, entry in known.items():
+        if entry.flat:
+            given[name] = _inner(entry.hint, values)
+        elif name in values:
+            try:
+                given[name] = entry.read(values[name])
+            except ValueError:
+                text = repr(values[name])
+                raise ValueError(f"has {text if len(text) <= 200 else f'{text[:200]}...'} as {name}") from None
+    return kind(**given)
 
 
 def _inner(hint: Any, values: dict[str, Any]) -> Any:
@@ -48,6 +56,90 @@ def _inner(hint: Any, values: dict[str, Any]) -> Any:
     there = {kind: len(values.keys() & _entries(kind).keys()) for kind in kinds}  # type: ignore[arg-type]  # see above
     best = max(kinds, key=lambda kind: there[kind])
     return None if there[best] == 0 and type(None) in get_args(hint) else parse(best, values)  # type: ignore[arg-type]
+
+
+def entry_names(kind: type) -> tuple[str, ...]:
+    return tuple(_entries(kind))
+
+
+Read = Callable[[Any], Any]
+"""JSON -> the value of a field. ValueError if it is of another type."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    hint: Any
+    read: Read
+    needed: bool
+    flat: bool
+
+
+@cache
+def _entries(kind: type) -> dict[str, _Entry]:
+    hints = get_type_hints(kind)
+    return {f.name: _described(f, hints[f.name]) for f in fields(kind)}
+
+
+def _described(entry: Field[Any], hint: Any) -> _Entry:
+    is_flat = bool(entry.metadata.get("flat"))
+    needed = entry.default is MISSING and entry.default_factory is MISSING and not is_flat
+    return _Entry(hint, _reader(hint), needed, is_flat)
+
+
+@cache
+def _reader(hint: Any) -> Read:
+    """How values of this type are read; made once for each type, since files may have many lines."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return partial(
+            _first_that_fits, [_reader(choice) for choice in inner if choice is not type(None)], type(None) in inner
+        )
+    if is_dataclass(hint):
+        return partial(parse, hint)  # type: ignore[arg-type]  # a class, as a hint
+    if origin is tuple:
+        return partial(_tuple, _reader(inner[0]), None if inner[-1] is Ellipsis else len(inner))
+    if origin is dict:
+        return partial(_dict, _reader(inner[1]))
+    if origin is Literal:
+        return partial(_one_of, inner)
+    return partial(_plain_value, hint)
+
+
+def _first_that_fits(choices: list[Read], may_be_none: bool, value: Any) -> Any:
+    if value is None and may_be_none:
+        return None
+    for read_choice in choices:
+        try:
+            return read_choice(value)
+        except ValueError:
+            continue
+    raise ValueError
+
+
+def _tuple(read_each: Read, size: int | None, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list) or size not in (None, len(value)):
+        raise ValueError
+    return tuple(map(read_each, value))
+
+
+def _dict(read_each: Read, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return {name: read_each(each) for name, each in value.items()}
+
+
+def _one_of(choices: tuple[Any, ...], value: Any) -> Any:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError
+    return value
+
+
+def _plain_value(kind: Any, value: Any) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is not Any and type(value) is not kind:
+        raise ValueError
+    return value
 
 
 def plain(record: Any) -> dict[str, Any]:
@@ -60,52 +152,6 @@ def plain(record: Any) -> dict[str, Any]:
         elif value is not None or not entry.metadata.get("optional"):
             found[entry.name] = _plain(value)
     return found
-
-
-def entry_names(kind: type) -> tuple[str, ...]:
-    return tuple(_entries(kind))
-
-
-def _is_needed(entry: Field[Any]) -> bool:
-    return entry.default is MISSING and entry.default_factory is MISSING and not entry.metadata.get("flat")
-
-
-@cache
-def _entries(kind: type) -> dict[str, tuple[Any, Field[Any]]]:
-    hints = get_type_hints(kind)
-    return {entry.name: (hints[entry.name], entry) for entry in fields(kind)}
-
-
-def _entry(name: str, hint: Any, value: object) -> Any:
-    try:
-        return _fitted(hint, value)
-    except ValueError:
-        text = repr(value)
-        raise ValueError(f"has {text if len(text) <= 200 else f'{text[:200]}...'} as {name}") from None
-
-
-def _fitted(hint: Any, value: Any) -> Any:
-    """The value as the type hint has it. ValueError if it is of another type."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        for choice in inner:
-            try:
-                return _fitted(choice, value)
-            except ValueError:
-                continue
-    elif is_dataclass(hint):
-        return parse(hint, value)  # type: ignore[arg-type]  # a class, as a hint
-    elif origin is tuple and isinstance(value, list) and (inner[-1] is Ellipsis or len(inner) == len(value)):
-        return tuple(_fitted(inner[0], each) for each in value)
-    elif origin is dict and isinstance(value, dict):
-        return {name: _fitted(inner[1], each) for name, each in value.items()}
-    elif origin is Literal and isinstance(value, str) and value in inner:
-        return value
-    elif hint is float and type(value) in (int, float):
-        return float(value)
-    elif hint is Any or (origin is None and type(value) is hint):
-        return value
-    raise ValueError
 
 
 def _plain(value: Any) -> Any:
