@@ -438,7 +438,7 @@ CASCADES = [
     mutation(
         "slack of one model for the sum", "cascades/stage.py",
         "slack = slacks.sum(0) + size * of_sum(", "slack = slacks.amin(0) + size * of_sum(",
-        "cascades/test_rounding.py", "cascades/test_sum.py",
+        "cascades/test_rounding.py::test_a_sum_of_bounds_has_the_slack_of_all_of_them",
     ),
 ]
 
@@ -461,7 +461,7 @@ DATA = [
     mutation(
         "damaged download accepted", "data/downloads.py",
         "state = FileState.RIGHT if sha256 == file.sha256 else FileState.WRONG_CONTENTS", "state = FileState.RIGHT",
-        "data/test_fetch.py",
+        "data/test_verify.py",
     ),
 ]
 

@@ -127,9 +127,12 @@ def _run(source: Path, arguments: Sequence[str], sender: multiprocessing.connect
     assert Path(autodual.__file__).is_relative_to(source), "another copy of the library is in the way"
     failures = Failures()
     options = ["-q", "--tb=no", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={SECONDS}"]
-    code = pytest.main([*options, *arguments], plugins=[failures])
-    if code == pytest.ExitCode.OK or failures.found:
-        sender.send(failures.found)
+    code: int | None = None
+    try:
+        code = pytest.main([*options, *arguments], plugins=[failures])
+    finally:  # a mistake may leave something open, about which pytest complains in the end
+        if code == pytest.ExitCode.OK or failures.found:
+            sender.send(failures.found)
 
 
 def tried(mutation: Mutation, copies: SimpleQueue[Copy], rest: bool) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from fractions import Fraction
 
 import pytest
 import torch
@@ -143,3 +144,18 @@ def test_a_sum_of_bounds_that_overflows_proves_nothing() -> None:
     total = Lower.total([part, part], torch.tensor(none))
     assert total.bound[0, 0] == inf
     assert not total.certified.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_sum_of_bounds_has_the_slack_of_all_of_them(dtype: torch.dtype) -> None:
+    """The sum less its slack is no more than the exact sum of what each model proves."""
+    generator = torch.Generator().manual_seed(0)
+    bounds, slacks = (torch.rand(4, 50, 3, generator=generator, dtype=dtype) for _ in range(2))
+    parts = [Lower(b, s, torch.zeros_like(b)) for b, s in zip(bounds, slacks, strict=True)]
+    total = Lower.total(parts, torch.zeros_like(bounds[0]))
+    for place in range(bounds[0].numel()):
+        proved = sum(
+            Fraction(p.bound.flatten()[place].item()) - Fraction(p.slack.flatten()[place].item()) for p in parts
+        )
+        found = Fraction(total.bound.flatten()[place].item()) - Fraction(total.slack.flatten()[place].item())
+        assert found <= proved

@@ -52,3 +52,17 @@ def test_what_is_proved_is_not_broken_in_the_same_arithmetic(name: str) -> None:
         assert not (certificate.certified & attack.success).any(), seed
         assert not (certificate.certified_as_run & attack.success_as_run).any(), seed
     assert proved > 3  # else the margins are not at the edge
+
+
+def test_what_float64_cannot_tell_is_no_counterexample() -> None:
+    """(1e16 + x) - 1e16 is positive; float64 computes zero, a tie, and says how far it may be off."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 2)).double().eval()
+    with torch.no_grad():
+        for layer, weight, bias in zip(model, ([[1.0]], [[1.0], [0.0]]), ([1e16], [-1e16, 0.0]), strict=True):
+            layer.weight.copy_(torch.tensor(weight))
+            layer.bias.copy_(torch.tensor(bias, dtype=torch.float64))
+    x = torch.tensor([[0.5]], dtype=torch.float64)
+    assert model(x).tolist() == [[0.0, 0.0]]
+    found = ad.attack(model, x, torch.tensor([0]), ad.LinfBall(0.25), steps=3)
+    assert found.success_as_run.item()
+    assert not found.success.item()

@@ -28,6 +28,12 @@ def _rows(draws: Draws) -> list[Tensor]:
     return [row for part in draws.fresh.values() for row in part.numbers().flatten(0, 1).flatten(1)]
 
 
+def _angles(draws: Draws) -> list[Tensor]:
+    """[units] each: what they were made of. Layers that share angles are dependent, even if their numbers differ."""
+    parts = [t for part in draws.fresh.values() for t in (part.angles.flatten(0, 1), part.turns) if t is not None]
+    return [row.clone() for part in parts for row in part.flatten(1)]
+
+
 def _all_differ(rows: list[Tensor]) -> bool:
     return not any(torch.allclose(a, b) for a, b in itertools.combinations(rows, 2))
 
@@ -36,9 +42,11 @@ def _all_differ(rows: list[Tensor]) -> bool:
 def test_numbers_of_layers_examples_projections_and_steps_differ(memory: Callable[..., Draws]) -> None:
     shapes = dict.fromkeys((2, 4, 6), (6,))
     draws = memory(shapes, X, 4, True).renew_(torch.Generator().manual_seed(1))
-    first = [row.clone() for row in _rows(draws)]
-    assert len(first) == 3 * 4 * 3
-    assert _all_differ(first + _rows(draws.renew_(torch.Generator().manual_seed(2))))
+    first, angles = _rows(draws), _angles(draws)
+    assert (len(first), len(angles)) == (3 * 4 * 3, 3 * (4 + 3))
+    draws.renew_(torch.Generator().manual_seed(2))
+    assert _all_differ(first + _rows(draws))
+    assert _all_differ(angles + _angles(draws))
 
 
 def test_layers_of_a_network_have_their_own() -> None:

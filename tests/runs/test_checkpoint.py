@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from autodual import ArgumentError
 from autodual._files import encode_tensors
 from autodual.runs import checkpoint
-from autodual.runs.checkpoint import Extra, Position, load_model, newest, save
+from autodual.runs.checkpoint import Extra, Position, load_model, newest, restore, save
 
 HELD = {
     "float16": (torch.float16, torch.float32),
@@ -65,6 +66,46 @@ def test_one_value_is_enough(tmp_path: Path, value: float) -> None:
     (tmp_path / "w").write_bytes(encode_tensors(tensors))
     with pytest.raises(ArgumentError, match=r"0\.weight is float64"):
         load_model(tmp_path / "w", network(torch.float32))
+
+
+OPTIMISERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "adam": lambda model: torch.optim.Adam(model.parameters(), 0.01),
+    "sgd with momentum": lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+}
+
+
+def _train(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimiser.zero_grad()
+        model(torch.rand(4, 3, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("make", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_steps_after_a_checkpoint_are_those_without_one(
+    tmp_path: Path, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> None:
+    """To the last bit: weights, batch statistics and what the optimiser remembers."""
+    model, again = network(torch.float32), network(torch.float32)
+    optimiser, other = make(model), make(again)
+    _train(model, optimiser, range(3))
+    path = save(tmp_path, model, optimiser, Position(0, 1, 2, 3), {"sums": [1]})
+    assert restore(path, again, other) == (Position(0, 1, 2, 3), {"sums": [1]})
+    for one, its in ((model, optimiser), (again, other)):
+        _train(one, its, range(3, 6))
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimiser.safetensors"])
+def test_a_file_with_another_bit_is_passed_over(tmp_path: Path, file: str) -> None:
+    model = network(torch.float32)
+    optimiser = torch.optim.Adam(model.parameters())
+    _train(model, optimiser, range(1))
+    first, last = (save(tmp_path, model, optimiser, Position(step=step), {}) for step in (1, 2))
+    content = bytearray((last / file).read_bytes())
+    content[-1] ^= 1
+    (last / file).write_bytes(content)
+    assert newest(tmp_path) == (first, [f"{last.name}: {file} is damaged"])
 
 
 STATES: dict[str, Any] = {

@@ -125,7 +125,7 @@ def test_a_damaged_record_is_named(trained: tuple[TrainConfig, Path], tmp_path: 
         train(config, copy, resume=True)
 
 
-@pytest.mark.parametrize("steps", [5, 26])
+@pytest.mark.parametrize("steps", [pytest.param(5, marks=pytest.mark.slow), 26], ids=["first stage", "second stage"])
 def test_a_cascade_that_was_stopped_goes_on_bit_for_bit(
     trained: tuple[TrainConfig, Path], tmp_path: Path, steps: int
 ) -> None:
