@@ -89,8 +89,8 @@ def test_steps_after_a_checkpoint_are_those_without_one(
     model, again = network(torch.float32), network(torch.float32)
     optimiser, other = make(model), make(again)
     _train(model, optimiser, range(3))
-    path = save(tmp_path, model, optimiser, Position(0, 1, 2, 3), {"sums": [1]})
-    assert restore(path, again, other) == (Position(0, 1, 2, 3), {"sums": [1]})
+    path = save(tmp_path, model, optimiser, Position(0, 1, 2, 3), Extra(("0x1p+0",)))
+    assert restore(path, again, other) == (Position(0, 1, 2, 3), Extra(("0x1p+0",)))
     for one, its in ((model, optimiser), (again, other)):
         _train(one, its, range(3, 6))
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
@@ -101,7 +101,7 @@ def test_a_file_with_another_bit_is_passed_over(tmp_path: Path, file: str) -> No
     model = network(torch.float32)
     optimiser = torch.optim.Adam(model.parameters())
     _train(model, optimiser, range(1))
-    first, last = (save(tmp_path, model, optimiser, Position(step=step), {}) for step in (1, 2))
+    first, last = (save(tmp_path, model, optimiser, Position(step=step), Extra()) for step in (1, 2))
     content = bytearray((last / file).read_bytes())
     content[-1] ^= 1
     (last / file).write_bytes(content)
