@@ -110,7 +110,7 @@ class _AffineErrors(Pass[NodeErrors]):
         moves = box.largest if self.pulls_centres or norm is None else box.radius
         local = self.of_sums(0, box.largest, moves)
         self.lose(0, moves)
-        support = 0.0 if norm is None else norm.lost(of_underflow(box.lower[0].numel(), self.dtype))
+        support = 0.0 if norm is None else norm.lost(of_underflow(math.prod(self.network.nodes[0].shape), self.dtype))
         if support > 0:
             self.lost = self.lost + support
         zero = self.zero_like(box.largest)
