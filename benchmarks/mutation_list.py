@@ -469,7 +469,7 @@ RUNS = [
     mutation(
         "checkpoint forgets the optimiser", "runs/checkpoint.py",
         "    _unflatten(optimiser, load_tensors(path / STATE), state.optimiser)\n", "",
-        "runs/test_checkpoint.py",
+        "training/test_runs.py::test_a_stopped_run_goes_on_bit_for_bit",
     ),
     mutation(
         "damaged checkpoint accepted", "runs/checkpoint.py",
@@ -489,7 +489,7 @@ RUNS = [
     mutation(
         "certificates of another network gone on with", "runs/records.py",
         'frozenset({"format", "batch", "python", "asked"})', 'frozenset({"format", "batch", "python", "asked", "network"})',
-        "runs/test_lines.py", "cli/test_certificates.py",
+        "runs/test_lines.py::test_only_what_may_change_is_found_anew",
     ),
     mutation(
         "half a batch of lines kept", "runs/lines.py",
@@ -513,7 +513,7 @@ EVALUATION = [
     mutation(
         "lines numbered within their batch", "evaluation/judge.py",
         "enumerate(rows, start)", "enumerate(rows)",
-        "cli/test_certificates.py", "runs/test_lines.py",
+        "evaluation/test_ledger.py",
     ),
     mutation(
         "last batch lost", "evaluation/processes.py",

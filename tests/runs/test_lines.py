@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,10 +188,10 @@ def test_what_another_version_wrote_is_refused_or_found_anew(path: Path) -> None
 
 @pytest.mark.parametrize(("name", "fine"), [("torch", True), ("network", False)])
 def test_only_what_may_change_is_found_anew(path: Path, name: str, fine: bool) -> None:
-    file, now = line_file(path), replace(PROBLEM, **{name: "2"})
-    if fine:
-        assert file.begin(now, 2, renewed=("torch",)) == []
-    else:
-        with pytest.raises(ArgumentError, match="network was network, now 2"):
-            file.begin(now, 2, renewed=("torch",))
-    file.close()
+    now = replace(PROBLEM, **{name: "2"})
+    with closing(line_file(path)) as file:
+        if fine:
+            assert file.begin(now, 2, renewed=("torch",)) == []
+        else:
+            with pytest.raises(ArgumentError, match="network was network, now 2"):
+                file.begin(now, 2, renewed=("torch",))
