@@ -578,7 +578,7 @@ REPORT = [
     mutation(
         "unproved bars in the colour of proof", "report/charts/plots.py",
         'tone = "proved" if low >= proved_from - 1e-9 * (high - low) else "unknown"', 'tone = "proved"',
-        "report/test_parts.py", "report/test_page.py",
+        "report/test_parts.py",
     ),
 ]
 

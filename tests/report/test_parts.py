@@ -7,11 +7,12 @@ import math
 import re
 import struct
 import zlib
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from autodual.report.charts.plots import Axis, Series, line_chart, make_bins, power_tick, spread
+from autodual.report.charts.plots import Axis, Bins, Series, histogram, line_chart, make_bins, power_tick, spread
 from autodual.report.charts.svg import LogScale, Scale, element, nice_step
 from autodual.report.page import TEMPLATES
 from autodual.report.sections.examples import data_uri, png
@@ -185,3 +186,15 @@ def test_colours_have_enough_contrast(scheme: str) -> None:
     assert min(_contrast(colours["text"], colours[ground]) for ground in ("note", "raised", "paper")) >= 4.5
     assert _contrast(colours["on-mark"], colours["mark"]) >= 4.5
     assert min(_contrast(colours[name], colours["paper"]) for name in ("axis", "stage-1", "stage-2", "stage-3")) >= 3
+
+
+@pytest.mark.parametrize(("border", "proved"), [(0.0, 2), (-2.0, 4), (1.0, 1), (5.0, 0)])
+def test_bars_have_the_colour_of_what_is_proved_from_its_border_on(border: float, proved: int) -> None:
+    bins = Bins((-2.0, -1.0, 0.0, 1.0, 2.0), (3, 1, 4, 2), 0)
+    chart = ElementTree.fromstring(histogram("Margins", Axis("margin"), bins, border, []))
+    tones = [
+        bar.get("class")
+        for bar in chart.iter()
+        if bar.tag.endswith("rect") and (bar.get("class") or "").startswith("f-")
+    ]
+    assert tones == ["f-unknown"] * (4 - proved) + ["f-proved"] * proved
