@@ -274,7 +274,7 @@ ENGINES = [
     mutation(
         "gamma of a sum times 0.1", "engines/rounding.py",
         "return OWN * part / (1 - part) if part < 1 else math.inf", "return 0.1 * part / (1 - part) if part < 1 else math.inf",
-        "engines/test_outward.py", "soundness/test_rounding.py",
+        "engines/test_gamma.py",
     ),
     mutation(
         "run error ignored", "engines/backward/solvers.py",
