@@ -272,7 +272,7 @@ ENGINES = [
     mutation(
         "gamma of a sum times 0.1", "engines/rounding.py",
         "return SAFETY * part / (1 - part) if part < 1 else math.inf", "return 0.1 * part / (1 - part) if part < 1 else math.inf",
-        "soundness/test_rounding.py::test_units_that_only_rounding_makes_look_dead[ForwardDual()]",
+        "engines/test_gamma.py",
     ),
     mutation(
         "run error ignored", "engines/backward/solvers.py",
