@@ -26,6 +26,6 @@ def test_a_proof_is_rounded_to_the_safe_side(scale: float) -> None:
 
 
 def test_what_is_unknown_stays_so() -> None:
-    unknown = torch.tensor([[-torch.inf, torch.nan]], dtype=torch.float64)
+    unknown = torch.tensor([[-torch.inf, torch.nan, torch.inf]], dtype=torch.float64)
     found = _to_single(Proof(unknown, -unknown, -unknown))
     assert not torch.cat([found.lower, found.slack, found.run_error]).isfinite().any()

@@ -158,8 +158,9 @@ def _to_single(proof: Proof | ProbableProof) -> Proof | ProbableProof:
 
 
 def _towards(end: float, values: Tensor) -> Tensor:
+    """The next float32 number; what overflowed in float64 stays infinite, so that it proves nothing."""
     single = values.float()
-    return torch.nextafter(single, torch.full_like(single, end))
+    return torch.where(values.isinf(), single, torch.nextafter(single, torch.full_like(single, end)))
 
 
 SHORT = 16
