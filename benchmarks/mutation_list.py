@@ -1,7 +1,7 @@
 """Mistakes that the fast tests must notice, one line of src/ each.
 
 A mutation replaces a text that occurs exactly once in its file. It names the tests that should fail, which are tried first.
-Every room of src/autodual has some, apart from `kernels`, whose code only a GPU runs.
+Every room of src/autodual has some, apart from `reproduce` and `speed`; `kernels` only in what a CPU runs, too.
 """
 
 from __future__ import annotations

@@ -72,9 +72,8 @@ def test_histograms_tell_unknown_from_wrong(run: Path) -> None:
     single(run)
     html = page_of(run)[1].partition("<h3>Smallest margin of each example</h3>")[2].partition("</figure>")[0]
     counts = dict.fromkeys(MEANINGS, 0)
-    for number, tone in re.findall(
-        r': (\d+) examples, (\w+)</title><rect [^>]*class="f-\2"', html
-    ):  # in its own colour
+    in_its_colour = r': (\d+) examples, (\w+)</title><rect [^>]*class="f-\2"'
+    for number, tone in re.findall(in_its_colour, html):
         counts[tone] += int(number)
     found = verdicts(json.loads((run / "evaluation.json").read_text()))
     assert counts == {tone: found.count(tone) for tone in MEANINGS}
