@@ -130,10 +130,16 @@ def test_shape_type_and_device_are_plain_facts() -> None:
     torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))
 
 
+def _unpacked(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    return a, b, c
+
+
 @pytest.mark.parametrize(
     "compute",
     [
         pytest.param(lambda m, x: x @ m.w.T, id="w.T"),
+        pytest.param(lambda m, x: torch.cat([(x * row).sum(1, keepdim=True) for row in m.w], 1), id="rows"),
+        pytest.param(lambda m, x: torch.cat([(x * row).sum(1, True) for row in _unpacked(*m.w)], 1), id="unpacked"),
         pytest.param(lambda m, x: x @ m.w.mT, id="w.mT"),
         pytest.param(lambda m, x: x @ m.w.data.t(), id="w.data"),
         pytest.param(lambda m, x: torch.matmul(x, m.w.transpose(0, 1)), id="transpose"),

@@ -175,6 +175,11 @@ class Calls:
                     self._made(tensor, step, position)
         step.given = ()
 
+    def varies(self, tensor: Tensor) -> bool:
+        """Whether a tensor was made of the input."""
+        value, _ = self._known.get(tensor, (None, 0))
+        return value is not None and value.varies
+
     def forget(self, tensor: Tensor) -> None:
         """Nobody can say what the tensor holds from now on, or has held."""
         self._lose(tensor)

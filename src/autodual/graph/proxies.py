@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
@@ -52,6 +52,12 @@ class ConcreteProxy(fx.Proxy):
 
     def __repr__(self) -> str:
         return SHOWN
+
+    def __iter__(self) -> Iterator[Any]:
+        """A parameter may be unpacked, which a tensor does by `unbind`; iterating over the input would read its batch."""
+        if isinstance(self.value, Tensor) and not self.tracer.calls.varies(self.value):
+            return iter(self.unbind(0))
+        return iter(super().__iter__())
 
     def __len__(self) -> int:
         self.tracer.told = True
