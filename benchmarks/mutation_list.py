@@ -317,7 +317,7 @@ ENGINES = [
         "same draws for every layer and step", "engines/projected/draws.py",
         "                part.angles.uniform_(0, math.pi, generator=generator)\n",
         "                part.angles.uniform_(0, math.pi, generator=torch.Generator().manual_seed(0))\n",
-        "engines/test_independent_draws.py",
+        "engines/test_high_probability.py::test_no_random_numbers_are_used_twice",
     ),
     mutation(
         "same draws for every example", "kernels/stream.py",
@@ -474,7 +474,7 @@ RUNS = [
     mutation(
         "damaged checkpoint accepted", "runs/checkpoint.py",
         "if digest(path / name) != expected:", "if digest(path / name) is None:",
-        "runs/test_checkpoint.py",
+        "training/test_runs.py::test_a_damaged_checkpoint_falls_back_to_the_one_before",
     ),
     mutation(
         "ramp off by one", "runs/config.py",
@@ -518,7 +518,7 @@ EVALUATION = [
     mutation(
         "last batch lost", "evaluation/processes.py",
         "for first in range(start, len(data), step)]", "for first in range(start, max(1, len(data) - step + 1), step)]",
-        "evaluation/test_judge.py",
+        "evaluation/test_ledger.py",
     ),
     mutation(
         "gradients of uneven shares weighed alike", "evaluation/processes.py",
