@@ -1,4 +1,4 @@
-"""Draws the pictures of the tutorials and of the README into docs/figures.
+"""Draws the pictures of the tutorials, of the README and of the architecture into docs/figures.
 
     python docs/hooks/draw.py
 
@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import statistics
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -282,8 +284,83 @@ def certified_curve() -> None:
     )
 
 
+# ------------------------------------------------------------------------------------------------------------
+# Architecture
+
+
+def box(words: Sequence[str], corner: Point, size: Point, kind: str = "f-faint thin") -> str:
+    """A rectangle with a line of text, and smaller ones below it."""
+    (x, y), (width, height) = corner, size
+    first = y + height / 2 + 5 - 8.5 * (len(words) - 1)
+    lines = (text(w, (x + width / 2, first + 18 * i), "small" if i else "head", "middle") for i, w in enumerate(words))
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" class="{kind}"/>' + "".join(lines)
+
+
+def arrow(start: Point, end: Point) -> str:
+    """A line with a head at its end, which is straight to the right or straight down."""
+    x, y = end
+    head = [(x - 7, y - 5), end, (x - 7, y + 5)] if start[1] == y else [(x - 5, y - 7), end, (x + 5, y - 7)]
+    lines = ([start, end], head)
+    return "".join(
+        f'<polyline points="{" ".join(f"{a:g},{b:g}" for a, b in line)}" class="s-faint"/>' for line in lines
+    )
+
+
+FLOW = (
+    (("your model", "nn.Module"), ("Network", "graph/"), ("DualNetwork", "dual/"), ("Bounds", "engines/"),
+     ("Certificate", "certificates/")),
+    (("robust loss", "certificates/"), ("weights", "training/"), ("run folder", "runs/, evaluation/"),
+     ("report, tables", "report/, reproduce/")),
+)  # fmt: skip
+"""What is made of what, and the folder that makes it. The second row begins with the bounds of the first."""
+
+
+def flow() -> None:
+    """From a model to its certificate, and from a loss to a report."""
+    width, step, bounds = 140.0, 164.0, 3
+    parts = []
+    for row, things in enumerate(FLOW):
+        y, left = 20 + 112 * row, 12 + row * step
+        for i, words in enumerate(things):
+            parts.append(
+                box(
+                    words,
+                    (left + step * i, y),
+                    (width, 56),
+                    "f-proved" if words[0] == "Certificate" else "f-faint thin",
+                )
+            )
+            if i > 0:
+                parts.append(arrow((left + step * i - step + width, y + 28), (left + step * i - 2, y + 28)))
+    down, first = 12 + step * bounds + width / 2, 12 + step + width / 2
+    corner = f'<polyline points="{down:g},76 {down:g},104 {first:g},104 {first:g},112" class="s-faint"/>'
+    parts += [corner, arrow((first, 112), (first, 130))]
+    picture("architecture-flow", "From a model to its certificate, and from a loss to a report", (824, 208), *parts)
+
+
+def rooms() -> None:
+    """The folders of the source in the order that `make lint` checks: none imports from a row above its own."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    rows = [[name.strip() for name in re.split("[|:]", row)] for row in settings[0]["layers"]]
+    source, parts = ROOT / "src" / "autodual", []
+    rows = [names for row in rows if (names := [name for name in row if (source / name).is_dir()])]
+    for number, names in enumerate(rows):
+        width = (420 - 10 * (len(names) - 1)) / len(names)
+        for i, name in enumerate(names):
+            kind = "f-proved thin" if name in ("engines", "dual") else "f-faint thin"
+            parts.append(box([f"{name}/"], (80 + (width + 10) * i, 12 + 36 * number), (width, 30), kind))
+    height = 36 * len(rows)
+    parts += [arrow((44, 16), (44, height)), text("imports", (44, height + 20), "small t-faint", "middle")]
+    picture(
+        "architecture-rooms",
+        "The folders of the source, each above those that it imports from",
+        (520, height + 32),
+        *parts,
+    )
+
+
 def main() -> None:
-    for draw in (relaxation, hidden_space, waterfall, projections, routes, certified_curve):
+    for draw in (relaxation, hidden_space, waterfall, projections, routes, certified_curve, flow, rooms):
         draw()
 
 
