@@ -11,7 +11,6 @@ Exit code: mutations that no test noticed. The tree itself is never changed.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -30,6 +29,8 @@ import pytest
 import scipy.optimize  # noqa: F401 - like torch, imported once, and not by every child
 from machine import ROOT, describe, in_words
 from mutation_list import MUTATIONS, Mutation
+
+from autodual.runs.paths import without_place
 
 BY_NAME = {one.name: one for one in MUTATIONS}
 SECONDS = 60
@@ -150,23 +151,12 @@ def tried(mutation: Mutation, copies: SimpleQueue[Copy], rest: bool) -> Outcome:
     return outcome
 
 
-def kept(record: Path, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Outcomes of all mutations, in order: those of now, and for the others what an earlier call has recorded."""
-    before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    known = {name: Outcome(one, *before[name]) for name, one in BY_NAME.items() if name in before}
-    known |= {one.mutation.name: one for one in outcomes}
-    record.write_text(
-        json.dumps({n: [o.test, round(o.seconds, 1)] for n, o in known.items()}, indent=1) + "\n", "utf-8"
-    )
-    return [known[name] for name in BY_NAME if name in known]
-
-
 def report(outcomes: Sequence[Outcome]) -> str:
     missed = [one.mutation.name for one in outcomes if one.test is None]
     lines = [
         "# Mutations",
         "",
-        "`python benchmarks/mutations.py --workers 2 --out benchmarks/results/mutations.md`",
+        f"`{' '.join(['python benchmarks/mutations.py', *map(without_place, sys.argv[1:])])}`",
         "",
         f"{len(outcomes) - len(missed)} of {len(outcomes)} mistakes are noticed by the fast tests, in "
         f"{sum(one.seconds for one in outcomes) / 60:.0f} minutes of one worker. "
@@ -198,9 +188,7 @@ def main() -> None:
         "--only", action="append", metavar="NAME", help="only the mutation of this name; may be given again"
     )
     parser.add_argument("--first", action="store_true", help="only the tests that a mutation names, not the rest")
-    parser.add_argument(
-        "--out", type=Path, help="FILE.md for the table, beside FILE.json; with --only, other rows stay"
-    )
+    parser.add_argument("--out", type=Path, help="FILE.md for the table of this run")
     options = parser.parse_args()
     unknown = set(options.only or ()) - BY_NAME.keys()
     if unknown:
@@ -218,7 +206,6 @@ def main() -> None:
     outcomes = [Outcome(o.mutation, None if o.test in broken else o.test, o.seconds) for o in outcomes]
     missed = sum(one.test is None for one in outcomes)
     if options.out is not None:
-        outcomes = kept(options.out.with_suffix(".json"), outcomes)
         options.out.write_text(report(outcomes), encoding="utf-8")
     print(report(outcomes))
     raise SystemExit(missed)

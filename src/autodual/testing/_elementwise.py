@@ -60,7 +60,7 @@ class ElementwiseCheck:
             self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator))
 
     def _spread(self, z: Interval) -> Interval:
-        """The same intervals for every feature: [K, *shape]."""
+        """The intervals, repeated for every feature: [K, *shape]."""
 
         def expand(end: Tensor) -> Tensor:
             return end.reshape(-1, *[1] * len(self.shape)).expand(-1, *self.shape).clone()
