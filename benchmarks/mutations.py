@@ -30,8 +30,6 @@ import scipy.optimize  # noqa: F401 - like torch, imported once, and not by ever
 from machine import ROOT, describe, in_words
 from mutation_list import MUTATIONS, Mutation
 
-from autodual.runs.paths import without_place
-
 BY_NAME = {one.name: one for one in MUTATIONS}
 SECONDS = 60
 """Seconds that one test may take; a mistake may well run forever."""
@@ -152,6 +150,8 @@ def tried(mutation: Mutation, copies: SimpleQueue[Copy], rest: bool) -> Outcome:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
+    from autodual.runs.paths import without_place  # not before: children inherit what is imported, and want the copy
+
     missed = [one.mutation.name for one in outcomes if one.test is None]
     lines = [
         "# Mutations",
