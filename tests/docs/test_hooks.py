@@ -68,7 +68,7 @@ class TestPictures:
         monkeypatch.setattr(draw, "FIGURES", tmp_path)
         draw.main()
         drawn = sorted(path.name for path in tmp_path.iterdir())
-        assert len(drawn) == 6
+        assert {"architecture-flow.svg", "certified-curve.svg", "proof-hidden.svg"} <= set(drawn)
         assert [
             name for name in drawn if (tmp_path / name).read_bytes() != (DOCS / "figures" / name).read_bytes()
         ] == []
