@@ -51,12 +51,12 @@ GRAPH = [
         "graph/test_second_run.py", "graph/test_batch_mixing.py",
     ),
     mutation(
-        "second run not compared", "graph/calls.py",
+        "second run not compared", "graph/record.py",
         "    how = _difference(first, second)\n", "    how = None\n",
         "graph/test_second_run.py", "graph/test_batch_mixing.py",
     ),
     mutation(
-        "constants of the second run not compared", "graph/calls.py",
+        "constants of the second run not compared", "graph/record.py",
         "return b.stays and _same_tensor(a.tensor, b.tensor, batches, computed=False)", "return True",
         "graph/test_second_run.py", "graph/test_circumstances.py",
     ),
@@ -71,18 +71,18 @@ GRAPH = [
         "graph/test_batch_mixing.py",
     ),
     mutation(
-        "old weight_norm left as the last run left it", "graph/registry.py",
+        "old weight_norm left as the last run left it", "graph/network.py",
         "        hook(copy, ())\n", "        hook.name\n",
         "graph/test_parametrizations.py", "graph/test_live_parameters.py",
     ),
     mutation(
-        "stale graph of a changed model", "graph/changes.py",
+        "stale graph of a changed model", "graph/digest.py",
         "return self._complete and other._complete and self._entries == other._entries", "return True",
         "graph/test_changes.py", "graph/test_live_parameters.py",
     ),
     mutation(
         "hooks of a registered module ignored", "graph/registry.py",
-        "return bool(foreign or module._forward_hooks)", "return bool(foreign)",
+        "if target._forward_hooks or len(", "if len(",
         "graph/test_hooks.py",
     ),
 ]

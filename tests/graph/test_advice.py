@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import REGISTRY
-from autodual.graph.advice import _BY_KEY, ADVICE, _key, advice_about
+from autodual.graph.registry import _BY_KEY, ADVICE, _key, advice_about
 
 Forward = Callable[[Tensor], Tensor]
 MATRIX = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)

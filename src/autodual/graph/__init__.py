@@ -1,6 +1,6 @@
 """MODEL -> GRAPH: capture any nn.Module as a frozen network with live parameters."""
 
-from autodual.graph.changes import Fingerprint as Fingerprint
+from autodual.graph.digest import Fingerprint as Fingerprint
 from autodual.graph.guards import check_surroundings as check_surroundings
 from autodual.graph.network import Network as Network
 from autodual.graph.network import Node as Node

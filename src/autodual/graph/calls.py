@@ -1,10 +1,8 @@
-"""The calls that a run of `forward` makes. A certificate is about one function of one example: does another run make the same?
+"""The calls that a run of `forward` makes, noted one by one, so that two runs can be compared.
 
-A capture runs `forward` once on proxies to record it, and again on tensors, under other circumstances: with other numbers of
-examples, without gradients, in inference mode, after whatever the first run has stored in the model. All runs must have made their
-outputs by the same calls: of the same functions, with the same numbers, from the same parameters and constants. So none of these
-becomes a constant of the graph: the size of the batch, a counter, a clock, random numbers, the gradient mode, the type of x.
-Comparing outputs would not be enough: a clamp may be inactive at one point, an activation saturated.
+A certificate is about one function of one example. A capture runs `forward` once on proxies to record it (tracer.py), and again on
+tensors, under other circumstances; record.py compares the calls that both have made. This file notes them: `Calls` knows of every
+tensor what made it, `Plain` is a run on tensors, and `Watch` knows what the model has asked for, and why it is refused.
 """
 
 from __future__ import annotations
@@ -12,38 +10,59 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from autodual._errors import CaptureError
 from autodual.graph.twins import package_of
 
-_TAKES_SHAPE = frozenset(
-    ("view", "reshape", "expand", "broadcast_to", "repeat", "tile", "new_zeros", "new_ones", "new_empty", "new_full")
-)
-"""Functions among whose arguments the size of the batch may be: nothing but a shape depends on it, or its value is compared."""
-_SHAPED_BY_VALUES = frozenset(
-    ("nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique", "_unique2", "unique_dim",
-     "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts", "bincount", "repeat_interleave",
-     "tensor_split", "one_hot", "arange", "range", "linspace", "logspace", "_pack_padded_sequence")
-)  # fmt: skip
-"""Functions whose result has a shape that depends on values: whoever asks for it reads them."""
-_ARITHMETIC = frozenset(
-    ("add", "sub", "mul", "div", "mod", "floordiv", "pow", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "where",
-     "maximum", "minimum", "stack", "cat", "clamp", "add_", "sub_", "mul_", "div_", "type_as", "to")
-)  # fmt: skip
-"""Functions to which a whole number in a tensor is a value; to others it may be a size or a place."""
-_CHANGE_NO_VALUES = frozenset(("requires_grad_", "rename_", "share_memory_"))
+# What is known about functions of PyTorch, methods and properties of a tensor, by name.
 
-_COPIES = frozenset(("contiguous", "clone", "to", "type_as", "float", "double", "detach", "data", "pos"))
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FACTS = names("size dim ndimension numel nelement stride is_contiguous is_floating_point get_device")
+"""Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
+_OTHER_FACTS = names("__len__ __hash__ __dir__ __sizeof__ storage_offset element_size type")
+_TELLS_BATCH = FACTS | names("shape nbytes __len__ squeeze squeeze_ squeeze_copy")
+"""What tells how many examples there are; `squeeze` does, since it drops a batch of one."""
+_CIRCUMSTANCES = names("is_contiguous stride storage_offset requires_grad is_leaf grad_fn _version _base is_inference")
+"""What tells how a tensor lies in memory, or that gradients are wanted."""
+OUT_OF_SIGHT = names("numpy storage untyped_storage _typed_storage __array__ __dlpack__ apply_ map_ map2_")
+"""Methods that hand out a tensor's memory, or write to it without counting: whoever writes there, nobody sees it."""
+SETTABLE = names("requires_grad grad names")
+"""Attributes of a tensor that may be assigned to, since they change no value of it."""
+_CHANGE_NO_VALUES = names("requires_grad_ rename_ share_memory_")
+_SHOWS = names("__repr__ __str__ __format__")
+SHOWN = "tensor(...)"
+"""What a model sees of a tensor as text, so that it may print one and cannot read one."""
+
+TAKES_SHAPE = names("view reshape expand broadcast_to repeat tile new_zeros new_ones new_empty new_full")
+"""Functions among whose arguments the size of the batch may be: nothing but a shape depends on it, or its value is compared."""
+_SHAPED_BY_VALUES = names(
+    "nonzero nonzero_static argwhere masked_select unique unique_consecutive _unique _unique2 unique_dim _return_output "
+    "_return_inverse _return_counts _return_inverse_and_counts bincount repeat_interleave tensor_split one_hot arange range "
+    "linspace logspace _pack_padded_sequence"
+)
+"""Functions whose result has a shape that depends on values: whoever asks for it reads them."""
+_ARITHMETIC = names(
+    "add sub mul div mod floordiv pow eq ne lt le gt ge and or xor where maximum minimum stack cat clamp add_ sub_ mul_ div_ "
+    "type_as to"
+)
+"""Functions to which a whole number in a tensor is a value; to others it may be a size or a place."""
+_COPIES = names("contiguous clone to type_as float double detach data pos")
 """Functions that return what they are given, where dtype, shape and device are the same."""
-_LIKE_ANOTHER = frozenset(("to", "type_as", "expand_as", "view_as", "reshape_as"))
+_LIKE_ANOTHER = names("to type_as expand_as view_as reshape_as")
 """Methods of which only the first argument's values matter: what they make of a constant is one."""
 _ONE_NAME = {
     "truediv": "div", "rdiv": "rdiv", "rtruediv": "rdiv", "remainder": "mod", "positive": "pos", "and_": "and", "or_": "or",
@@ -51,10 +70,53 @@ _ONE_NAME = {
     "ifloordiv": "floor_divide_", "iand": "and_", "ior": "or_", "ixor": "xor_",
 }  # fmt: skip
 """Operators have one name in Python's `operator`, and another among the methods of a tensor."""
-_REFLECTED = {
-    f"r{name}": name for name in ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "matmul", "and", "or")
-}
-_EITHER_WAY = frozenset(("add", "mul", "eq", "ne", "and", "or", "xor"))
+_REFLECTED = {f"r{name}": name for name in names("add sub mul div floordiv mod pow matmul and or")}
+_EITHER_WAY = names("add mul eq ne and or xor")
+_NO_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(None))
+
+
+class Watch:
+    """What is noticed about a model while it runs, on proxies or on tensors."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        """Paths of the modules that are being run."""
+        self.told = False
+        """Whether forward has asked for anything that tells the size of the batch."""
+        self.asked = False
+        """Whether forward has asked for the layout of a tensor, or whether it requires gradients."""
+        self.refusal: Exception | None = None
+        """The first refusal. A model that catches it is refused all the same."""
+        self._failure: tuple[Exception | None, str] = (None, "")
+
+    @property
+    def where(self) -> str:
+        """Path of the innermost module that is being run; empty for the model itself."""
+        return self.stack[-1] if self.stack else ""
+
+    def ask(self, name: str) -> None:
+        """The model uses a method or property of a tensor."""
+        self.told |= name in _TELLS_BATCH
+        self.asked |= name in _CIRCUMSTANCES
+
+    def refused(self, why: str, where: str | None = None) -> CaptureError:
+        """The error to raise. The model may catch it, and go on otherwise than with tensors: the capture does not forget."""
+        error = CaptureError(f"{(self.where if where is None else where) or 'model'}: {why}")
+        self.refusal = self.refusal or error
+        return error
+
+    def fail(self, error: Exception) -> None:
+        """Note where an error was raised, if it is not known yet."""
+        if self._failure[0] is not error:
+            self._failure = error, self.where
+
+    def place_of(self, error: Exception) -> str:
+        """Path of the innermost module that raised it."""
+        return (self._failure[1] if self._failure[0] is error else self.where) or "model"
+
+    def forget(self) -> None:
+        """Let go of the error, whose traceback knows what was run."""
+        self._failure = None, ""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +135,8 @@ class Step:
         tensors = (Value, Constant)
         told = [repr(a) for a in self.args if not isinstance(a, tensors)]
         told += [f"{name}={a!r}" for name, a in self.kwargs.items() if not isinstance(a, tensors)]
-        return f"{getattr(self.key, '__name__', self.key)}({', '.join(told)})"
+        key = self.key[0] or "model" if isinstance(self.key, tuple) else getattr(self.key, "__name__", self.key)
+        return f"{key}({', '.join(told)})"
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +169,11 @@ class Constant:
     def stays(self) -> bool:
         """Whether nobody has written to the tensor since: it may be what the next run begins with."""
         source = self.source()
-        return source is None or unchanged(source, self.tensor)
+        return source is None or equal(source, self.tensor)
+
+
+INPUT = "the input"
+"""What the input is called among the names of parameters."""
 
 
 class Calls:
@@ -126,15 +193,11 @@ class Calls:
 
     def name(self, tensor: Tensor, name: str) -> Tensor:
         """Note that a tensor is the input, or stands for a parameter or buffer."""
-        self._keep(tensor, Value(name, 0, name == "x"))
+        self._keep(tensor, Value(name, 0, name == INPUT))
         return tensor
 
     def _keep(self, tensor: Tensor, value: Value) -> None:
         self._known[tensor] = value, _place(tensor)
-
-    def _made(self, tensor: Tensor, step: Step, position: int) -> None:
-        kept = None if step.varies else tensor
-        self._keep(tensor, Value(step, position, step.varies, tuple(tensor.shape), kept))
 
     def begin(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Step | None:
         """A call that is about to run; None where nothing of the model or of its input is among its arguments.
@@ -146,9 +209,7 @@ class Calls:
             return None
         function = getattr(Tensor, target, target) if isinstance(target, str) else target
         key = key_of(function)
-        if (
-            type(function) is FunctionType and vars(Tensor).get(key) is function
-        ):  # it may hand its arguments on by other names
+        if type(function) is FunctionType and vars(Tensor).get(key) is function:  # it may hand them on by other names
             bound = _signature(function).bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
@@ -165,9 +226,9 @@ class Calls:
         for tensor in written:
             self._write(step, tensor)
         changed, passed = {id(t) for t in written}, {id(t) for t in step.given}
-        found, first = tensors(made), step.args[0] if step.args else None
-        if step.key in _COPIES and len(found) == 1 and isinstance(first, Value) and _alike(found[0], step.given[0]):
-            if found[0] is not step.given[0]:
+        found, first, like = tensors(made), step.args[0] if step.args else None, step.given[0]
+        if step.key in _COPIES and len(found) == 1 and isinstance(first, Value) and _alike(found[0], like):
+            if found[0] is not like:
                 self._keep(found[0], first if first.tensor is None else replace(first, tensor=found[0]))
         else:
             for position, tensor in enumerate(found):
@@ -175,20 +236,36 @@ class Calls:
                     self._made(tensor, step, position)
         step.given = ()
 
-    def varies(self, tensor: Tensor) -> bool:
-        """Whether a tensor was made of the input."""
-        value, _ = self._known.get(tensor, (None, 0))
-        return value is not None and value.varies
+    def _made(self, tensor: Tensor, step: Step, position: int) -> None:
+        kept = None if step.varies else tensor
+        self._keep(tensor, Value(step, position, step.varies, tuple(tensor.shape), kept))
+
+    def _write(self, step: Step, tensor: Tensor) -> None:
+        before, _ = self._known.get(tensor, (None, 0))
+        if before is not None and isinstance(before.maker, str) and not before.varies:
+            self.written.add(before.maker)
+        shared = memory(tensor)
+        for other in list(self._known):
+            if other is not tensor and memory(other) == shared:
+                self.forget(other)
+        self._lose(tensor)
+        place = next(i for i, t in enumerate(step.given) if t is tensor)
+        self._made(tensor, step, -1 - place)
+
+    def _lose(self, tensor: Tensor) -> None:
+        """What the tensor held so far has been overwritten."""
+        if tensor in self._known:
+            self._known[tensor][0].tensor = None
 
     def forget(self, tensor: Tensor) -> None:
         """Nobody can say what the tensor holds from now on, or has held."""
         self._lose(tensor)
         self._keep(tensor, Value(object(), 0, True))
 
-    def _lose(self, tensor: Tensor) -> None:
-        """What the tensor held so far has been overwritten."""
-        if tensor in self._known:
-            self._known[tensor][0].tensor = None
+    def varies(self, tensor: Tensor) -> bool:
+        """Whether a tensor was made of the input."""
+        value, _ = self._known.get(tensor, (None, 0))
+        return value is not None and value.varies
 
     def seen(self, a: Any) -> Any:
         """An argument, with every tensor in it replaced by what is known about it."""
@@ -200,23 +277,36 @@ class Calls:
             if value is None and id(a) in self.names:
                 value = Value(self.names[id(a)], 0, False)
             return Constant(a.detach().clone(), weakref.ref(a)) if value is None else value
-        if isinstance(a, _SEQUENCES):
+        if isinstance(a, tuple | list):
             return tuple(self.seen(part) for part in a)
         if isinstance(a, dict):
             return {name: self.seen(part) for name, part in a.items()}
         return ("slice", self.seen((a.start, a.stop, a.step))) if isinstance(a, slice) else a
 
-    def _write(self, step: Step, tensor: Tensor) -> None:
-        before, _ = self._known.get(tensor, (None, 0))
-        if before is not None and isinstance(before.maker, str) and not before.varies:
-            self.written.add(before.maker)
-        memory = _storage(tensor)
-        for other in list(self._known):
-            if other is not tensor and _storage(other) == memory:
-                self.forget(other)
-        self._lose(tensor)
-        place = next(i for i, t in enumerate(step.given) if t is tensor)
-        self._made(tensor, step, -1 - place)
+
+def key_of(function: Any) -> Any:
+    """What a function is known by: its name if it is PyTorch's own or an operator, a property's name; or else itself."""
+    name = getattr(function, "__name__", None)
+    if name == "__get__":
+        owner = function.__self__
+        return getattr(owner, "__name__", None) or owner.fget.__name__
+    if not isinstance(name, str) or (isinstance(function, FunctionType) and package_of(function) != "torch"):
+        return function
+    return name
+
+
+def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """A call of an operator, whichever way it was written."""
+    name = name[2:-2] if name.startswith("__") else name
+    name = _ONE_NAME.get(name, name)
+    if name in _REFLECTED:
+        return _REFLECTED[name], args[::-1]
+    if name in _EITHER_WAY and len(args) == 2 and not isinstance(args[0], Value | Constant):
+        args = args[::-1]
+    return name, args
+
+
+_signature = functools.lru_cache(maxsize=512)(inspect.signature)
 
 
 def shaped_by_values(step: Step | None, made: Any = None) -> bool:
@@ -246,183 +336,6 @@ def written_to(name: str, given: Iterable[tuple[Tensor, int]], first: Any) -> li
     return [t for t, version in given if t._version != version or (by_name and t is first)]
 
 
-def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """A call of an operator, whichever way it was written."""
-    name = name[2:-2] if name.startswith("__") else name
-    name = _ONE_NAME.get(name, name)
-    if name in _REFLECTED:
-        return _REFLECTED[name], args[::-1]
-    if name in _EITHER_WAY and len(args) == 2 and not isinstance(args[0], Value | Constant):
-        args = args[::-1]
-    return name, args
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
-
-
-_SEQUENCES = (tuple, list)
-_signature = functools.lru_cache(maxsize=512)(inspect.signature)
-
-
-def key_of(function: Any) -> Any:
-    """What a function is known by: its name if it is PyTorch's own or an operator, a property's name; or else itself."""
-    name = getattr(function, "__name__", None)
-    if name == "__get__":
-        owner = function.__self__
-        return getattr(owner, "__name__", None) or owner.fget.__name__
-    if not isinstance(name, str) or (isinstance(function, FunctionType) and package_of(function) != "torch"):
-        return function
-    return name
-
-
-# Whether two runs have made the same calls.
-
-
-def check_same(first: Calls, second: Calls) -> None:
-    """Refuse a model whose second run, on tensors, has made its output otherwise than the first, on proxies."""
-    how = _difference(first, second)
-    if how is not None:
-        raise CaptureError(
-            f"{how[0] or 'model'}: computes something else when it runs again, on tensors instead of proxies and with a batch of "
-            f"{second.batch} instead of {first.batch} ({how[1]}). It may depend on the batch size, on random numbers, on what an "
-            f"earlier run has stored, on the time, on type(x) or isinstance(x, Tensor), on how x lies in memory, or on whether "
-            f"gradients are wanted (torch.is_grad_enabled(), inference mode, x.requires_grad), or write into a tensor after it has "
-            f"computed with it; certificates need one function per example. What is filled once may be filled in __init__"
-        )
-
-
-def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
-    """Where, and how, the calls differ that the outputs were made by. What a model only stores does not count."""
-    if second.written - first.written:
-        return "", f"writes into {min(second.written - first.written)}"
-    batches = first.batch, second.batch
-    compared: set[tuple[int, int, int, int]] = set()
-    waiting: list[tuple[Any, Any, tuple[Step, Step] | None]] = [
-        (first.seen(first.output), second.seen(second.output), None)
-    ]
-    while waiting:
-        one, other, users = waiting.pop()
-        if not (isinstance(one, Value) and isinstance(other, Value)):
-            if not _same(one, other, batches, []):
-                return _told(users)
-            continue
-        a, b = one.maker, other.maker
-        if not (isinstance(a, Step) and isinstance(b, Step)):
-            if not (isinstance(a, str) and a == b):
-                return _told(users)
-            continue
-        if users is not None and users[0].varies and not _same_for_all(one, other, batches):
-            return _told(users)
-        pair = id(a), one.position, id(b), other.position
-        if pair in compared:
-            continue
-        compared.add(pair)
-        inputs: list[tuple[Any, Any]] = []
-        sizes = batches if a.key in _TAKES_SHAPE else None
-        if (
-            one.position != other.position
-            or a.key != b.key
-            or not _same((a.args, a.kwargs), (b.args, b.kwargs), batches, inputs, sizes)
-        ):
-            return _told((a, b))
-        if one.varies and not _same_shape(one.shape, other.shape, batches):
-            return b.path or a.path, f"{b!r} has shape {other.shape} instead of {one.shape}"
-        waiting += [(x, y, (a, b)) for x, y in inputs]
-    return None
-
-
-def _told(users: tuple[Step, Step] | None) -> tuple[str, str]:
-    """Where and how two calls differ, or what they use."""
-    if users is None:
-        return "", "another output"
-    a, b = users
-    return b.path or a.path, f"{b!r} instead of {a!r}" if repr(a) != repr(b) else f"{a!r} of something else"
-
-
-def _same_shape(one: tuple[int, ...], other: tuple[int, ...], batches: tuple[int, int]) -> bool:
-    """Whether both have one entry for each example of their batch, of the same shape."""
-    return (one[:1], other[:1]) == (batches[:1], batches[1:]) and one[1:] == other[1:]
-
-
-def _same_for_all(one: Value, other: Value, batches: tuple[int, int]) -> bool:
-    """Whether what was computed of parameters and constants is the same for all examples of both batches."""
-    if one.tensor is None or other.tensor is None:
-        return one.varies and other.varies
-    return _same_tensor(one.tensor, other.tensor, batches, computed=True)
-
-
-def _same(
-    a: Any, b: Any, batches: tuple[int, int], inputs: list[tuple[Any, Any]], sizes: tuple[int, int] | None = None
-) -> bool:
-    """Whether arguments are equal. inputs: gets the values that calls have made among them, in pairs.
-
-    sizes: whole numbers that stand for one another.
-    """
-    if isinstance(a, Value) and isinstance(b, Value):
-        inputs.append((a, b))
-        return True
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return b.stays and _same_tensor(a.tensor, b.tensor, batches, computed=False)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(_same(x, y, batches, inputs, sizes) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name], batches, inputs, sizes) for name in a)
-    if type(a) is not type(b):
-        return False
-    if type(a) is int and sizes is not None and (a, b) == sizes:
-        return True
-    return repr(a) == repr(b) if isinstance(a, float | complex) else a is b or bool(a == b)
-
-
-def _same_tensor(a: Tensor, b: Tensor, batches: tuple[int, int], computed: bool) -> bool:
-    """Whether two constants are one: what either has for each example of its batch must be the same for all of them."""
-    a, b = a.detach(), b.detach()
-    if a.dtype != b.dtype or a.dim() != b.dim() or a.device != b.device:
-        return False
-    if a.shape == b.shape:
-        return _close(a, b, computed) if a.is_cuda else _equal(a, b)
-    for dim, sizes in enumerate(zip(a.shape, b.shape, strict=True)):
-        if sizes == batches:
-            one, other = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
-            if not (_equal(a, one.expand_as(a)) and _equal(b, other.expand_as(b))):
-                return False
-            a, b = one, other
-    return a.shape == b.shape and _close(a, b, computed)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _close(a: Tensor, b: Tensor, computed: bool) -> bool:
-    """Equal but for the order in which a sum was computed, which may depend on shapes.
-
-    Each entry by itself, since 13 is not 2, also beside 1e8. computed: whether calls of the run have made it, so that the terms of
-    a sum may have cancelled: an entry is then less exact, in proportion to the largest, and still the same to three digits.
-    """
-    if not a.is_floating_point():
-        return _equal(a, b)
-    apart, size, room = (a - b).abs(), b.abs(), 16 * torch.finfo(a.dtype).eps
-    near = (apart <= room * size) | (a == b) | ((a != a) & (b != b))
-    if computed and a.numel():
-        near |= (apart <= room * size.nan_to_num(0, 0, 0).amax()) & (apart <= 2**-10 * size)
-    return bool(near.all())
-
-
-def unchanged(tensor: Tensor, copy: Tensor) -> bool:
-    """Whether a tensor holds what it held when it was copied."""
-    return tensor.shape == copy.shape and _equal(tensor.detach(), copy)
-
-
 def tensors(a: Any) -> list[Tensor]:
     """The tensors among arguments or results."""
     if isinstance(a, Tensor):
@@ -431,4 +344,131 @@ def tensors(a: Any) -> list[Tensor]:
         a = tuple(a.values())
     elif isinstance(a, slice):
         a = a.start, a.stop, a.step
-    return [t for part in a for t in tensors(part)] if isinstance(a, _SEQUENCES) else []
+    return [t for part in a for t in tensors(part)] if isinstance(a, tuple | list) else []
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same values; NaN is the same as NaN."""
+    a, b = a.detach(), b.detach()
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def memory(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor shares with its views."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
+
+
+# A run on tensors.
+
+
+class NormalTensors:
+    """Neither inference mode nor gradients; the state before comes back with the one guard."""
+
+    def __enter__(self) -> None:
+        self._guard = torch.inference_mode(False)
+        self._guard.__enter__()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        self._guard.__exit__(*error)
+
+
+def outside_inference_mode() -> AbstractContextManager[None]:
+    """Where a model runs in inference mode, its operations do not: tensors made there do not tell who writes to them."""
+    return NormalTensors() if torch.is_inference_mode_enabled() else nullcontext()
+
+
+class Plain(TorchFunctionMode):
+    """While it is entered, notes the calls that a model makes with tensors, and refuses it the values of what is made of x."""
+
+    def __init__(self, x: Tensor, names: dict[int, str], watch: Watch) -> None:
+        super().__init__()
+        self.calls = Calls(names, len(x))
+        self.calls.name(x, INPUT)
+        self._watch = watch
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        self._within = False
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A copy of one of the model's tensors, always the same, so that a write cannot reach the model."""
+        if id(tensor) not in self._own:  # both are kept, so that no identity is used twice
+            with torch._C.DisableTorchFunction(), outside_inference_mode():
+                copy = tensor.detach().clone()
+                copy = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+            name = self.calls.names.get(id(tensor))
+            self._own[id(tensor)] = copy if name is None else self.calls.name(copy, name), tensor
+        return self._own[id(tensor)][0]
+
+    def call(self, path: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call of a module that is kept as one, whatever it calls in turn."""
+        with self.one_call():
+            return self._kept((path,), function, args, kwargs)
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """What is called inside is not kept."""
+        before, self._within = self._within, True
+        try:
+            yield
+        finally:
+            self._within = before
+
+    def unknown(self, made: Any) -> Any:
+        """What was made of a proxy that an earlier run has stored: nobody can say what it holds."""
+        with torch._C.DisableTorchFunction():
+            for tensor in tensors(made):
+                self.calls.forget(tensor)
+        return made
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._within:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "__set__" and getattr(func.__self__, "__name__", "") not in SETTABLE:
+            self.calls.forget(args[0])
+        return self._kept(func, func, args, kwargs)
+
+    def _kept(self, target: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # what is asked here is no question of the model's
+            step = self.calls.begin(target, args, kwargs, self._watch.where)
+            versions = [t._version for t in step.given] if step is not None else []
+        if step is None:
+            return function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if step.varies and name in _SHOWS:
+            return SHOWN
+        self._watch.ask(key_of(function) if name == "__get__" else name)
+        try:
+            with outside_inference_mode():
+                made = function(*args, **kwargs)
+        except Exception:
+            self._watch.told = True  # for another number of examples, it may not fail, and the model may catch it
+            raise
+        with torch._C.DisableTorchFunction():
+            self._watch.told |= isinstance(made, tuple | list)
+            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step, made)):
+                raise self._watch.refused(
+                    f"reads values of what it has made of its input ({name}), when it runs on tensors; what it does with them cannot "
+                    f"be bounded as one network. Replace it by operations on tensors (torch.maximum, clamp, a mask that is a "
+                    f"constant), or move it out of the module that you certify"
+                )
+            written = written_to(name, zip(step.given, versions, strict=True), args[0] if args else None)
+            self.calls.finish(step, made, written)
+        return made
+
+
+def _reads_values(name: str, made: Any) -> bool:
+    """Whether a call returns anything but tensors and facts that are the same for all values."""
+    if isinstance(made, _NO_VALUES) or tensors(made):
+        return False
+    facts = name in FACTS or name in _OTHER_FACTS or name == "__get__"
+    return not (facts or (name.startswith("is_") and name != "is_nonzero"))

@@ -1,8 +1,9 @@
-"""Fingerprints of tensors and of captured networks: equal for equal content, in every process and on every device.
+"""What identifies a network: a digest for certificates, and a fingerprint that tells a training step whether a model has changed.
 
-A certificate names the network and the data that it is about by them. What enters is what a network computes with: its calls
-in order, their arguments, the settings and tensors of its modules, and the code of functions and modules that come from
-neither PyTorch nor this package. What does not enter is where these things lie: addresses in memory, devices, files.
+Digests are equal for equal content, in every process and on every device. A certificate names the network and the data that it
+is about by them. What enters is what a network computes with: its calls in order, their arguments, the settings and tensors of
+its modules, and the code of functions and modules that come from neither PyTorch nor this package. What does not enter is where
+these things lie: addresses in memory, devices, files. A fingerprint is of this process only, and takes no more than microseconds.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import enum
 import hashlib
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from autodual._errors import ArgumentError
 from autodual.graph.network import Attribute, Network, Ref
+from autodual.graph.registry import parameter_hooks
+from autodual.graph.twins import MAPPINGS, attributes, cells, is_container, own_classes, package_of, parts
 
 LIBRARIES = sys.stdlib_module_names | {"autodual", "numpy", "torch", "torchvision"}
 """Code that is known by its name, since the versions of these packages are recorded; all other code is hashed."""
@@ -74,7 +77,9 @@ def digesting(tensors: Sequence[Tensor]) -> Iterator[Callable[[], str]]:
 
 def digest_object(value: Any) -> str:
     """SHA-256 over an object of any kind: its class, and what it holds."""
-    return _alone(value)
+    writer = _Writer()
+    writer.write(value)
+    return writer.hexdigest()
 
 
 def digest_network(network: Network) -> str:
@@ -153,7 +158,7 @@ class _Writer:
         elif isinstance(value, slice):
             self._all("slice", (value.start, value.stop, value.step))
         elif isinstance(value, set | frozenset):
-            self._all("set", sorted(map(_alone, value)))
+            self._all("set", sorted(map(digest_object, value)))
         elif isinstance(value, bytes | bytearray):
             self._token("bytes", value.hex())
         elif isinstance(value, Attribute):
@@ -178,7 +183,7 @@ class _Writer:
     def _module(self, module: nn.Module) -> None:
         """A module that is one call of the network, with all that lies below it (parametrizations, for example)."""
         for path, part in module.named_modules():
-            hooks = [h for h in part._forward_pre_hooks.values() if isinstance(h, WeightNorm | SpectralNorm)]
+            hooks = parameter_hooks(part)
             computed = {hook.name for hook in hooks}  # from parameters and buffers, which are written
             settings = [(k, v) for k, v in vars(part).items() if k not in BASE and k not in computed]
             tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
@@ -222,7 +227,7 @@ class _Writer:
         """Code, defaults, and the values and functions that the code finds around it."""
         code = function.__code__
         self._all("python", (function.__qualname__, code, function.__defaults__, function.__kwdefaults__))
-        self._all("closure", [_content(cell) for cell in function.__closure__ or ()])
+        self._all("closure", [cells(function).get(name) for name in code.co_freevars])
         names = sorted({name for name in _names(code) if name in function.__globals__})
         found = [(name, function.__globals__[name]) for name in names]
         used = (*PLAIN, Tensor, type, types.ModuleType, types.FunctionType, *NAMED)
@@ -251,7 +256,7 @@ BOOKKEEPING = ("__module__", "__doc__", "__qualname__", "__firstlineno__", "__st
 
 
 def _is_library(value: Any) -> bool:
-    return (_name(value, "__module__") or "builtins").partition(".")[0] in LIBRARIES
+    return (package_of(value) or "builtins") in LIBRARIES
 
 
 def _name(value: Any, which: str) -> str:
@@ -266,13 +271,6 @@ def _unwrapped(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
 def _names(code: types.CodeType) -> Iterator[str]:
     """Every name that a function looks up, in functions inside it too."""
     yield from code.co_names
@@ -281,11 +279,98 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
-def _alone(value: Any) -> str:
-    writer = _Writer()
-    writer.write(value)
-    return writer.hexdigest()
-
-
 def _first(pair: tuple[str, Any]) -> str:
     return pair[0]
+
+
+# Has a model changed since it was captured? The cheap answer, for every training step; a proof traces the model again.
+
+MOST = 100_000
+"""Entries of a fingerprint. A model with more is taken to have changed."""
+
+_BY_VALUE = (
+    *(bool, int, str, bytes, complex, type(None), type(...), range),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+
+
+class Fingerprint:
+    """Everything about a model, except the values of parameters and buffers, that may steer its forward.
+
+    Numbers, strings and containers count by value; functions, modules and other objects by identity and by what they hold;
+    tensors that are neither parameters nor buffers by identity and by how often they were written to. A global variable counts
+    where a method of the model, a hook, or a function of the same file reads it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._entries: list[Any] = []
+        self._held: list[Any] = []  # so that no identity is used twice
+        self._place: dict[int, int] = {}
+        self._live: dict[int, int] = {}
+        for module in model.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                self._live.setdefault(id(tensor), len(self._live))
+        self._waiting: list[Any] = [model]
+        while self._waiting and len(self._entries) < MOST:
+            self._enter(self._waiting.pop())
+        self._complete = not self._waiting
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fingerprint):
+            return NotImplemented
+        return self._complete and other._complete and self._entries == other._entries
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _enter(self, value: Any) -> None:
+        kind = type(value)
+        enter = self._entries.append
+        if kind in _BY_VALUE:
+            self._entries += (kind, value)
+        elif kind is float or isinstance(value, np.generic):
+            self._entries += (kind, repr(value))  # -0.0 is not 0.0
+        elif isinstance(value, Tensor) and id(value) in self._live:
+            enter(self._live[id(value)])  # its values are live, and it may be replaced; what shares it must stay
+        elif id(value) in self._place:
+            enter(("seen", self._place[id(value)]))
+        else:
+            self._place[id(value)] = len(self._place)
+            self._held.append(value)
+            self._enter_parts(value, kind)
+
+    def _enter_parts(self, value: Any, kind: type) -> None:
+        if isinstance(value, np.ndarray):
+            self._entries += (value.shape, value.dtype.str, value.tobytes())
+        elif is_container(value):
+            self._entries += (kind, len(value))
+            if kind in MAPPINGS and value:
+                self._waiting += [*value.keys(), *value.values()]
+            elif value:
+                self._waiting += value
+        elif isinstance(value, Tensor):
+            self._entries += (id(value), None if value.is_inference() else value._version)
+        elif isinstance(value, nn.Module):
+            state = attributes(value)
+            self._entries += (id(value), kind, tuple(state))
+            for part in state.values():  # most of it is small, and need not wait
+                small = type(part)
+                if small is bool or small is int or small is str or part is None:
+                    self._entries += (small, part)
+                elif (small is dict or small is OrderedDict or small is set) and not part:
+                    self._entries.append(small)
+                else:
+                    self._waiting.append(part)
+            self._waiting += own_classes(value)
+        elif isinstance(value, type):
+            self._entries.append(value)
+            if issubclass(value, nn.Module) and package_of(value) != "torch":
+                own = {n: v for n, v in vars(value).items() if not n.startswith("__") or n == "__call__"}
+                self._entries.append(tuple(own))
+                self._waiting += own.values()
+        else:
+            inside = list(parts(value))
+            self._entries += (id(value), len(inside))
+            self._waiting += inside
+            if isinstance(value, types.FunctionType):
+                self._entries.append(id(value.__code__))
+                self._held.append(value.__code__)

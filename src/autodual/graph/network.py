@@ -1,20 +1,30 @@
-"""A captured model: a frozen list of calls whose parameters stay live."""
+"""A captured model: a frozen list of calls whose parameters stay live.
+
+The three parts of this file: a network and its values today; how it is made of what a tracer has recorded, and what is refused
+then; and whether a network is still what its model computes.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.utils import parametrize
 
+from autodual._errors import CaptureError, UnsupportedOperationError
 from autodual._tensor import Shape
-from autodual.graph.registry import Call, Operand, Registry, has_hooked_parameters, with_hooked_parameters
+from autodual.graph.calls import equal
+from autodual.graph.registry import Call, Operand, Registry, advice_about, parameter_hooks, same_name
 from autodual.graph.twins import private_copy
+
+if TYPE_CHECKING:
+    from autodual.graph.tracer import ConcreteTracer
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class Node:
 
     @property
     def refs(self) -> tuple[int, ...]:
+        """Indices of the nodes among its arguments."""
         found: list[int] = []
         map_aggregate((self.args, self.kwargs), lambda a: found.append(a.index) if isinstance(a, Ref) else None)
         return tuple(found)
@@ -100,7 +111,7 @@ class Network:
     @property
     def computes_constants(self) -> bool:
         """Whether the model computes constants, such as weights, from its parameters, so that they depend on its dtype."""
-        return any(_computes_constants(node) for node in self.nodes)
+        return any(_computes_constant(node) for node in self.nodes)
 
     def call(
         self,
@@ -134,12 +145,35 @@ class CastModule:
         return read_in(module, name, dtype)
 
 
-def _computes_constants(node: Node) -> bool:
+def _computes_constant(node: Node) -> bool:
     if isinstance(node.target, nn.Module):
-        return parametrize.is_parametrized(node.target) or has_hooked_parameters(node.target)
-    if isinstance(node.target, Attribute):
-        return node.target.computed
-    return not node.depends and node.target is not None
+        return parametrize.is_parametrized(node.target) or bool(parameter_hooks(node.target))
+    return node.target.computed if isinstance(node.target, Attribute) else not node.depends
+
+
+def with_hooked_parameters(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """The module; under the older, hook-based weight_norm or spectral_norm, a private copy of it with today's weight.
+
+    These hooks write the weight to the module, where another thread, with or without gradients, may just be reading it.
+    dtype: compute the weight in it.
+    """
+    hooks = parameter_hooks(module)
+    if not hooks:
+        return module
+    copy: nn.Module = object.__new__(type(module))
+    vars(copy).update(vars(module))
+    if dtype is not None:
+        _cast_tensors(copy, dtype)
+    for hook in hooks:
+        hook(copy, ())
+    return copy
+
+
+def _cast_tensors(copy: nn.Module, dtype: torch.dtype) -> None:
+    """Give a copy of a module parameters and buffers of its own, in another dtype."""
+    for table in ("_parameters", "_buffers"):
+        tensors = vars(copy)[table].items()
+        vars(copy)[table] = {name: None if t is None else cast(t.detach(), dtype) for name, t in tensors}
 
 
 def read_in(module: nn.Module, name: str, dtype: torch.dtype | None) -> Any:
@@ -158,9 +192,7 @@ def function_in(target: nn.Module | Callable[..., Any], dtype: torch.dtype) -> C
         return target
     copy = private_copy(target)
     for part in copy.modules():
-        for table in ("_parameters", "_buffers"):
-            tensors = getattr(part, table).items()
-            vars(part)[table] = {name: None if t is None else cast(t.detach(), dtype) for name, t in tensors}
+        _cast_tensors(part, dtype)
     return copy
 
 
@@ -190,7 +222,194 @@ def fill(arguments: Any, values: dict[int, Any]) -> Any:
     return arguments
 
 
-def tensor_method(name: str) -> Callable[..., Any]:
-    """The function behind a method call `x.name(...)`."""
-    method: Callable[..., Any] = getattr(torch.Tensor, name)
-    return method
+# From what a tracer has recorded to a network.
+
+
+def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Network:
+    """The network of the recorded calls that reach the output. Refused: one with a call that cannot be bounded."""
+    *calls, end = graph.nodes
+    output: Any = end.args[0]
+    depends: set[fx.Node] = set()
+    for call in calls:
+        if call.op == "placeholder" or not depends.isdisjoint(call.all_input_nodes):
+            depends.add(call)
+    if not isinstance(output, fx.Node) or output not in depends:
+        raise CaptureError(
+            "model: must return one tensor that depends on its input; wrap a model that returns several "
+            "values in a module that returns the one to be bounded"
+        )
+    used = {output}
+    for call in reversed(calls):
+        if call in used:
+            used.update(call.all_input_nodes)
+    nodes: dict[fx.Node, Node] = {}
+    index: dict[fx.Node, Ref] = {}
+    names: Counter[str] = Counter()
+
+    def refer(a: Any) -> Any:
+        return index[a] if isinstance(a, fx.Node) else a
+
+    for call in calls:
+        path = tracer.paths.get(call, "")
+        name = _name_of(call, path)
+        names[name] += 1  # by calls that are not used, too
+        if call in used:
+            name = name if names[name] == 1 else f"{name}#{names[name]}"
+            args, kwargs = map_aggregate((call.args, call.kwargs), refer)
+            value = tracer.values[call]
+            shape = tuple(value.shape[1:]) if call in depends and isinstance(value, Tensor) else ()
+            index[call] = Ref(len(nodes))
+            nodes[call] = Node(name, path, _target_of(call, model, tracer), args, kwargs, call in depends, shape)
+    _check_writes(model, nodes, tracer)
+    bounded = [(node, tracer.values[call]) for call, node in nodes.items() if node.depends]
+    for node, _ in bounded:  # before what such an operation yields is looked at, which says less
+        _check_supported(node, tracer.registry, with_advice=True)
+    for node, value in bounded:
+        _check_value(value, node.name, tracer.sample)
+        _check_supported(node, tracer.registry)
+    like, registry = tracer.sample, tracer.registry
+    shape, batch = tuple(like.shape[1:]), len(like)
+    return Network(model, tuple(nodes.values()), index[output].index, shape, batch, registry, like.dtype)
+
+
+def _name_of(call: fx.Node, path: str) -> str:
+    if call.op == "placeholder":
+        return "input"
+    if call.op == "get_attr":
+        return str(call.target)
+    if call.op == "call_module":
+        return path or "model"
+    function = call.args[1] if call.target is getattr else getattr(call.target, "__name__", call.target)
+    return f"{path}.{function}" if path else str(function)
+
+
+def _target_of(call: fx.Node, model: nn.Module, tracer: ConcreteTracer) -> Any:
+    name = str(call.target)
+    if call.op == "get_attr" and name in tracer.constants:
+        return Attribute(None, name, tracer.constants[name])
+    if call.op == "get_attr":
+        owner, _, attribute = name.rpartition(".")
+        return Attribute(model.get_submodule(owner), attribute)
+    if call.op == "call_module":
+        return model.get_submodule(name)
+    if call.op == "call_method":
+        return getattr(Tensor, name)
+    return call.target if call.op == "call_function" else None
+
+
+def _check_writes(model: nn.Module, nodes: dict[fx.Node, Node], tracer: ConcreteTracer) -> None:
+    """Refuse outputs in given tensors, and parameters and buffers that forward writes to and computes with."""
+    for node in nodes.values():
+        if node.depends and node.kwargs.get("out") is not None:
+            raise CaptureError(
+                f"{node.path or 'model'}: {node.name} writes into out=, which the graph would not show; use its result"
+            )
+    if model.training:  # statistics move, as they should
+        return
+    read = [f"{call.target}." if call.target else "" for call in nodes if call.op in ("get_attr", "call_module")]
+    for name, writer in tracer.written.items():
+        if writer in nodes or f"{name}.".startswith(tuple(read)):
+            raise CaptureError(
+                f"{tracer.paths.get(writer, '') or 'model'}: writes into {name}, which it computes with, so that "
+                f"each run may be another function; compute a new tensor, or change parameters and buffers outside of forward"
+            )
+
+
+def _check_supported(node: Node, registry: Registry, with_advice: bool = False) -> None:
+    """Refuse an operation that has neither a dual layer nor a rewrite. with_advice: only one that something can be said about."""
+    target: Any = node.target
+    if target is None or registry.builder_of(target) is not None:
+        return
+    name = type(target).__name__ if isinstance(target, nn.Module) else target.__name__
+    if target is getattr:
+        name = f"Tensor.{node.args[1]}"
+    hint = advice_about(name)
+    if hint is not None:
+        hint = f"{hint}. A dual layer of your own is added with autodual.register (docs/extending.md)"
+    elif not with_advice:
+        same = same_name(name, registry.names())
+        hint = (
+            f"{'' if same is None else f'Use {same} instead. '}Add one with autodual.register (docs/extending.md shows it in 20 "
+            f"lines), or move the operation out of the module that you certify"
+        )
+    if hint is not None:
+        raise UnsupportedOperationError(f"{node.path or 'model'}: the operation {name!r} has no dual layer. {hint}")
+
+
+def _check_value(value: Any, where: str, sample: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise CaptureError(f"{where}: yields a {type(value).__name__} instead of a tensor, which cannot be bounded")
+    if not value.is_floating_point():
+        raise CaptureError(f"{where}: yields {value.dtype}, and only floating-point values can be bounded")
+    if torch.finfo(value.dtype).eps > torch.finfo(sample.dtype).eps:
+        raise CaptureError(
+            f"{where}: computes in {value.dtype} for an input in {sample.dtype}, so the model rounds where its bounds do not; "
+            f"keep one precision throughout"
+        )
+    if value.dim() == 0 or value.shape[0] != len(sample):
+        raise CaptureError(
+            f"{where}: its result has shape {tuple(value.shape)} when it is traced with a batch of {len(sample)}; dimension 0 must "
+            f"stay the batch, because certificates are per example"
+        )
+
+
+# Whether a network is what its model computes today.
+
+
+def check_unchanged(network: Network, now: Network) -> None:
+    """Refuse a captured network whose model computes something else by now; `now` is a fresh capture of the same model."""
+    for before, after in zip(network.nodes, now.nodes, strict=False):  # their numbers are compared below
+        how = _difference(before, after)
+        if how is not None:
+            raise _changed(after.path or after.name, how)
+    if len(network.nodes) != len(now.nodes) or network.output != now.output:
+        raise _changed("model", f"{len(now.nodes)} operations instead of {len(network.nodes)}")
+
+
+def _changed(where: str, how: str) -> CaptureError:
+    return CaptureError(
+        f"{where}: computes something else than when it was captured ({how}). Numbers, hooks and modules are read when a model is "
+        f"captured, and only parameters and buffers are live; capture it again"
+    )
+
+
+def _difference(before: Node, after: Node) -> str | None:
+    if (before.name, before.path) != (after.name, after.path):
+        return f"{before.name} was there, {after.name} is"
+    if not _same_target(before.target, after.target):
+        return f"{before.name} is another module, function or tensor"
+    if before.shape != after.shape or before.depends != after.depends:
+        return f"{before.name} has another shape"
+    if same((before.args, before.kwargs), (after.args, after.kwargs)):
+        return None
+    return f"{before.name} has other arguments: {_shown(after)} instead of {_shown(before)}"
+
+
+def _same_target(a: Any, b: Any) -> bool:
+    if not (isinstance(a, Attribute) and isinstance(b, Attribute)):
+        return a is b or (not isinstance(a, nn.Module) and type(a) is type(b) and bool(a == b))
+    if a.tensor is None or b.tensor is None or a.tensor is b.tensor:
+        return a.owner is b.owner and a.name == b.name and a.tensor is b.tensor
+    one, other = a.tensor.detach(), b.tensor.detach()  # made inside forward, and so another one each time
+    return one.dtype == other.dtype and one.device == other.device and equal(one, other)
+
+
+def _shown(node: Node) -> str:
+    told = [repr(a) for a in node.args if not isinstance(a, Ref)] + [f"{k}={v!r}" for k, v in node.kwargs.items()]
+    return f"({', '.join(told)})"
+
+
+def same(a: Any, b: Any, known: Callable[[Any, Any], bool | None] | None = None) -> bool:
+    """Whether arguments are equal, also inside containers; -0.0 is not 0.0. known: may answer for two values, or return None."""
+    answer = None if known is None else known(a, b)
+    if answer is not None:
+        return answer
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(same(x, y, known) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k], known) for k in a)
+    if isinstance(a, slice):
+        return same((a.start, a.stop, a.step), (b.start, b.stop, b.step), known)
+    return repr(a) == repr(b) if isinstance(a, float | complex) else a is b or bool(a == b)

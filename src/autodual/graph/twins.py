@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -333,6 +333,56 @@ class Twins:
         return copy
 
 
+def private_copy(model: nn.Module) -> nn.Module:
+    """The model with buffers of its own, whose values may move without the model's; parameters are shared."""
+    twins = Twins(model)
+    buffers = {id(b): b.clone() for m in model.modules() for b in m._buffers.values() if b is not None}
+    for twin in twins.of.values():
+        twin._buffers = {name: None if b is None else buffers[id(b)] for name, b in twin._buffers.items()}
+    return twins.of[id(model)]
+
+
+# What a tracer makes of twins.
+
+
+class Reads(dict[str, Any]):
+    """A twin's parameters or buffers: `read` says what each of them is for whoever asks."""
+
+    def __init__(self, tensors: dict[str, Any], read: Callable[[Any], Any]) -> None:
+        super().__init__(tensors)
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._read(super().get(name, default))
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
+def forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A module's forward between its hooks, as nn.Module calls them."""
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if key in module._forward_pre_hooks_with_kwargs:
+            changed = hook(module, args, kwargs)
+            args, kwargs = (args, kwargs) if changed is None else changed
+        else:
+            changed = hook(module, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+    result = module.forward(*args, **kwargs)
+    for key, hook in list(module._forward_hooks.items()):
+        with_kwargs = key in module._forward_hooks_with_kwargs
+        changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)
+        result = result if changed is None else changed
+    return result
+
+
 class State:
     """What a module and those below it hold: hooks, methods of their own, submodules, which parameters, and all other attributes.
 
@@ -341,8 +391,7 @@ class State:
 
     def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
         """ignored: attributes that calls of the module set, as the older weight_norm does."""
-        self._module = module
-        self._ignored = ignored
+        self._module, self._ignored = module, ignored
         self.keep()
 
     def keep(self) -> None:
@@ -356,40 +405,36 @@ class State:
 
 
 class _Held:
-    """The attributes of one module. Most are small and stay as they are, which is found out without looking at each."""
+    """The attributes of one module. Containers are compared with copies, since whoever writes to them leaves them in place."""
 
     def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
-        self._module = module
-        self._kind = type(module)
-        self._forward = self._kind.forward
+        self._module, self._kind, self._forward = module, type(module), type(module).forward
         self._ignored = ignored
-        self._kept = dict(vars(module))
-        for name in ignored:
-            self._kept.pop(name, None)
-        containers = [value for value in self._kept.values() if isinstance(value, _WRITABLE)]
-        self._empty = [value for value in containers if not value]
-        self._filled = [(value, _frozen(value)) for value in containers if value]
+        self._kept = self._attributes()
+        self._containers = {name: v for name, v in self._kept.items() if isinstance(v, _WRITABLE)}
+        self._copies = _frozen(self._containers)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self._module).items() if name not in self._ignored}
 
     def changed(self) -> str | None:
-        now = vars(self._module)
-        if self._ignored:
-            now = {name: value for name, value in now.items() if name not in self._ignored}
+        now = self._attributes() if self._ignored else vars(self._module)
         if type(self._module) is not self._kind:
             return "__class__"
         if self._kind.forward is not self._forward:
             return "forward"
-        if any(self._empty) or not all(_equal(value, frozen) for value, frozen in self._filled):
-            changed = [v for v in self._empty if v] + [v for v, frozen in self._filled if not _equal(v, frozen)]
-            return next(name for name, value in self._kept.items() if value is changed[0])
-        return None if _equal(now, self._kept) else self._first_of(now)
-
-    def _first_of(self, now: dict[str, Any]) -> str | None:
-        for name, value in self._kept.items():
-            new = now.get(name, _MISSING)
-            if new is not value and not _equal(new, value):
-                return name
+        if not _equal(self._containers, self._copies):
+            return _first_other(self._copies, self._containers)
+        if _equal(now, self._kept):
+            return None
         own = package_of(self._kind) != "torch"  # whose methods may look for any name
-        return next((name for name in sorted(now.keys() - self._kept.keys()) if own or hasattr(self._kind, name)), None)
+        new = (name for name in sorted(now.keys() - self._kept.keys()) if own or hasattr(self._kind, name))
+        return _first_other(self._kept, now) or next(new, None)
+
+
+def _first_other(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    pairs = ((name, value, after.get(name, _MISSING)) for name, value in before.items())
+    return next((name for name, old, new in pairs if new is not old and not _equal(new, old)), None)
 
 
 _MISSING = object()
@@ -414,12 +459,3 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     except (RuntimeError, ValueError):  # tensors or arrays inside, which differ
         return False
-
-
-def private_copy(model: nn.Module) -> nn.Module:
-    """The model with buffers of its own, whose values may move without the model's; parameters are shared."""
-    twins = Twins(model)
-    buffers = {id(b): b.clone() for m in model.modules() for b in m._buffers.values() if b is not None}
-    for twin in twins.of.values():
-        twin._buffers = {name: None if b is None else buffers[id(b)] for name, b in twin._buffers.items()}
-    return twins.of[id(model)]
