@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import autodual as ad
-from autodual.graph.guards import random_state
+from autodual.graph.record import random_state
 from small import DOUBLE, Net, batch
 
 Compute = Callable[[Any, Tensor], Tensor]

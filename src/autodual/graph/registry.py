@@ -8,7 +8,9 @@ end of this file, a table says what to do about operations that are not understo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -255,6 +257,37 @@ def _from_fields(layer: type[Any]) -> Builder:
     return build
 
 
+def odd_tensor(tensor: Tensor | None) -> str | None:
+    """Why a tensor is refused whose class defines operations of its own, as quantised tensors and annotated images do."""
+    kind: type = type(tensor)
+    what = None if kind in _KNOWN else _overridden(kind)
+    if what is None:
+        return None
+    return (
+        f"is a {kind.__name__}, a class of tensors that overrides {what}, so that functions of PyTorch may compute "
+        f"something else with it; pass plain tensors (tensor.as_subclass(torch.Tensor), or tensor.dequantize())"
+    )
+
+
+_KNOWN = (Tensor, nn.Parameter, type(None))
+_HARMLESS = frozenset(
+    ("__module__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__weakref__", "__slots__", "__orig_bases__",
+     "__new__", "__init__", "__init_subclass__", "__class_getitem__", "__instancecheck__", "__parameters__", "__repr__", "__str__",
+     "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__setstate__", "__getstate__", "__firstlineno__",
+     "__static_attributes__")
+)  # fmt: skip
+"""What a class of tensors may define without changing what is computed with them."""
+
+
+@functools.lru_cache(maxsize=512)
+def _overridden(kind: type) -> str | None:
+    """The name of something that a class of tensors does otherwise than `Tensor`."""
+    own = [cls for cls in kind.__mro__ if issubclass(cls, Tensor) and cls not in _KNOWN and cls is not Tensor.__base__]
+    mixed = [cls for cls in kind.__mro__ if not issubclass(cls, Tensor) and not issubclass(Tensor, cls)]
+    defined = [name for cls in (*own, *mixed) for name in vars(cls)]
+    return next((name for name in defined if name not in _HARMLESS and hasattr(Tensor, name)), None)
+
+
 # What to do about an operation that cannot be bounded: what to use instead, or why there is nothing.
 
 SOFTMAX = (
@@ -268,132 +301,119 @@ PRODUCT = "It multiplies values that both depend on the input, which cannot be b
 JUMP = "It jumps, so its gradient says nothing and a bound of it is loose"
 ORDER = "Which values it picks depends on the input"
 PICK = "Positions that are known beforehand can be indexed, as in x[:, [0, 2]]"
+_TABLE = f"""\
+softmax log_softmax:
+    {SOFTMAX}
+softmin:
+    At the end of a network, return -scores instead: the largest of them is the one that softmin makes largest
+softmax2d gumbel_softmax:
+    {NOT_YET}. At the end of a network, return the scores themselves
+cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy
+binary_cross_entropy_with_logits:
+    Bound the scores, not the loss: return what the loss is computed from; for training, see ad.RobustCrossEntropy
+exp exp2 expm1 log log2 log10 log1p erf erfc atan arctan asinh arcsinh sinh cosh mish softsign tanhshrink square sqrt
+xlogy logit softshrink erfinv lgamma asin arcsin acos arccos acosh arccosh atanh arctanh:
+    {ONE_VARIABLE}. As an activation, use Softplus, ELU, GELU, SiLU or Tanh
+log_sigmoid:
+    Use -F.softplus(-x), which is the same function
+pow float_power:
+    {ONE_VARIABLE}. As an activation, use ReLU, Softplus, ELU, GELU or SiLU; of constants, a power may be computed in
+    forward
+deg2rad rad2deg:
+    Multiply by the constant instead, which is supported
+sin cos tan sinc:
+    It is neither convex nor concave over intervals of any width, so there is no band around it yet. As an activation,
+    use Tanh; of positions, which do not depend on the input, compute it outside of forward
+rsqrt reciprocal floor_divide remainder fmod addcdiv:
+    {DIVISION}. Divide by a constant, or by statistics that are kept from training as BatchNorm does
+layer_norm group_norm instance_norm rms_norm local_response_norm normalize renorm:
+    {DIVISION} (the deviation or length of each example). Use BatchNorm, which in eval mode is affine, or no
+    normalisation
+cosine_similarity:
+    {DIVISION}. Compare with constant directions by F.linear, without dividing by lengths
+norm linalg_norm linalg_vector_norm cdist pairwise_distance hypot dist lp_pool1d lp_pool2d lp_pool3d:
+    {NOT_YET}. Lengths by l1 and l-infinity are sums and maxima of x.abs(), which are supported
+var std var_mean std_mean cov corrcoef:
+    {NOT_YET}: it squares what depends on the input. x.mean and x.abs are supported
+bmm baddbmm bilinear outer cross dot inner vdot tensordot kron addbmm addcmul linalg_multi_dot matrix_power prod
+cumprod mv addmv:
+    {PRODUCT}. If one factor is a constant, use F.linear, x @ constant or x * constant
+einsum:
+    With constant weights, write it as F.linear, x @ weight, a convolution, or (x * weight).sum(dim); a product of two
+    values that depend on the input cannot be bounded yet
+addmm:
+    Write x @ weight + bias, or F.linear, both of which are supported
+glu:
+    {PRODUCT}: a gate and a value. Use one of the two with a ReLU, SiLU or GELU
+lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell:
+    Recurrent layers run as one operation, and their gates multiply values that depend on the input: neither can be
+    bounded yet. Use convolutions over time; a plain recurrence without gates can be written as a loop of Linear and
+    ReLU or Tanh
+scaled_dot_product_attention multi_head_attention_forward _native_multi_head_attention _transformer_encoder_layer_fwd:
+    Attention multiplies values that depend on the input (queries by keys, weights by values), which cannot be bounded
+    yet. Mix positions by convolutions or by constant weights
+embedding embedding_bag one_hot:
+    It looks up integers, and integers have no ball around them. Certify from the embedded values on: make them the
+    input, and leave the embedding outside
+long int short byte bool char:
+    It makes integers, which have no ball around them. Keep floating-point values, or do this outside of the module
+    that you certify
+argmax argmin max_indices:
+    Return the scores: certify() takes the largest of them itself
+topk kthvalue sort msort argsort median nanmedian quantile mode unique nonzero searchsorted bucketize:
+    {ORDER}. For the largest or smallest value, x.amax and x.amin are supported
+gt lt ge le eq ne greater less greater_equal less_equal logical_and logical_or logical_not isnan isfinite isinf sign
+sgn heaviside signbit hardshrink:
+    {JUMP}. Say it by ReLU, abs, clamp, torch.maximum or torch.minimum: where(x > 0, x, 0) is relu(x), where(a > b, a,
+    b) is torch.maximum(a, b)
+floor ceil round trunc frac fix fake_quantize_per_tensor_affine quantize_per_tensor:
+    {JUMP}. Certify the network without rounding of its values, or move it out, before the input or after the output
+where masked_fill masked_select masked_scatter:
+    A mask that depends on the input makes it jump; say it by ReLU, abs, clamp or torch.maximum. With a constant mask,
+    write x * mask + other * (1 - mask)
+threshold _threshold:
+    {JUMP} unless it goes on where it ends: use ReLU for Threshold(0, 0), and clamp(min=t) for a floor
+rrelu:
+    It draws its slope; use LeakyReLU with the mean slope, which is what it is in eval mode
+bernoulli multinomial normal poisson rand_like randn_like feature_alpha_dropout feature_dropout:
+    It is random: a certificate is about one function. Call model.eval(), or leave the noise out of the module that
+    you certify
+cumsum diff trace tril triu diag diagonal diag_embed roll rot90 fold unfold fliplr flipud movedim moveaxis
+pixel_unshuffle channel_shuffle lerp nanmean nansum count_nonzero hsplit vsplit dsplit tensor_split as_strided im2col
+col2im:
+    It is linear, and only waits for somebody to write it. Until then, write it by slices, torch.cat, torch.stack,
+    sums, or a product with a constant matrix (x @ matrix), which are supported
+repeat tile repeat_interleave:
+    Use torch.cat([x, x], dim), or unsqueeze, expand and reshape
+gather index_select take take_along_dim scatter scatter_add index_add index_copy index_put index_fill:
+    {PICK}; positions that depend on the input cannot be bounded
+concatenate:
+    Use torch.cat
+logsumexp logaddexp logcumsumexp:
+    {NOT_YET}. Use amax or torch.maximum, which it smooths; of two values, b + softplus(a - b) is logaddexp(a, b)
+grid_sample affine_grid max_unpool1d max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool3d:
+    {ORDER}. Use interpolate, MaxPool or AvgPool, whose places are fixed
+complex view_as_complex view_as_real polar angle stft istft real imag Tensor.real Tensor.imag:
+    Complex values have no bounds here. A Fourier transform is linear: write its real and imaginary parts as products
+    with constant matrices of cosines and sines (x @ matrix)
+inverse linalg_inv linalg_solve det linalg_det svd linalg_svd qr linalg_qr linalg_eigh cholesky linalg_cholesky
+pinverse matrix_exp:
+    It is no composition of affine maps and activations, and has no bound. Of weights, it may be computed in forward;
+    of what depends on the input, it may not
+detach Tensor.data:
+    It leaves the graph; leave it out, values are the same without it
+nan_to_num:
+    Leave it out: a certificate is only given where all values are finite
+Tensor.T Tensor.mT Tensor.H Tensor.mH t:
+    Use x.transpose(1, 2), which leaves dimension 0, the batch, in its place
+"""
+"""Names of operations, up to a colon, and below them what to do about them."""
 
-ADVICE: dict[str, str] = {
-    "softmax log_softmax": SOFTMAX,
-    "softmin": "At the end of a network, return -scores instead: the largest of them is the one that softmin makes largest",
-    "softmax2d gumbel_softmax": f"{NOT_YET}. At the end of a network, return the scores themselves",
-    (
-        "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
-        "binary_cross_entropy_with_logits"
-    ): (
-        "Bound the scores, not the loss: return what the loss is computed from; for training, see ad.RobustCrossEntropy"
-    ),
-    (
-        "exp exp2 expm1 log log2 log10 log1p erf erfc atan arctan asinh arcsinh sinh cosh mish softsign tanhshrink square sqrt "
-        "xlogy logit softshrink erfinv lgamma asin arcsin acos arccos acosh arccosh atanh arctanh"
-    ): (f"{ONE_VARIABLE}. As an activation, use Softplus, ELU, GELU, SiLU or Tanh"),
-    "log_sigmoid": "Use -F.softplus(-x), which is the same function",
-    "pow float_power": (
-        f"{ONE_VARIABLE}. As an activation, use ReLU, Softplus, ELU, GELU or SiLU; of constants, a power may be computed in "
-        "forward"
-    ),
-    "deg2rad rad2deg": "Multiply by the constant instead, which is supported",
-    "sin cos tan sinc": (
-        "It is neither convex nor concave over intervals of any width, so there is no band around it yet. As an activation, use"
-        " Tanh; of positions, which do not depend on the input, compute it outside of forward"
-    ),
-    "rsqrt reciprocal floor_divide remainder fmod addcdiv": (
-        f"{DIVISION}. Divide by a constant, or by statistics that are kept from training as BatchNorm does"
-    ),
-    "layer_norm group_norm instance_norm rms_norm local_response_norm normalize renorm": (
-        f"{DIVISION} (the deviation or length of each example). Use BatchNorm, which in eval mode is affine, or no normalisation"
-    ),
-    "cosine_similarity": f"{DIVISION}. Compare with constant directions by F.linear, without dividing by lengths",
-    "norm linalg_norm linalg_vector_norm cdist pairwise_distance hypot dist lp_pool1d lp_pool2d lp_pool3d": (
-        f"{NOT_YET}. Lengths by l1 and l-infinity are sums and maxima of x.abs(), which are supported"
-    ),
-    "var std var_mean std_mean cov corrcoef": (
-        f"{NOT_YET}: it squares what depends on the input. x.mean and x.abs are supported"
-    ),
-    (
-        "bmm baddbmm bilinear outer cross dot inner vdot tensordot kron addbmm addcmul linalg_multi_dot matrix_power prod "
-        "cumprod mv addmv"
-    ): (f"{PRODUCT}. If one factor is a constant, use F.linear, x @ constant or x * constant"),
-    "einsum": (
-        "With constant weights, write it as F.linear, x @ weight, a convolution, or (x * weight).sum(dim); a product of two "
-        "values that depend on the input cannot be bounded yet"
-    ),
-    "addmm": "Write x @ weight + bias, or F.linear, both of which are supported",
-    "glu": f"{PRODUCT}: a gate and a value. Use one of the two with a ReLU, SiLU or GELU",
-    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell": (
-        "Recurrent layers run as one operation, and their gates multiply values that depend on the input: neither can be "
-        "bounded yet. Use convolutions over time; a plain recurrence without gates can be written as a loop of Linear and ReLU "
-        "or Tanh"
-    ),
-    "scaled_dot_product_attention multi_head_attention_forward _native_multi_head_attention _transformer_encoder_layer_fwd": (
-        "Attention multiplies values that depend on the input (queries by keys, weights by values), which cannot be bounded "
-        "yet. Mix positions by convolutions or by constant weights"
-    ),
-    "embedding embedding_bag one_hot": (
-        "It looks up integers, and integers have no ball around them. Certify from the embedded values on: make them the input,"
-        " and leave the embedding outside"
-    ),
-    "long int short byte bool char": (
-        "It makes integers, which have no ball around them. Keep floating-point values, or do this outside of the module that "
-        "you certify"
-    ),
-    "argmax argmin max_indices": "Return the scores: certify() takes the largest of them itself",
-    "topk kthvalue sort msort argsort median nanmedian quantile mode unique nonzero searchsorted bucketize": (
-        f"{ORDER}. For the largest or smallest value, x.amax and x.amin are supported"
-    ),
-    (
-        "gt lt ge le eq ne greater less greater_equal less_equal logical_and logical_or logical_not isnan isfinite isinf sign "
-        "sgn heaviside signbit hardshrink"
-    ): (
-        f"{JUMP}. Say it by ReLU, abs, clamp, torch.maximum or torch.minimum: where(x > 0, x, 0) is relu(x), where(a > b, a, b) "
-        "is torch.maximum(a, b)"
-    ),
-    "floor ceil round trunc frac fix fake_quantize_per_tensor_affine quantize_per_tensor": (
-        f"{JUMP}. Certify the network without rounding of its values, or move it out, before the input or after the output"
-    ),
-    "where masked_fill masked_select masked_scatter": (
-        "A mask that depends on the input makes it jump; say it by ReLU, abs, clamp or torch.maximum. With a constant mask, "
-        "write x * mask + other * (1 - mask)"
-    ),
-    "threshold _threshold": (
-        f"{JUMP} unless it goes on where it ends: use ReLU for Threshold(0, 0), and clamp(min=t) for a floor"
-    ),
-    "rrelu": "It draws its slope; use LeakyReLU with the mean slope, which is what it is in eval mode",
-    "bernoulli multinomial normal poisson rand_like randn_like feature_alpha_dropout feature_dropout": (
-        "It is random: a certificate is about one function. Call model.eval(), or leave the noise out of the module that you "
-        "certify"
-    ),
-    (
-        "cumsum diff trace tril triu diag diagonal diag_embed roll rot90 fold unfold fliplr flipud movedim moveaxis "
-        "pixel_unshuffle channel_shuffle lerp nanmean nansum count_nonzero hsplit vsplit dsplit tensor_split as_strided im2col "
-        "col2im"
-    ): (
-        "It is linear, and only waits for somebody to write it. Until then, write it by slices, torch.cat, torch.stack, sums, "
-        "or a product with a constant matrix (x @ matrix), which are supported"
-    ),
-    "repeat tile repeat_interleave": "Use torch.cat([x, x], dim), or unsqueeze, expand and reshape",
-    "gather index_select take take_along_dim scatter scatter_add index_add index_copy index_put index_fill": (
-        f"{PICK}; positions that depend on the input cannot be bounded"
-    ),
-    "concatenate": "Use torch.cat",
-    "logsumexp logaddexp logcumsumexp": (
-        f"{NOT_YET}. Use amax or torch.maximum, which it smooths; of two values, b + softplus(a - b) is logaddexp(a, b)"
-    ),
-    "grid_sample affine_grid max_unpool1d max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool3d": (
-        f"{ORDER}. Use interpolate, MaxPool or AvgPool, whose places are fixed"
-    ),
-    "complex view_as_complex view_as_real polar angle stft istft real imag Tensor.real Tensor.imag": (
-        "Complex values have no bounds here. A Fourier transform is linear: write its real and imaginary parts as products with"
-        " constant matrices of cosines and sines (x @ matrix)"
-    ),
-    (
-        "inverse linalg_inv linalg_solve det linalg_det svd linalg_svd qr linalg_qr linalg_eigh cholesky linalg_cholesky "
-        "pinverse matrix_exp"
-    ): (
-        "It is no composition of affine maps and activations, and has no bound. Of weights, it may be computed in forward; of "
-        "what depends on the input, it may not"
-    ),
-    "detach Tensor.data": "It leaves the graph; leave it out, values are the same without it",
-    "nan_to_num": "Leave it out: a certificate is only given where all values are finite",
-    "Tensor.T Tensor.mT Tensor.H Tensor.mH t": "Use x.transpose(1, 2), which leaves dimension 0, the batch, in its place",
+ADVICE = {
+    " ".join(names.split()): " ".join(text.split())
+    for names, text in re.findall(r"^(\S[^:]*):\n((?: {4}.*\n)+)", _TABLE, re.MULTILINE)
 }
-"""Names of operations, and what to do about them."""
+"""By names of operations, what to do about them."""
 
 
 def _key(name: str) -> str:

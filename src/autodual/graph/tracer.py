@@ -14,6 +14,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -22,25 +23,9 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import AutodualError, CaptureError
-from autodual.graph.calls import (
-    FACTS,
-    INPUT,
-    OUT_OF_SIGHT,
-    SETTABLE,
-    SHOWN,
-    Calls,
-    NormalTensors,
-    Plain,
-    Step,
-    Watch,
-    equal,
-    memory,
-    shaped_by_values,
-    tensors,
-    written_to,
-)
-from autodual.graph.guards import GENERATORS, hooks_on_all_modules, odd_tensor
-from autodual.graph.registry import Registry, parameter_hooks
+from autodual.graph import calls
+from autodual.graph.calls import Calls, NormalTensors, Plain, Step, Watch, memory, tensors
+from autodual.graph.registry import Registry, odd_tensor, parameter_hooks
 from autodual.graph.twins import Reads, State, Twins, forward_with_hooks, own_classes
 
 
@@ -64,7 +49,11 @@ class ConcreteProxy(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if name not in SETTABLE and name not in ("tracer", "node", "value", "overwritten") and hasattr(Tensor, name):
+        if (
+            name not in calls.SETTABLE
+            and name not in ("tracer", "node", "value", "overwritten")
+            and hasattr(Tensor, name)
+        ):
             raise self.tracer.watch.refused(
                 f"assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
             )
@@ -77,7 +66,7 @@ class ConcreteProxy(fx.Proxy):
         )
 
     def __repr__(self) -> str:
-        return SHOWN
+        return calls.SHOWN
 
     def __iter__(self) -> Iterator[Any]:
         """A parameter may be unpacked, which a tensor does by `unbind`; iterating over the input would read its batch."""
@@ -102,6 +91,21 @@ def _value_of(a: Any) -> Any:
     return a.value if isinstance(a, ConcreteProxy) else a
 
 
+@dataclass(eq=False, slots=True)
+class _Part:
+    """A module of the model, its twin, and what a call of it becomes."""
+
+    path: str
+    original: nn.Module
+    twin: nn.Module
+    rewrite: Callable[..., Any] | None
+    is_one_call: bool
+    state: State | None = None
+    """The twin before the first run, where the module is one call or rewritten."""
+    rewritten: bool = False
+    """Whether the last call was; a rewrite may decline."""
+
+
 class ConcreteTracer(fx.Tracer):
     """Records a graph of registered operations, expanding rewrites as they are met."""
 
@@ -120,44 +124,33 @@ class ConcreteTracer(fx.Tracer):
         """What the sample meets in place of the buffers, by their identity, during one operation."""
         self._names: dict[int, str] = {}
         """Names of parameters and buffers, by their identity."""
-        self._path_of: dict[int, str] = {}
+        self.twins = Twins(model)
+        self._parts: dict[str, _Part] = {}
         for path, module in model.named_modules():
-            self._path_of[id(module)] = path
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
                     self._names.setdefault(id(tensor), f"{path}.{name}" if path else name)
-        self._twins = Twins(model)
-        self._original_of = {id(twin): self._twins.originals[i] for i, twin in self._twins.of.items()}
-        self._ways: dict[int, tuple[Any, bool]] = {}
-        """By the identity of a module: how it is rewritten, and whether it is one call."""
-        self._states: dict[int, State] = {}
-        """By the identity of a module that is one call, or rewritten: its twin as it was before the first run."""
-        self._rewritten: dict[int, bool] = {}
-        """By the identity of a module: whether its last call was."""
-        for i, module in self._twins.originals.items():
-            self._intercept(module, self._twins.of[i])
-        for i, module in self._twins.originals.items():
             rewrite, is_one_call = registry.rewrite_of(module), registry.builder_of(module) is not None
-            self._ways[i] = rewrite, is_one_call
-            if rewrite is not None or is_one_call:
-                computed = frozenset(hook.name for hook in parameter_hooks(module))
-                self._states[i] = State(self._twins.of[i], computed)
+            self._parts[path] = _Part(path, module, self.twins.of[id(module)], rewrite, is_one_call)
+        for part in self._parts.values():
+            self._intercept(part)
+        for part in self._parts.values():
+            if part.rewrite is not None or part.is_one_call:
+                part.state = State(part.twin, frozenset(hook.name for hook in parameter_hooks(part.original)))
+        self._path_of = {id(part.original): path for path, part in self._parts.items()}
+        self._known_twins = {id(part.twin) for part in self._parts.values()}
 
-    def _intercept(self, original: nn.Module, twin: nn.Module) -> None:
+    def _intercept(self, part: _Part) -> None:
         """Have calls of the twin, and reads of its parameters and buffers, lead here.
 
         PyTorch looks for `_compiled_call_impl` on the object before it calls forward, and `nn.Module.__getattr__` looks into
         `_parameters` and `_buffers`: so the twin's class stays what it is.
         """
-        state = vars(twin)
-        state["_compiled_call_impl"] = functools.partial(self._call, twin)
+        original, state = part.original, vars(part.twin)
+        state["_compiled_call_impl"] = functools.partial(self._call, part)
         state["_parameters"] = Reads(original._parameters, self._read_parameter)
         state["_buffers"] = Reads(original._buffers, self._read_buffer)
         state["_backward_hooks"], state["_backward_pre_hooks"] = {}, {}  # they see gradients, of which there are none
-
-    def generators(self) -> list[Any]:
-        """Objects that random numbers come from, as far as the model holds them."""
-        return self._twins.holding(GENERATORS)
 
     def record(self, sample: Tensor) -> fx.Graph:
         """The graph of the model for a batch like `sample`; `calls` are what it was made by."""
@@ -174,13 +167,13 @@ class ConcreteTracer(fx.Tracer):
         self._read: dict[str, ConcreteProxy] = {}
         """Parameters and buffers that have been read, by name."""
         self.calls = Calls(self._names, len(sample))
-        result = self._twins.of[id(self.root)](self.create_proxy("placeholder", INPUT, (), {}))
+        result = self._parts[""].twin(self.create_proxy("placeholder", calls.INPUT, (), {}))
         if self.watch.refusal is not None:
             raise self.watch.refusal
         self.calls.output = map_aggregate(result, _value_of)
         self.create_node("output", "output", (self.create_arg(result),), {})
         for name, tensor in self.constants.items():
-            if not equal(tensor, self._copies[name]):
+            if not calls.equal(tensor, self._copies[name]):
                 raise CaptureError(
                     "model: writes into a tensor that it made itself, or that it keeps, after it has computed with it; compute a new "
                     "tensor instead, so that the graph shows which of the two is meant"
@@ -192,7 +185,7 @@ class ConcreteTracer(fx.Tracer):
         self.sample, self._plain = sample, Plain(sample, self._names, self.watch)
         try:
             with self._plain as plain:
-                plain.calls.output = self._twins.of[id(self.root)](sample)
+                plain.calls.output = self._parts[""].twin(sample)
             if self.watch.refusal is not None:
                 raise self.watch.refusal
             return plain.calls
@@ -201,83 +194,70 @@ class ConcreteTracer(fx.Tracer):
 
     def dissolve(self) -> None:
         """Forget the twins, so that no cycle of references keeps anything in memory."""
-        self._twins.dissolve()
-        self._states.clear()
+        self.twins.dissolve()
+        for part in self._parts.values():
+            part.state = None
         self.watch.forget()
         self._proxies.clear()
         self._read.clear()
 
     # Calls of modules.
 
-    def _call(self, twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, part: _Part, *args: Any, **kwargs: Any) -> Any:
         """What a call of a module means while it is traced: one node, a rewrite, or what its forward and its hooks do."""
         if self._running:
-            return twin._call_impl(*args, **kwargs)
-        original = self._original_of[id(twin)]
-        path = self._path_of[id(original)]
-        self.watch.stack.append(path)
+            return part.twin._call_impl(*args, **kwargs)
+        self.watch.stack.append(part.path)
         try:
-            if self._plain is not None:
-                return self._call_plainly(self._plain, path, original, twin, args, kwargs)
-            self._check_state(original)
-            rewrite, is_one_call = self._ways[id(original)]
-            rewritten = NotImplemented if rewrite is None else self._expanded((path,), rewrite, (twin,), args, kwargs)
-            self._rewritten[id(original)] = rewritten is not NotImplemented
-            if rewritten is not NotImplemented:
-                return rewritten
-            if is_one_call:
-                made = self.create_proxy("call_module", path, args, kwargs)
-                self._keep_state(original)
-                return made
-            return forward_with_hooks(twin, args, kwargs)
+            self._check_state(part)
+            if self._plain is None and part.rewrite is not None:
+                rewritten = self._expanded((part.path,), functools.partial(part.rewrite, part.twin), args, kwargs)
+                part.rewritten = rewritten is not NotImplemented
+                if part.rewritten:
+                    return rewritten
+            if not (part.rewritten or part.is_one_call):
+                return forward_with_hooks(part.twin, args, kwargs)
+            if self._plain is None:
+                made = self.create_proxy("call_module", part.path, args, kwargs)
+            else:  # what the graph has as one call is one call here, too
+                made = self._call_plainly(self._plain, part, args, kwargs)
+            self._keep_state(part)
+            return made
         except Exception as error:
             self.watch.fail(error)
             raise
         finally:
             self.watch.stack.pop()
 
-    def _call_plainly(
-        self, plain: Plain, path: str, original: nn.Module, twin: nn.Module, args: Any, kwargs: Any
-    ) -> Any:
-        """A module's call with tensors; what the graph has as one call is one call here, too."""
-        if not (self._rewritten.get(id(original)) or self._ways[id(original)][1]):
-            return forward_with_hooks(twin, args, kwargs)
-        self._check_state(original)
+    def _call_plainly(self, plain: Plain, part: _Part, args: Any, kwargs: Any) -> Any:
         self._running = True
         try:
-            made = plain.call(path, twin._call_impl, args, kwargs)
+            return plain.call(part.path, part.twin._call_impl, args, kwargs)
         finally:
             self._running = False
-        self._keep_state(original)
-        return made
 
-    def _check_state(self, original: nn.Module) -> None:
+    def _check_state(self, part: _Part) -> None:
         """Refuse to call a module that `forward` has changed, where its dual layer is built from the module as it is otherwise."""
-        state = self._states.get(id(original))
-        if state is None:
-            return
-        name = state.changed() or ("hooks, those on every module," if hooks_on_all_modules() else None)
+        name = None if part.state is None else part.state.changed()
         if name is not None:
             raise self.watch.refused(
                 f"its attribute {name} is changed by a forward that then calls it, and it is bounded as it is outside of forward. "
                 f"Set attributes and hooks of modules before you certify, or give each setting a module of its own"
             )
 
-    def _keep_state(self, original: nn.Module) -> None:
+    def _keep_state(self, part: _Part) -> None:
         """After its call. Own code may store something, for which its dual layer answers; in training, statistics move."""
-        if (original.training or own_classes(original)) and self._states[id(original)].changed() is not None:
-            self._states[id(original)].keep()
+        if part.state is not None and (part.original.training or own_classes(part.original)) and part.state.changed():
+            part.state.keep()
 
-    def _expanded(
-        self, target: Any, rewrite: Callable[..., Any], first: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
+    def _expanded(self, target: Any, rewrite: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """What a rewrite makes of a call."""
         step = None
         if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
             step = self.calls.begin(target, *self._concrete(args, kwargs), self.watch.where)
         self._expanding += 1
         try:
-            made = rewrite(*first, *args, **kwargs)
+            made = rewrite(*args, **kwargs)
         except AutodualError as error:
             self.watch.refusal = self.watch.refusal or error
             raise
@@ -301,16 +281,16 @@ class ConcreteTracer(fx.Tracer):
         name = str(getattr(target, "__name__", target))
         if kind == "call_function" or kind == "call_method":
             self.watch.ask(name)
-            if name in FACTS:
+            if name in calls.FACTS:
                 args, kwargs = self._concrete(args, kwargs)
                 return getattr(Tensor, name)(*args, **kwargs)
-            if kind == "call_method" and name in OUT_OF_SIGHT:
+            if kind == "call_method" and name in calls.OUT_OF_SIGHT:
                 raise self.watch.refused(
                     f"{name}() lets values leave the graph, or be written out of its sight; use operations on tensors instead"
                 )
             function = target if kind == "call_function" else getattr(Tensor, name, None)
             rewrite = None if function is None else self.registry.rewrite_of(function)
-            rewritten = NotImplemented if rewrite is None else self._expanded(function, rewrite, (), args, kwargs)
+            rewritten = NotImplemented if rewrite is None else self._expanded(function, rewrite, args, kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
         self._check_followed()
@@ -332,7 +312,7 @@ class ConcreteTracer(fx.Tracer):
             self._running = False
         self._check_shape(step, name, proxy.value)
         self.paths[proxy.node] = self.watch.where
-        written = written_to(name, given, args[0] if args else None)
+        written = calls.written_to(name, given, args[0] if args else None)
         if written:
             self._follow_writes(proxy, name, written)
         self._proxies.append(proxy)
@@ -354,7 +334,7 @@ class ConcreteTracer(fx.Tracer):
                         f"calls its part {path or 'model'} by a way that the capture cannot follow (a class attribute, a cache, an "
                         f"object of another library); read it as an attribute of the model (self.name)"
                     )
-                if id(module) not in self._original_of:
+                if id(module) not in self._known_twins:
                     raise self.watch.refused(
                         f"calls a {type(module).__name__} that is not one of its submodules; assign it to an attribute in __init__ "
                         f"(or use nn.ModuleList) so that its parameters belong to the model"
@@ -362,7 +342,7 @@ class ConcreteTracer(fx.Tracer):
             frame = frame.f_back
 
     def _check_shape(self, step: Step | None, name: str, made: Any = None) -> None:
-        if shaped_by_values(step, made):
+        if calls.shaped_by_values(step, made):
             raise self.watch.refused(
                 f"the shape of what {name} makes depends on the input's values, so that the model could branch on them; use "
                 f"operations whose result always has one shape"
@@ -386,7 +366,7 @@ class ConcreteTracer(fx.Tracer):
             return operator.attrgetter(target)(self.root).detach().clone()
         if kind == "call_module":
             self._buffers.clear()
-            return self._twins.of[id(self.root.get_submodule(target))]._call_impl(*args, **kwargs)
+            return self._parts[target].twin._call_impl(*args, **kwargs)
         if kind == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)

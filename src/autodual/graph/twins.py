@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 # What Python code can reach from an object: the one walk that copies a model and that notices what has changed about it.
 
@@ -397,49 +398,32 @@ class State:
     def keep(self) -> None:
         """Take the module for what it is now."""
         modules = self._module.modules() if self._module._modules else (self._module,)
-        self._parts = [_Held(m, self._ignored) for m in modules]
+        self._kept = [(m, type(m), type(m).forward, _frozen(self._attributes(m))) for m in modules]
+
+    def _attributes(self, module: nn.Module) -> dict[str, Any]:
+        now = vars(module)
+        return {name: now[name] for name in now if name not in self._ignored} if self._ignored else now
 
     def changed(self) -> str | None:
         """The name of an attribute that is not what it was when it was kept."""
-        return next((name for part in self._parts if (name := part.changed()) is not None), None)
+        for module, kind, forward, kept in self._kept:
+            if type(module) is not kind:
+                return "__class__"
+            if kind.forward is not forward:
+                return "forward"
+            now = self._attributes(module)
+            if not _equal(now, kept):
+                pairs = ((n, now.get(n, _MISSING), old) for n, old in kept.items())
+                name = next((n for n, a, b in pairs if a is not b and not _equal(a, b)), None)
+                own = package_of(kind) != "torch"  # whose methods may look for any name
+                new = (n for n in sorted(now.keys() - kept.keys()) if own or hasattr(kind, n))
+                name = name or next(new, None)
+                if name is not None:
+                    return name
+        return "hooks, those on every module," if _global_forward_hooks or _global_forward_pre_hooks else None
 
 
-class _Held:
-    """The attributes of one module. Containers are compared with copies, since whoever writes to them leaves them in place."""
-
-    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
-        self._module, self._kind, self._forward = module, type(module), type(module).forward
-        self._ignored = ignored
-        self._kept = self._attributes()
-        self._containers = {name: v for name, v in self._kept.items() if isinstance(v, _WRITABLE)}
-        self._copies = _frozen(self._containers)
-
-    def _attributes(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self._module).items() if name not in self._ignored}
-
-    def changed(self) -> str | None:
-        now = self._attributes() if self._ignored else vars(self._module)
-        if type(self._module) is not self._kind:
-            return "__class__"
-        if self._kind.forward is not self._forward:
-            return "forward"
-        if not _equal(self._containers, self._copies):
-            return _first_other(self._copies, self._containers)
-        if _equal(now, self._kept):
-            return None
-        own = package_of(self._kind) != "torch"  # whose methods may look for any name
-        new = (name for name in sorted(now.keys() - self._kept.keys()) if own or hasattr(self._kind, name))
-        return _first_other(self._kept, now) or next(new, None)
-
-
-def _first_other(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    pairs = ((name, value, after.get(name, _MISSING)) for name, value in before.items())
-    return next((name for name, old, new in pairs if new is not old and not _equal(new, old)), None)
-
-
-_MISSING = object()
-_WRITABLE = (dict, list, set, deque)
-_ARRAYS = (Tensor, np.ndarray)
+_MISSING, _ARRAYS = object(), (Tensor, np.ndarray)
 
 
 def _frozen(value: Any) -> Any:
