@@ -26,7 +26,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from autodual._errors import ArgumentError
 from autodual.graph.network import Attribute, Network, Ref
 from autodual.graph.registry import parameter_hooks
-from autodual.graph.twins import MAPPINGS, attributes, cells, is_container, own_classes, package_of, parts
+from autodual.graph.twins import attributes, cells, is_container, own_classes, package_of, parts
 
 LIBRARIES = sys.stdlib_module_names | {"autodual", "numpy", "torch", "torchvision"}
 """Code that is known by its name, since the versions of these packages are recorded; all other code is hashed."""
@@ -324,15 +324,16 @@ class Fingerprint:
 
     def _enter(self, value: Any) -> None:
         kind = type(value)
-        enter = self._entries.append
         if kind in _BY_VALUE:
             self._entries += (kind, value)
         elif kind is float or isinstance(value, np.generic):
             self._entries += (kind, repr(value))  # -0.0 is not 0.0
         elif isinstance(value, Tensor) and id(value) in self._live:
-            enter(self._live[id(value)])  # its values are live, and it may be replaced; what shares it must stay
+            self._entries.append(
+                self._live[id(value)]
+            )  # its values are live, and it may be replaced; what shares it must stay
         elif id(value) in self._place:
-            enter(("seen", self._place[id(value)]))
+            self._entries.append(("seen", self._place[id(value)]))
         else:
             self._place[id(value)] = len(self._place)
             self._held.append(value)
@@ -343,10 +344,7 @@ class Fingerprint:
             self._entries += (value.shape, value.dtype.str, value.tobytes())
         elif is_container(value):
             self._entries += (kind, len(value))
-            if kind in MAPPINGS and value:
-                self._waiting += [*value.keys(), *value.values()]
-            elif value:
-                self._waiting += value
+            self._waiting += parts(value)
         elif isinstance(value, Tensor):
             self._entries += (id(value), None if value.is_inference() else value._version)
         elif isinstance(value, nn.Module):

@@ -358,19 +358,19 @@ def _check_value(value: Any, where: str, sample: Tensor) -> None:
 
 def check_unchanged(network: Network, now: Network) -> None:
     """Refuse a captured network whose model computes something else by now; `now` is a fresh capture of the same model."""
-    for before, after in zip(network.nodes, now.nodes, strict=False):  # their numbers are compared below
-        how = _difference(before, after)
-        if how is not None:
-            raise _changed(after.path or after.name, how)
+    where, how = "model", None
     if len(network.nodes) != len(now.nodes) or network.output != now.output:
-        raise _changed("model", f"{len(now.nodes)} operations instead of {len(network.nodes)}")
-
-
-def _changed(where: str, how: str) -> CaptureError:
-    return CaptureError(
-        f"{where}: computes something else than when it was captured ({how}). Numbers, hooks and modules are read when a model is "
-        f"captured, and only parameters and buffers are live; capture it again"
-    )
+        how = f"{len(now.nodes)} operations instead of {len(network.nodes)}"
+    for before, after in zip(network.nodes, now.nodes, strict=False):
+        difference = _difference(before, after)
+        if difference is not None:
+            where, how = after.path or after.name, difference
+            break
+    if how is not None:
+        raise CaptureError(
+            f"{where}: computes something else than when it was captured ({how}). Numbers, hooks and modules are read when a model "
+            f"is captured, and only parameters and buffers are live; capture it again"
+        )
 
 
 def _difference(before: Node, after: Node) -> str | None:

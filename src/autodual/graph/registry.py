@@ -210,12 +210,11 @@ class Registry:
                 return table.get(target)
             except TypeError:  # unhashable callable
                 return None
-        kind = type(target)
-        for cls in kind.__mro__:
+        for cls in type(target).__mro__:
             if cls in table:
                 return None if self._differs(target, cls) else table[cls]
             if "forward" in vars(cls):
-                return None
+                break
         return None
 
     def _differs(self, target: nn.Module, cls: type) -> bool:
@@ -290,20 +289,17 @@ def _overridden(kind: type) -> str | None:
 
 # What to do about an operation that cannot be bounded: what to use instead, or why there is nothing.
 
-SOFTMAX = (
-    "Leave it out if it only turns scores into probabilities: the largest score stays the largest, so the labels are the same, and "
-    "the losses of PyTorch and of this library take scores. Inside a network, it cannot be bounded yet"
-)
 NOT_YET = "It cannot be bounded yet"
 ONE_VARIABLE = f"{NOT_YET}, but a smooth function of one variable can be declared as a CurvedDual, in 20 lines"
 DIVISION = "It divides by something that depends on the input, which cannot be bounded yet"
 PRODUCT = "It multiplies values that both depend on the input, which cannot be bounded yet"
 JUMP = "It jumps, so its gradient says nothing and a bound of it is loose"
 ORDER = "Which values it picks depends on the input"
-PICK = "Positions that are known beforehand can be indexed, as in x[:, [0, 2]]"
+
 _TABLE = f"""\
 softmax log_softmax:
-    {SOFTMAX}
+    Leave it out if it only turns scores into probabilities: the largest score stays the largest, so the labels are the
+    same, and the losses of PyTorch and of this library take scores. Inside a network, it cannot be bounded yet
 softmin:
     At the end of a network, return -scores instead: the largest of them is the one that softmin makes largest
 softmax2d gumbel_softmax:
@@ -386,7 +382,8 @@ col2im:
 repeat tile repeat_interleave:
     Use torch.cat([x, x], dim), or unsqueeze, expand and reshape
 gather index_select take take_along_dim scatter scatter_add index_add index_copy index_put index_fill:
-    {PICK}; positions that depend on the input cannot be bounded
+    Positions that are known beforehand can be indexed, as in x[:, [0, 2]]; positions that depend on the input cannot be
+    bounded
 concatenate:
     Use torch.cat
 logsumexp logaddexp logcumsumexp:

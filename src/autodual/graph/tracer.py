@@ -28,19 +28,19 @@ from autodual.graph.calls import Calls, NormalTensors, Plain, Step, Watch, memor
 from autodual.graph.registry import Registry, odd_tensor, parameter_hooks
 from autodual.graph.twins import Reads, State, Twins, forward_with_hooks, own_classes
 
+_ASSIGNED = calls.SETTABLE | {"tracer", "node", "value", "overwritten"}
+
 
 class ConcreteProxy(fx.Proxy):
     """What a model meets in place of a tensor: it answers questions about shape, dtype and device from the sample's value."""
 
     tracer: ConcreteTracer
-    value: Any
+    value: Any = None
     overwritten: tuple[str, str] | None = None
     """Why it must not be read any more: its tensor was changed through a view, where the graph does not show it; and who did."""
 
     def __getattr__(self, name: str) -> Any:
         """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
-        if name == "value":  # not known yet
-            raise AttributeError(name)
         self.tracer.watch.ask(name)
         found = getattr(self.value, name)
         if isinstance(found, Tensor):
@@ -49,11 +49,7 @@ class ConcreteProxy(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if (
-            name not in calls.SETTABLE
-            and name not in ("tracer", "node", "value", "overwritten")
-            and hasattr(Tensor, name)
-        ):
+        if name not in _ASSIGNED and hasattr(Tensor, name):
             raise self.tracer.watch.refused(
                 f"assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
             )

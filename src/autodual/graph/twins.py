@@ -278,8 +278,12 @@ class Twins:
             copy = defaultdict(value.default_factory) if isinstance(value, defaultdict) else kind()
             self._memo[id(value)] = copy
             copy.update((self._copied(k), self._copied(v)) for k, v in list(value.items()))
+        elif kind is list:
+            copy = self._memo[id(value)] = []  # it may contain itself
+            copy.extend(self._copied(v) for v in list(value))
         elif kind in SEQUENCES or isinstance(value, tuple):
-            copy = self._sequence(value)
+            elements = [self._copied(v) for v in list(value)]
+            copy = kind(*elements) if hasattr(value, "_fields") else kind(elements)
         elif kind is types.FunctionType:
             copy = self._function(value)
         elif kind is types.MethodType:
@@ -293,16 +297,6 @@ class Twins:
             copy = self._object(value)
         self._memo[id(value)] = copy
         return copy
-
-    def _sequence(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is list:
-            copy: list[Any] = []
-            self._memo[id(value)] = copy  # it may contain itself
-            copy.extend(self._copied(v) for v in list(value))
-            return copy
-        elements = [self._copied(v) for v in list(value)]
-        return kind(*elements) if isinstance(value, tuple) and hasattr(value, "_fields") else kind(elements)
 
     def _object(self, value: Any) -> Any:
         try:
