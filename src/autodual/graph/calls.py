@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from autodual._errors import CaptureError
-from autodual.graph.twins import package_of
 
 # What is known about functions of PyTorch, methods and properties of a tensor, by name.
 
@@ -39,7 +38,7 @@ _TELLS_BATCH = FACTS | names("shape nbytes __len__ squeeze squeeze_ squeeze_copy
 _CIRCUMSTANCES = names("is_contiguous stride storage_offset requires_grad is_leaf grad_fn _version _base is_inference")
 """What tells how a tensor lies in memory, or that gradients are wanted."""
 OUT_OF_SIGHT = names("numpy storage untyped_storage _typed_storage __array__ __dlpack__ apply_ map_ map2_")
-"""Methods that hand out a tensor's memory, or write to it without counting: whoever writes there, nobody sees it."""
+"""Methods that hand out a tensor's memory, or write to it without counting: nobody sees who writes there."""
 SETTABLE = names("requires_grad grad names")
 """Attributes of a tensor that may be assigned to, since they change no value of it."""
 _CHANGE_NO_VALUES = names("requires_grad_ rename_ share_memory_")
@@ -48,13 +47,13 @@ SHOWN = "tensor(...)"
 """What a model sees of a tensor as text, so that it may print one and cannot read one."""
 
 TAKES_SHAPE = names("view reshape expand broadcast_to repeat tile new_zeros new_ones new_empty new_full")
-"""Functions among whose arguments the size of the batch may be: nothing but a shape depends on it, or its value is compared."""
+"""Functions that may be given the size of the batch: only a shape depends on it, or the value is compared."""
 _SHAPED_BY_VALUES = names(
     "nonzero nonzero_static argwhere masked_select unique unique_consecutive _unique _unique2 unique_dim _return_output "
     "_return_inverse _return_counts _return_inverse_and_counts bincount repeat_interleave tensor_split one_hot arange range "
     "linspace logspace _pack_padded_sequence"
 )
-"""Functions whose result has a shape that depends on values: whoever asks for it reads them."""
+"""Functions whose result has a shape that depends on values: whoever asks for the shape reads them."""
 _ARITHMETIC = names(
     "add sub mul div mod floordiv pow eq ne lt le gt ge and or xor where maximum minimum stack cat clamp add_ sub_ mul_ div_ "
     "type_as to"
@@ -63,7 +62,7 @@ _ARITHMETIC = names(
 _COPIES = names("contiguous clone to type_as float double detach data pos")
 """Functions that return what they are given, where dtype, shape and device are the same."""
 _LIKE_ANOTHER = names("to type_as expand_as view_as reshape_as")
-"""Methods of which only the first argument's values matter: what they make of a constant is one."""
+"""Methods that use only the first argument's values: what they make of a constant is a constant."""
 _ONE_NAME = {
     "truediv": "div", "rdiv": "rdiv", "rtruediv": "rdiv", "remainder": "mod", "positive": "pos", "and_": "and", "or_": "or",
     "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "idiv": "div_", "ipow": "pow_", "imod": "remainder_",
@@ -95,12 +94,12 @@ class Watch:
         return self.stack[-1] if self.stack else ""
 
     def ask(self, name: str) -> None:
-        """The model uses a method or property of a tensor."""
+        """Note that the model uses a method or property of a tensor."""
         self.told |= name in _TELLS_BATCH
         self.asked |= name in _CIRCUMSTANCES
 
     def refused(self, why: str, where: str | None = None) -> CaptureError:
-        """The error to raise. The model may catch it, and go on otherwise than with tensors: the capture does not forget."""
+        """The error to raise. The model may catch it: the capture remembers. where: the module, if it is not the one that runs."""
         error = CaptureError(f"{(self.where if where is None else where) or 'model'}: {why}")
         self.refusal = self.refusal or error
         return error
@@ -111,11 +110,11 @@ class Watch:
             self._failure = error, self.where
 
     def place_of(self, error: Exception) -> str:
-        """Path of the innermost module that raised it."""
+        """Path of the innermost module that raised an error."""
         return (self._failure[1] if self._failure[0] is error else self.where) or "model"
 
     def forget(self) -> None:
-        """Let go of the error, whose traceback knows what was run."""
+        """Let go of the last error: its traceback holds the model's twins."""
         self._failure = None, ""
 
 
@@ -222,7 +221,7 @@ class Calls:
         return Step(key, seen, named, path, any(self._known[t][0].varies for t in matter), given)
 
     def finish(self, step: Step, made: Any, written: list[Tensor]) -> None:
-        """A call has run. written: those of its arguments that it has written to."""
+        """Note that a call has run. written: those of its arguments that it has written to."""
         for tensor in written:
             self._write(step, tensor)
         changed, passed = {id(t) for t in written}, {id(t) for t in step.given}
@@ -253,12 +252,12 @@ class Calls:
         self._made(tensor, step, -1 - place)
 
     def _lose(self, tensor: Tensor) -> None:
-        """What the tensor held so far has been overwritten."""
+        """Note that the tensor's values have been overwritten."""
         if tensor in self._known:
             self._known[tensor][0].tensor = None
 
     def forget(self, tensor: Tensor) -> None:
-        """Nobody can say what the tensor holds from now on, or has held."""
+        """Note that nobody can say what the tensor holds from now on, or has held."""
         self._lose(tensor)
         self._keep(tensor, Value(object(), 0, True))
 
@@ -285,18 +284,17 @@ class Calls:
 
 
 def key_of(function: Any) -> Any:
-    """What a function is known by: its name if it is PyTorch's own or an operator, a property's name; or else itself."""
+    """What a function is known by: its name if it is an operator or PyTorch's own, a property's name, or else itself."""
     name = getattr(function, "__name__", None)
     if name == "__get__":
         owner = function.__self__
         return getattr(owner, "__name__", None) or owner.fget.__name__
-    if not isinstance(name, str) or (isinstance(function, FunctionType) and package_of(function) != "torch"):
-        return function
-    return name
+    own = isinstance(function, FunctionType) and (function.__module__ or "").partition(".")[0] != "torch"
+    return name if isinstance(name, str) and not own else function
 
 
 def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """A call of an operator, whichever way it was written."""
+    """The usual name and order of arguments of an operator, whichever way it was written."""
     name = name[2:-2] if name.startswith("__") else name
     name = _ONE_NAME.get(name, name)
     if name in _REFLECTED:
@@ -328,7 +326,7 @@ def shaped_by_values(step: Step | None, made: Any = None) -> bool:
 
 
 def written_to(name: str, given: Iterable[tuple[Tensor, int]], first: Any) -> list[Tensor]:
-    """The tensors that a call has written to. given: with what they counted before; `set_` and its like do not count.
+    """The tensors that a call has written to. given: tensors, and how often each was written to before; `set_` does not count.
 
     first: the call's first argument.
     """
@@ -354,7 +352,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def memory(tensor: Tensor) -> int:
-    """Where the memory begins that a tensor shares with its views."""
+    """Address of the memory that a tensor shares with its views."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
@@ -370,7 +368,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 class NormalTensors:
-    """Neither inference mode nor gradients; the state before comes back with the one guard."""
+    """Leaves inference mode and switches gradients off; one guard brings the state before back."""
 
     def __enter__(self) -> None:
         self._guard = torch.inference_mode(False)
@@ -382,7 +380,7 @@ class NormalTensors:
 
 
 def outside_inference_mode() -> AbstractContextManager[None]:
-    """Where a model runs in inference mode, its operations do not: tensors made there do not tell who writes to them."""
+    """Leaves inference mode, if it is on, for an operation: tensors that are made in it do not count writes."""
     return NormalTensors() if torch.is_inference_mode_enabled() else nullcontext()
 
 
@@ -408,13 +406,13 @@ class Plain(TorchFunctionMode):
         return self._own[id(tensor)][0]
 
     def call(self, path: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A call of a module that is kept as one, whatever it calls in turn."""
+        """Runs and notes a module's call as one, whatever it calls in turn."""
         with self.one_call():
             return self._kept((path,), function, args, kwargs)
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
-        """What is called inside is not kept."""
+        """Calls inside are not noted."""
         before, self._within = self._within, True
         try:
             yield
@@ -422,7 +420,7 @@ class Plain(TorchFunctionMode):
             self._within = before
 
     def unknown(self, made: Any) -> Any:
-        """What was made of a proxy that an earlier run has stored: nobody can say what it holds."""
+        """Tensors that were made of a proxy which an earlier run has stored: nobody can say what they hold."""
         with torch._C.DisableTorchFunction():
             for tensor in tensors(made):
                 self.calls.forget(tensor)

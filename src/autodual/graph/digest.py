@@ -1,9 +1,10 @@
-"""What identifies a network: a digest for certificates, and a fingerprint that tells a training step whether a model has changed.
+"""What identifies a network, and whether a model has changed: digests for certificates, fingerprints for training steps.
 
-Digests are equal for equal content, in every process and on every device. A certificate names the network and the data that it
-is about by them. What enters is what a network computes with: its calls in order, their arguments, the settings and tensors of
-its modules, and the code of functions and modules that come from neither PyTorch nor this package. What does not enter is where
-these things lie: addresses in memory, devices, files. A fingerprint is of this process only, and takes no more than microseconds.
+A certificate names its network and its data by digests, which are equal for equal content, in every process and on every device.
+A digest covers what a network computes with: its calls in order, their arguments, the settings and tensors of its modules, and
+the code of functions and modules that come from neither PyTorch nor this package. It does not cover where these things lie:
+addresses in memory, devices, files. A `Fingerprint` tells whether a model has changed since it was captured, and a `State` whether
+`forward` changes a module; both hold for this process only, and take microseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import enum
 import hashlib
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from autodual._errors import ArgumentError
 from autodual.graph.network import Attribute, Network, Ref
@@ -52,12 +54,12 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
 
 
 LARGE = 2**20
-"""Bytes that take about a millisecond to hash: so many are hashed while something else goes on."""
+"""Bytes that take about a millisecond to hash. As many or more are hashed in a thread."""
 
 
 @contextmanager
 def digesting(tensors: Sequence[Tensor]) -> Iterator[Callable[[], str]]:
-    """`digest_tensors`, in a thread of its own while the caller is inside; what it gives waits for the digest."""
+    """Computes `digest_tensors` in a thread while the caller is inside; the function that it gives waits for the digest."""
     if sum(tensor.nbytes for tensor in tensors) < LARGE:
         digest = digest_tensors(tensors)
         yield lambda: digest
@@ -135,7 +137,7 @@ class _Writer:
             self._open.pop()
 
     def write_tensor(self, tensor: Tensor) -> None:
-        """Type, shape and bytes of the values; a sparse or quantised tensor is written by the values that it stands for."""
+        """Writes type, shape and bytes of the values; a sparse or quantised tensor by the values that it stands for."""
         if tensor.is_meta:
             raise ArgumentError(
                 "a tensor on the device 'meta' has no values, so it cannot be identified; load its values"
@@ -181,7 +183,7 @@ class _Writer:
             self.write(part)
 
     def _module(self, module: nn.Module) -> None:
-        """A module that is one call of the network, with all that lies below it (parametrizations, for example)."""
+        """Writes a module that is one call of the network, with all that lies below it (parametrizations, for example)."""
         for path, part in module.named_modules():
             hooks = parameter_hooks(part)
             computed = {hook.name for hook in hooks}  # from parameters and buffers, which are written
@@ -203,7 +205,7 @@ class _Writer:
             self._python_function(value)
 
     def _class(self, written: type) -> None:
-        """Names of a class and of all that it inherits from, with the code of those that no library defines."""
+        """Writes names of a class and of all that it inherits from, and the code of those that no library defines."""
         self._token("class", str(len(written.__mro__)))
         for kind in written.__mro__:
             if _is_library(kind):
@@ -217,14 +219,14 @@ class _Writer:
                 )
 
     def _named_function(self, function: Any) -> None:
-        """By all of its names: what F.max_pool2d is called differs from one of them to the next."""
+        """Writes all names of a function: those of F.max_pool2d differ from one another."""
         self._all("function", [_name(function, which) for which in ("__module__", "__name__", "__qualname__")])
         owner = function.__self__ if isinstance(function, types.BuiltinFunctionType | types.MethodWrapperType) else None
         if not isinstance(owner, type | types.ModuleType | None):  # a method of some object
             self.write(owner)
 
     def _python_function(self, function: types.FunctionType) -> None:
-        """Code, defaults, and the values and functions that the code finds around it."""
+        """Writes code, defaults, and the values and functions that the code finds around it."""
         code = function.__code__
         self._all("python", (function.__qualname__, code, function.__defaults__, function.__kwdefaults__))
         self._all("closure", [cells(function).get(name) for name in code.co_freevars])
@@ -234,7 +236,7 @@ class _Writer:
         self._all("globals", [(name, value) for name, value in found if isinstance(value, used)])
 
     def _object(self, value: Any) -> None:
-        """Any other object as it would be pickled; one that cannot be pickled (a lock, a stream) by its class alone."""
+        """Writes an object as it would be pickled; one that cannot be pickled (a lock, a stream) by its class alone."""
         try:
             reduced = value.__reduce_ex__(4)
         except TypeError:
@@ -286,7 +288,7 @@ def _first(pair: tuple[str, Any]) -> str:
 # Has a model changed since it was captured? The cheap answer, for every training step; a proof traces the model again.
 
 MOST = 100_000
-"""Entries of a fingerprint. A model with more is taken to have changed."""
+"""Most entries of a fingerprint. A model with more is taken to have changed."""
 
 _BY_VALUE = (
     *(bool, int, str, bytes, complex, type(None), type(...), range),
@@ -372,3 +374,67 @@ class Fingerprint:
             if isinstance(value, types.FunctionType):
                 self._entries.append(id(value.__code__))
                 self._held.append(value.__code__)
+
+
+# Has a module changed while `forward` ran? The answer for every call of a module that has a dual layer.
+
+
+class State:
+    """All attributes of a module and of those below it: hooks, methods of their own, submodules, which parameters, and the rest.
+
+    A dual layer is built from the module as it is outside of `forward`. A `forward` that changes the module calls another function.
+    """
+
+    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
+        """ignored: attributes that calls of the module set, as the older weight_norm does."""
+        self._module, self._ignored = module, ignored
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the module for what it is now."""
+        modules = self._module.modules() if self._module._modules else (self._module,)
+        self._kept = [(m, type(m), type(m).forward, _frozen(self._attributes(m))) for m in modules]
+
+    def _attributes(self, module: nn.Module) -> dict[str, Any]:
+        now = vars(module)
+        return {name: now[name] for name in now if name not in self._ignored} if self._ignored else now
+
+    def changed(self) -> str | None:
+        """The name of an attribute that is not what it was when it was kept."""
+        for module, kind, forward, kept in self._kept:
+            if type(module) is not kind:
+                return "__class__"
+            if kind.forward is not forward:
+                return "forward"
+            now = self._attributes(module)
+            if not _equal(now, kept):
+                pairs = ((n, now.get(n, _MISSING), old) for n, old in kept.items())
+                name = next((n for n, a, b in pairs if a is not b and not _equal(a, b)), None)
+                own = package_of(kind) != "torch"  # whose methods may look for any name
+                new = (n for n in sorted(now.keys() - kept.keys()) if own or hasattr(kind, n))
+                name = name or next(new, None)
+                if name is not None:
+                    return name
+        return "hooks, those on every module," if _global_forward_hooks or _global_forward_pre_hooks else None
+
+
+_MISSING, _ARRAYS = object(), (Tensor, np.ndarray)
+
+
+def _frozen(value: Any) -> Any:
+    """A copy of a container, with those inside it; anything else as it is."""
+    if isinstance(value, dict):
+        return {k: _frozen(v) for k, v in dict.items(value)}
+    if isinstance(value, list | deque | set):
+        return (list if isinstance(value, list) else type(value))(_frozen(v) for v in value)
+    return value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Equality of numbers, texts and containers of them; anything else is equal to itself only."""
+    if isinstance(a, _ARRAYS) or isinstance(b, _ARRAYS):
+        return a is b
+    try:
+        return bool(a == b)
+    except (RuntimeError, ValueError):  # tensors or arrays inside, which differ
+        return False

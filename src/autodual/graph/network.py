@@ -120,7 +120,7 @@ class Network:
         clean: tuple[Tensor, ...] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Call:
-        """The call of an input-dependent node, as its builder sees it. dtype: what to see parameters cast to."""
+        """The call of an input-dependent node, as its builder sees it. dtype: what parameters are cast to."""
         operands = {i: Operand(n.shape) for i, n in enumerate(self.nodes) if n.depends}
         args, kwargs = fill((node.args, node.kwargs), parameters | operands)
         module = node.target if isinstance(node.target, nn.Module) else None
@@ -152,7 +152,7 @@ def _computes_constant(node: Node) -> bool:
 
 
 def with_hooked_parameters(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """The module; under the older, hook-based weight_norm or spectral_norm, a private copy of it with today's weight.
+    """The module itself; under the older, hook-based weight_norm or spectral_norm, a private copy with today's weight.
 
     These hooks write the weight to the module, where another thread, with or without gradients, may just be reading it.
     dtype: compute the weight in it.
@@ -170,7 +170,7 @@ def with_hooked_parameters(module: nn.Module, dtype: torch.dtype | None) -> nn.M
 
 
 def _cast_tensors(copy: nn.Module, dtype: torch.dtype) -> None:
-    """Give a copy of a module parameters and buffers of its own, in another dtype."""
+    """Gives a copy of a module parameters and buffers of its own, in another dtype."""
     for table in ("_parameters", "_buffers"):
         tensors = vars(copy)[table].items()
         vars(copy)[table] = {name: None if t is None else cast(t.detach(), dtype) for name, t in tensors}
@@ -187,7 +187,7 @@ def read_in(module: nn.Module, name: str, dtype: torch.dtype | None) -> Any:
 
 
 def function_in(target: nn.Module | Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
-    """A function; of a module, a private copy whose parameters and buffers have another dtype."""
+    """The function itself; for a module, a private copy whose parameters and buffers have another dtype."""
     if not isinstance(target, nn.Module):
         return target
     copy = private_copy(target)
@@ -226,7 +226,7 @@ def fill(arguments: Any, values: dict[int, Any]) -> Any:
 
 
 def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Network:
-    """The network of the recorded calls that reach the output. Refused: one with a call that cannot be bounded."""
+    """The network of the recorded calls that reach the output. A call that cannot be bounded is refused."""
     *calls, end = graph.nodes
     output: Any = end.args[0]
     depends: set[fx.Node] = set()
@@ -252,7 +252,7 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
     for call in calls:
         path = tracer.paths.get(call, "")
         name = _name_of(call, path)
-        names[name] += 1  # by calls that are not used, too
+        names[name] += 1  # calls that are not used are counted, too
         if call in used:
             name = name if names[name] == 1 else f"{name}#{names[name]}"
             args, kwargs = map_aggregate((call.args, call.kwargs), refer)
@@ -262,7 +262,7 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
             nodes[call] = Node(name, path, _target_of(call, model, tracer), args, kwargs, call in depends, shape)
     _check_writes(model, nodes, tracer)
     bounded = [(node, tracer.values[call]) for call, node in nodes.items() if node.depends]
-    for node, _ in bounded:  # before what such an operation yields is looked at, which says less
+    for node, _ in bounded:  # first, since advice says more than a complaint about what the operation yields
         _check_supported(node, tracer.registry, with_advice=True)
     for node, value in bounded:
         _check_value(value, node.name, tracer.sample)

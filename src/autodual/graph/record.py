@@ -37,7 +37,7 @@ from autodual.graph.registry import Registry, odd_tensor
 from autodual.graph.tracer import ConcreteTracer
 
 CAPTURE_BATCH, OTHER_BATCH = 13, 2
-"""Sizes of the batches that are run. What is the same for both is not the batch."""
+"""Sizes of the batches that are run. A size that is the same in both runs is not the batch."""
 
 
 def capture(model: nn.Module, example: Tensor, registry: Registry, may_draw: bool = False) -> Network:
@@ -83,7 +83,7 @@ def capture(model: nn.Module, example: Tensor, registry: Registry, may_draw: boo
 
 
 def check_current(network: Network, example: Tensor) -> None:
-    """Refuse a captured network whose model would be another graph by now. Parameters and buffers may have changed: they are live.
+    """Refuse a captured network whose model is another graph by now. Parameters and buffers may have changed: they are live.
 
     The model is traced again and compared, call by call, with every number in it: global variables, closures and the state of
     objects steer `forward`, too, and nothing short of running it tells whether they have changed.
@@ -94,8 +94,8 @@ def check_current(network: Network, example: Tensor) -> None:
 def _vary_circumstances(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:
     """Refuse a model that computes something else for a tensor that lies otherwise in memory, or that requires gradients.
 
-    Only for a model that has asked, or for inputs that lie otherwise. It may raise an error there: it is no function of such inputs
-    then, and not another one.
+    It is asked of a model that wanted to know, or for inputs that lie otherwise. The model may raise an error there: then it is no
+    function of such inputs, and not another one.
     """
     with torch.enable_grad(), _explained(tracer, example):
         for laid in _layouts(sample.requires_grad_()):
@@ -109,9 +109,9 @@ def _vary_circumstances(tracer: ConcreteTracer, sample: Tensor, example: Tensor)
 
 
 def _layouts(x: Tensor) -> Iterator[Tensor]:
-    """The tensor as it lies in memory otherwise: as usual, with gaps between the examples, in reverse order, with channels last.
+    """Copies of a tensor that lie in memory as usual, with gaps between the examples, in reverse order, and with channels last.
 
-    None of them is the tensor itself, so that the result may be written to.
+    None of them is the tensor itself, so that each may be written to.
     """
     backwards = tuple(reversed(range(x.dim())))
     yield x * 1
@@ -162,7 +162,7 @@ def check_same(first: Calls, second: Calls) -> None:
 
 
 def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
-    """Where, and how, the calls differ that the outputs were made by. What a model only stores does not count."""
+    """Where and how the calls differ that the outputs were made by. What a model only stores does not count."""
     if second.written - first.written:
         return "", f"writes into {min(second.written - first.written)}"
     batches = first.batch, second.batch
@@ -190,7 +190,8 @@ def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
         alike = one.position == other.position and a.key == b.key
         if not alike or not _same(given, again, batches, inputs, takes_shape=a.key in TAKES_SHAPE):
             return _told((a, b))
-        if one.varies and not _same_shape(one.shape, other.shape, batches):
+        # Both must have one entry for each example of their batch, of the same shape.
+        if one.varies and ((one.shape[:1] + other.shape[:1], one.shape[1:]) != (batches, other.shape[1:])):
             return b.path or a.path, f"{b!r} has shape {other.shape} instead of {one.shape}"
         waiting += [(x, y, (a, b)) for x, y in inputs]
     return None
@@ -202,11 +203,6 @@ def _told(users: tuple[Step, Step] | None) -> tuple[str, str]:
         return "", "another output"
     a, b = users
     return b.path or a.path, f"{b!r} instead of {a!r}" if repr(a) != repr(b) else f"{a!r} of something else"
-
-
-def _same_shape(one: tuple[int, ...], other: tuple[int, ...], batches: tuple[int, int]) -> bool:
-    """Whether both have one entry for each example of their batch, of the same shape."""
-    return (one[:1], other[:1]) == (batches[:1], batches[1:]) and one[1:] == other[1:]
 
 
 def _same_for_all(one: Value, other: Value, batches: tuple[int, int]) -> bool:
@@ -252,7 +248,7 @@ def _same_tensor(a: Tensor, b: Tensor, batches: tuple[int, int], computed: bool)
 
 
 def _close(a: Tensor, b: Tensor, computed: bool) -> bool:
-    """Equal but for the order in which a sum was computed, which may depend on shapes.
+    """Whether tensors are equal but for the order in which sums were computed, which may depend on shapes.
 
     Each entry by itself, since 13 is not 2, also beside 1e8. computed: whether calls of the run have made it, so that the terms of
     a sum may have cancelled: an entry is then less exact, in proportion to the largest, and still the same to three digits.
@@ -271,6 +267,7 @@ def _close(a: Tensor, b: Tensor, computed: bool) -> bool:
 
 def check_model(model: nn.Module, example: Tensor) -> None:
     """Refuse what torch.jit or torch.compile has made of a module, modules with a way of their own to be called, and odd tensors."""
+    held: dict[str, Tensor | None] = {"x": example}
     for path, module in model.named_modules():
         where = path or "model"
         if isinstance(module, torch.jit.ScriptModule):
@@ -294,20 +291,17 @@ def check_model(model: nn.Module, example: Tensor) -> None:
                 f"does into forward, or into a hook"
             )
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            _check_tensor(tensor, f"{path}.{name}" if path else name)
-    _check_tensor(example, "x")
+            held[f"{path}.{name}" if path else name] = tensor
+    for name, tensor in held.items():
+        why = odd_tensor(tensor)
+        if why is not None:
+            raise CaptureError(f"{name}: {why}")
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Without importing the compiler, which takes a while: where nobody has, there are no compiled modules."""
+    """Whether torch.compile made it. The compiler is not imported for that: where nobody has, there are no compiled modules."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return compiler is not None and isinstance(module, compiler.OptimizedModule)
-
-
-def _check_tensor(tensor: Tensor | None, name: str) -> None:
-    why = odd_tensor(tensor)
-    if why is not None:
-        raise CaptureError(f"{name}: {why}")
 
 
 # What lies outside a model and changes what it computes: refused, since no graph of the model would show it.
@@ -356,7 +350,7 @@ def check_surroundings(model: nn.Module) -> None:
             "model: has parametrizations, and torch.nn.utils.parametrize.cached() is active, so its weights may be out of date; "
             "leave it before you bound a model"
         )
-    # In this thread; threads that were started while it was so keep the setting, which is not asked here.
+    # This is asked of this thread only; threads that were started while it was so keep the setting.
     if not bool(torch.tensor(2.0**-140) * 2):
         raise CaptureError(
             "model: numbers below the smallest normal one are flushed to zero (torch.set_flush_denormal(True), or a library compiled "
@@ -401,7 +395,7 @@ def _state_of(generator: Any) -> Any:
 
 
 def _numpy_state() -> Any:
-    """From the memory of the usual generator, which takes a microsecond; `np.random.get_state` takes 50."""
+    """NumPy's global state, read from memory, which takes a microsecond; `np.random.get_state` takes 50."""
     generator = _numpy_generator()
     if type(generator) is not np.random.MT19937:
         return repr(generator.state)

@@ -257,7 +257,7 @@ def _from_fields(layer: type[Any]) -> Builder:
 
 
 def odd_tensor(tensor: Tensor | None) -> str | None:
-    """Why a tensor is refused whose class defines operations of its own, as quantised tensors and annotated images do."""
+    """Why a tensor is refused: its class defines operations of its own, as quantised tensors and annotated images do."""
     kind: type = type(tensor)
     what = None if kind in _KNOWN else _overridden(kind)
     if what is None:
@@ -404,7 +404,7 @@ nan_to_num:
 Tensor.T Tensor.mT Tensor.H Tensor.mH t:
     Use x.transpose(1, 2), which leaves dimension 0, the batch, in its place
 """
-"""Names of operations, up to a colon, and below them what to do about them."""
+"""Names of operations, up to a colon; below them, what to do about them."""
 
 ADVICE = {
     " ".join(names.split()): " ".join(text.split())
@@ -428,5 +428,5 @@ def advice_about(name: str) -> str | None:
 
 
 def same_name(name: str, others: list[str]) -> str | None:
-    """The one that is spelt alike but for case and underscores: `celu_` is celu. Words that only look alike are other operations."""
+    """The name that is equal but for case and underscores: `celu_` is celu. Words that only look alike are other operations."""
     return next((other for other in sorted(others) if _key(other) == _key(name)), None)

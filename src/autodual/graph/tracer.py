@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -25,66 +25,9 @@ from torch.fx.proxy import TraceError
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph import calls
 from autodual.graph.calls import Calls, NormalTensors, Plain, Step, Watch, memory, tensors
+from autodual.graph.digest import State
 from autodual.graph.registry import Registry, odd_tensor, parameter_hooks
-from autodual.graph.twins import Reads, State, Twins, forward_with_hooks, own_classes
-
-_ASSIGNED = calls.SETTABLE | {"tracer", "node", "value", "overwritten"}
-
-
-class ConcreteProxy(fx.Proxy):
-    """What a model meets in place of a tensor: it answers questions about shape, dtype and device from the sample's value."""
-
-    tracer: ConcreteTracer
-    value: Any = None
-    overwritten: tuple[str, str] | None = None
-    """Why it must not be read any more: its tensor was changed through a view, where the graph does not show it; and who did."""
-
-    def __getattr__(self, name: str) -> Any:
-        """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
-        self.tracer.watch.ask(name)
-        found = getattr(self.value, name)
-        if isinstance(found, Tensor):
-            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        return super().__getattr__(name) if callable(found) else found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if name not in _ASSIGNED and hasattr(Tensor, name):
-            raise self.tracer.watch.refused(
-                f"assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
-            )
-        super().__setattr__(name, value)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise self.tracer.watch.refused(
-            "a tensor that is captured does not support item assignment (x[...] = y), since the graph would not show it; put the "
-            "parts together by torch.cat or torch.stack, or multiply by a constant mask"
-        )
-
-    def __repr__(self) -> str:
-        return calls.SHOWN
-
-    def __iter__(self) -> Iterator[Any]:
-        """A parameter may be unpacked, which a tensor does by `unbind`; iterating over the input would read its batch."""
-        if isinstance(self.value, Tensor) and not self.tracer.calls.varies(self.value):
-            return iter(self.unbind(0))
-        return iter(super().__iter__())
-
-    def __len__(self) -> int:
-        self.tracer.watch.ask("__len__")
-        return len(self.value)
-
-
-def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
-
-
-for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
-    setattr(ConcreteProxy, f"__i{_operation}__", _in_place(getattr(operator, f"__i{_operation}__")))
-
-
-def _value_of(a: Any) -> Any:
-    return a.value if isinstance(a, ConcreteProxy) else a
+from autodual.graph.twins import ConcreteProxy, Reads, Twins, forward_with_hooks, own_classes, value_of
 
 
 @dataclass(eq=False, slots=True)
@@ -99,7 +42,7 @@ class _Part:
     state: State | None = None
     """The twin before the first run, where the module is one call or rewritten."""
     rewritten: bool = False
-    """Whether the last call was; a rewrite may decline."""
+    """Whether its last call was rewritten; a rewrite may decline."""
 
 
 class ConcreteTracer(fx.Tracer):
@@ -166,7 +109,7 @@ class ConcreteTracer(fx.Tracer):
         result = self._parts[""].twin(self.create_proxy("placeholder", calls.INPUT, (), {}))
         if self.watch.refusal is not None:
             raise self.watch.refusal
-        self.calls.output = map_aggregate(result, _value_of)
+        self.calls.output = map_aggregate(result, value_of)
         self.create_node("output", "output", (self.create_arg(result),), {})
         for name, tensor in self.constants.items():
             if not calls.equal(tensor, self._copies[name]):
@@ -189,7 +132,7 @@ class ConcreteTracer(fx.Tracer):
             self._plain = None
 
     def dissolve(self) -> None:
-        """Forget the twins, so that no cycle of references keeps anything in memory."""
+        """Forgets the twins, so that no cycle of references keeps anything in memory."""
         self.twins.dissolve()
         for part in self._parts.values():
             part.state = None
@@ -242,7 +185,7 @@ class ConcreteTracer(fx.Tracer):
             )
 
     def _keep_state(self, part: _Part) -> None:
-        """After its call. Own code may store something, for which its dual layer answers; in training, statistics move."""
+        """Take the module for what its call has made of it: own code may store something, and in training, statistics move."""
         if part.state is not None and (part.original.training or own_classes(part.original)) and part.state.changed():
             part.state.keep()
 
@@ -260,7 +203,7 @@ class ConcreteTracer(fx.Tracer):
         finally:
             self._expanding -= 1
         if made is not NotImplemented and step is not None:
-            self.calls.finish(step, map_aggregate(made, _value_of), [])
+            self.calls.finish(step, map_aggregate(made, value_of), [])
         return made
 
     # Calls of functions and methods: each becomes a proxy with a value.
@@ -273,7 +216,7 @@ class ConcreteTracer(fx.Tracer):
     ) -> Any:
         if self._plain is not None:  # of something that the first run has stored
             with self._plain.one_call(), NormalTensors():
-                return self._plain.unknown(self._run(kind, target, *map_aggregate((args, kwargs), _value_of)))
+                return self._plain.unknown(self._run(kind, target, *map_aggregate((args, kwargs), value_of)))
         name = str(getattr(target, "__name__", target))
         if kind == "call_function" or kind == "call_method":
             self.watch.ask(name)
@@ -319,7 +262,7 @@ class ConcreteTracer(fx.Tracer):
         return proxy
 
     def _check_followed(self) -> None:
-        """Refuse an operation inside a module that is not a twin: where that was found, the capture does not look."""
+        """Refuse an operation inside a module that is not a twin: the capture does not know how the model came by it."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code is not _RECORD:
             if frame.f_code is _CALL:

@@ -1,10 +1,11 @@
-"""Private copies of a model's modules: what is done to them, no other thread sees, and the model is as it was.
+"""What a model meets while it is captured: twins of its modules, and proxies in place of tensors.
 
 `torch.fx` traces by replacing `nn.Module.__call__` and `nn.Module.__getattr__` for the whole process. Here each module gets a
-twin instead: an object of the same class with the same attributes, so `type(self)`, `isinstance` and `super()` mean what they
-mean in the model. The modules that it holds are twins, too: as submodules, in lists and dictionaries, in closures and global
-variables of its functions and hooks, in objects. Lists and dictionaries are copied with the module, so that whatever `forward`
-stores, it stores in the twin. Parameters, buffers and all other tensors are shared.
+twin instead, a private copy: no other thread sees what is done to it, and the model stays as it was. A twin is an object of the
+same class with the same attributes, so `type(self)`, `isinstance` and `super()` mean what they mean in the model. The modules that
+it holds are twins, too: as submodules, in lists and dictionaries, in closures and global variables of its functions and hooks, in
+objects. Lists and dictionaries are copied with the module, so that whatever `forward` stores, it stores in the twin. Parameters,
+buffers and all other tensors are shared.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ from __future__ import annotations
 import argparse
 import dis
 import functools
+import operator
 import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torch import Tensor, fx, nn
+
+from autodual.graph.calls import SETTABLE, SHOWN
+
+if TYPE_CHECKING:
+    from autodual.graph.tracer import ConcreteTracer
 
 # What Python code can reach from an object: the one walk that copies a model and that notices what has changed about it.
 
@@ -157,7 +163,7 @@ def _own_classes(kind: type) -> tuple[type, ...]:
 
 
 MOST = 200_000
-"""Objects that are looked through at most. A module behind more of them is not found, and a call of it is refused."""
+"""Most objects that are looked through. A module behind more of them is not found, and a call of it is refused."""
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -188,7 +194,7 @@ class Twins:
                     )
 
     def dissolve(self) -> None:
-        """Forget all of it, so that no cycle of references keeps anything in memory."""
+        """Forgets all copies, so that no cycle of references keeps anything in memory."""
         for twin in self.of.values():
             vars(twin).clear()
         self._memo.clear()
@@ -196,7 +202,7 @@ class Twins:
         self._kept.clear()
 
     def holding(self, kinds: tuple[type, ...]) -> list[Any]:
-        """What was found in the model of one of these classes."""
+        """Objects of these classes that the model holds."""
         return [value for value in self._kept if isinstance(value, kinds)]
 
     def _of_classes(self, original: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -337,11 +343,11 @@ def private_copy(model: nn.Module) -> nn.Module:
     return twins.of[id(model)]
 
 
-# What a tracer makes of twins.
+# How twins are read and called while they are traced.
 
 
 class Reads(dict[str, Any]):
-    """A twin's parameters or buffers: `read` says what each of them is for whoever asks."""
+    """A table of a twin's parameters or buffers. Whoever reads one gets what `read` makes of it."""
 
     def __init__(self, tensors: dict[str, Any], read: Callable[[Any], Any]) -> None:
         super().__init__(tensors)
@@ -361,7 +367,7 @@ class Reads(dict[str, Any]):
 
 
 def forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A module's forward between its hooks, as nn.Module calls them."""
+    """Runs a module's forward between its hooks, as nn.Module does."""
     for key, hook in list(module._forward_pre_hooks.items()):
         if key in module._forward_pre_hooks_with_kwargs:
             changed = hook(module, args, kwargs)
@@ -378,62 +384,62 @@ def forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     return result
 
 
-class State:
-    """What a module and those below it hold: hooks, methods of their own, submodules, which parameters, and all other attributes.
+# Proxies, which a model meets in place of tensors.
 
-    A dual layer is built from the module as it is outside of `forward`. Where `forward` changes its twin, it is another function.
-    """
-
-    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
-        """ignored: attributes that calls of the module set, as the older weight_norm does."""
-        self._module, self._ignored = module, ignored
-        self.keep()
-
-    def keep(self) -> None:
-        """Take the module for what it is now."""
-        modules = self._module.modules() if self._module._modules else (self._module,)
-        self._kept = [(m, type(m), type(m).forward, _frozen(self._attributes(m))) for m in modules]
-
-    def _attributes(self, module: nn.Module) -> dict[str, Any]:
-        now = vars(module)
-        return {name: now[name] for name in now if name not in self._ignored} if self._ignored else now
-
-    def changed(self) -> str | None:
-        """The name of an attribute that is not what it was when it was kept."""
-        for module, kind, forward, kept in self._kept:
-            if type(module) is not kind:
-                return "__class__"
-            if kind.forward is not forward:
-                return "forward"
-            now = self._attributes(module)
-            if not _equal(now, kept):
-                pairs = ((n, now.get(n, _MISSING), old) for n, old in kept.items())
-                name = next((n for n, a, b in pairs if a is not b and not _equal(a, b)), None)
-                own = package_of(kind) != "torch"  # whose methods may look for any name
-                new = (n for n in sorted(now.keys() - kept.keys()) if own or hasattr(kind, n))
-                name = name or next(new, None)
-                if name is not None:
-                    return name
-        return "hooks, those on every module," if _global_forward_hooks or _global_forward_pre_hooks else None
+_ASSIGNED = SETTABLE | {"tracer", "node", "value", "overwritten"}
 
 
-_MISSING, _ARRAYS = object(), (Tensor, np.ndarray)
+class ConcreteProxy(fx.Proxy):
+    """What a model meets in place of a tensor: it answers questions about shape, dtype and device from the sample's value."""
+
+    tracer: ConcreteTracer
+    value: Any = None
+    overwritten: tuple[str, str] | None = None
+    """Why it must not be read any more, and who wrote: its tensor was changed through a view, which the graph does not show."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
+        self.tracer.watch.ask(name)
+        found = getattr(self.value, name)
+        if isinstance(found, Tensor):
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name) if callable(found) else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
+        if name not in _ASSIGNED and hasattr(Tensor, name):
+            raise self.tracer.watch.refused(
+                f"assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
+            )
+        super().__setattr__(name, value)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise self.tracer.watch.refused(
+            "a tensor that is captured does not support item assignment (x[...] = y), since the graph would not show it; put the "
+            "parts together by torch.cat or torch.stack, or multiply by a constant mask"
+        )
+
+    def __repr__(self) -> str:
+        return SHOWN
+
+    def __iter__(self) -> Iterator[Any]:
+        """A parameter may be unpacked, which a tensor does by `unbind`; iterating over the input would read its batch."""
+        if isinstance(self.value, Tensor) and not self.tracer.calls.varies(self.value):
+            return iter(self.unbind(0))
+        return iter(super().__iter__())
+
+    def __len__(self) -> int:
+        self.tracer.watch.ask("__len__")
+        return len(self.value)
 
 
-def _frozen(value: Any) -> Any:
-    """A copy of a container, with those inside it; anything else as it is."""
-    if isinstance(value, dict):
-        return {k: _frozen(v) for k, v in dict.items(value)}
-    if isinstance(value, list | deque | set):
-        return (list if isinstance(value, list) else type(value))(_frozen(v) for v in value)
-    return value
+def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Equality of numbers, texts and containers of them; anything else is equal to itself only."""
-    if isinstance(a, _ARRAYS) or isinstance(b, _ARRAYS):
-        return a is b
-    try:
-        return bool(a == b)
-    except (RuntimeError, ValueError):  # tensors or arrays inside, which differ
-        return False
+for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    setattr(ConcreteProxy, f"__i{_operation}__", _in_place(getattr(operator, f"__i{_operation}__")))
+
+
+def value_of(a: Any) -> Any:
+    return a.value if isinstance(a, ConcreteProxy) else a
