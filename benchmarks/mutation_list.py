@@ -81,6 +81,16 @@ GRAPH = [
         "graph/test_changes.py", "graph/test_live_parameters.py",
     ),
     mutation(
+        "a refusal that the model catches is forgotten", "graph/calls.py",
+        "self.refusal = self.refusal or error", "self.refusal = None",
+        "graph/test_swallowed_refusals.py",
+    ),
+    mutation(
+        "a module that forward changes is bounded as it was", "graph/digest.py",
+        "            if not _equal(now, kept):\n", "            if False:\n",
+        "graph/test_changed_modules.py",
+    ),
+    mutation(
         "hooks of a registered module ignored", "graph/registry.py",
         "if target._forward_hooks or len(", "if len(",
         "graph/test_hooks.py",

@@ -1,5 +1,7 @@
 """Layers are named by the path of their module, once each, in the order of evaluation."""
 
+import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -84,3 +86,11 @@ def test_every_layer_has_the_shape_of_what_enters_it() -> None:
     found = ad.bounds(model.to(DOUBLE), ad.LinfBall(0.1).around(batch(2, 4)))
     assert {name: tuple(i.lower.shape) for name, i in found.layers.items()} == {"2": (2, 2, 2), "5": (2, 3)}
     assert found.output.lower.shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["x", "input", "model", "output"])
+def test_a_parameter_of_the_model_itself_may_have_any_name(name: str) -> None:
+    model = Net(lambda m, x: F.relu(x * getattr(m, name)), **{name: nn.Parameter(batch(1, 4)[0])})
+    x = batch(2, 4)
+    assert [node.depends for node in ad.capture(model, x).nodes].count(False) == 1
+    torch.testing.assert_close(ad.bounds(model, ad.LinfBall(0.0).around(x)).output.lower, model(x))

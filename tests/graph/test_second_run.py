@@ -288,3 +288,25 @@ def test_capture_draws_no_random_numbers() -> None:
     after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+LEFT: list[Any] = []
+
+
+def test_a_value_that_an_earlier_capture_has_left_behind_is_refused() -> None:
+    """The first capture fails after its model has stored something; the next one finds it."""
+
+    def compute(m: Any, x: Any) -> Any:
+        if LEFT:
+            return m.fc(x) + LEFT[0]
+        LEFT.append(m.fc(x))
+        raise ValueError("not yet")
+
+    model = Net(compute, fc=nn.Linear(4, 3))
+    try:
+        with pytest.raises(ad.CaptureError, match="not yet"):
+            ad.capture(model, batch(3, 4))
+        with pytest.raises(ad.CaptureError, match="earlier capture has left behind"):
+            ad.capture(model, batch(3, 4))
+    finally:
+        LEFT.clear()
