@@ -19,7 +19,7 @@ from machine import RESULTS, describe, in_words
 
 from autodual.runs.config import TrainConfig
 from autodual.training.fitting import train
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 
 KINDS = {"paper": "the paper's cascade", "routed": "routed cascade", "sum": "sum of scores"}
 SETTINGS = {

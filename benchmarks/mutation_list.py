@@ -444,17 +444,17 @@ CASCADES = [
 
 DATA = [
     mutation(
-        "mirror image moved by a pixel", "data/augmentation.py",
+        "mirror image moved by a pixel", "data/images.py",
         "width - 1 - column)", "width - column)",
         "data/test_augment.py",
     ),
     mutation(
-        "crop never reaches its end", "data/augmentation.py",
+        "crop never reaches its end", "data/images.py",
         "return (noise * (2 * crop + 1)).long() - crop", "return (noise * 2 * crop).long() - crop",
         "data/test_augment.py",
     ),
     mutation(
-        "test images among those to train on", "data/formats.py",
+        "test images among those to train on", "data/loading.py",
         'shuffled[:test] if split == "test" else shuffled[test:]', 'shuffled[:test] if split == "test" else shuffled',
         "data/test_own.py",
     ),
@@ -500,7 +500,7 @@ RUNS = [
 
 EVALUATION = [
     mutation(
-        "broken certificates accepted", "evaluation/claims.py",
+        "broken certificates accepted", "evaluation/evaluate.py",
         'refuse_broken(source, certified & broken.exact, "in real numbers", advice)',
         'refuse_broken(source, certified & ~certified, "in real numbers", advice)',
         "evaluation/test_claims.py",
@@ -561,7 +561,7 @@ TRAINING = [
         "models/test_normalize.py",
     ),
     mutation(
-        "limit of images ignored", "training/target.py",
+        "limit of images ignored", "training/trained.py",
         "        data = data.take(limit)\n", "        data = data.take(len(data))\n",
         "cli/test_commands.py", "cli/test_certificates.py",
     ),

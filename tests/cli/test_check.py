@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import autodual as ad
-from autodual.evaluation.recheck import compare
+from autodual.evaluation.judge import compare
 from autodual.runs.records import CertificateLine
 
 Call = Callable[..., tuple[int, str, str]]

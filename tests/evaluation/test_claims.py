@@ -14,11 +14,10 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.cascades.records import Answers, CascadeAttack, CascadeCertificate
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.claims import Broken, check_claims, check_together
-from autodual.evaluation.evaluate import evaluate
-from autodual.evaluation.ledger import Ledger, judge_to_file
+from autodual.evaluation.evaluate import Broken, check_claims, check_together, evaluate
+from autodual.evaluation.judge import Ledger, judge_to_file
 from autodual.runs.folder import Run
-from autodual.runs.schema import plain
+from autodual.runs.records import plain
 from autodual.sets import LinfBall
 
 BALL = LinfBall(0.2, clip=(0.0, 1.0))

@@ -9,8 +9,7 @@ import torch
 
 import autodual as ad
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.judge import Judged
-from autodual.evaluation.ledger import Ledger, judge_lines, judge_to_file
+from autodual.evaluation.judge import Judged, Ledger, judge_lines, judge_to_file
 from autodual.evaluation.processes import ALONE, in_turns
 
 BALL = ad.LinfBall(0.05, clip=(0.0, 1.0))

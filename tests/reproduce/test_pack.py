@@ -15,7 +15,7 @@ from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.pack import that_fit, unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
 from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 
 from .conftest import CASCADE, ROW
 

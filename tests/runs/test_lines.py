@@ -12,8 +12,7 @@ import pytest
 
 from autodual._errors import ArgumentError
 from autodual.runs.lines import LineFile
-from autodual.runs.records import Problem, SortingLine
-from autodual.runs.schema import plain
+from autodual.runs.records import Problem, SortingLine, plain
 
 PROBLEM = Problem(Problem.FORMAT, "ball", "Dual()", 6, "data", "network", "float32", "cpu", 2, "1", "1", "1")
 LINES = [SortingLine(i, True, True) for i in range(6)]

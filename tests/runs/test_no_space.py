@@ -16,7 +16,7 @@ from autodual.runs.folder import Run
 from autodual.runs.records import TrainedLine
 from autodual.training.fitting import train
 from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 
 CONFIG = TrainConfig(
     dataset="digits", model="digits", eps=0.05, k=4, epochs=2, eps_epochs=1, limit_train=60, limit_test=4, evaluate_every=0, batch=20,

@@ -18,7 +18,7 @@ from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.training.fitting import train
 from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 
 RESULTS = Path(__file__).parents[2] / "results"
 SHAPES = {"mnist-small-0.1": (1, 28, 28), "cifar-small-2": (3, 32, 32)}

@@ -23,8 +23,11 @@ from autodual.runs.records import (
     Problem,
     SortingLine,
     Summary,
+    parse,
+    plain,
+    read,
+    read_if_sound,
 )
-from autodual.runs.schema import parse, plain, read, read_if_sound
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = sorted(path.parent for path in RESULTS.glob("**/metrics.jsonl"))

@@ -12,7 +12,7 @@ import autodual as ad
 from autodual._files import load_tensors
 from autodual.data import ImageData, load
 from autodual.training.loop import StoppedError, count, cut
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 
 CONFIG = ad.TrainConfig(k=4, epochs=2, batch=25, limit_test=4, evaluate_every=0, device="cpu")
 

@@ -11,10 +11,9 @@ from autodual.data import ImageData
 from autodual.digits import load_digits, load_digits_network
 from autodual.evaluation.processes import silent
 from autodual.sets import LinfBall
-from autodual.training import cascade
-from autodual.training.cascade import attack_all, attack_batch
+from autodual.training import stages
 from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch, attack_all, attack_batch
 from small import mlp
 
 IMAGES, LABELS = (t[:8] for t in load_digits("test"))
@@ -40,7 +39,7 @@ MADE: dict[str, Combination] = {
 @pytest.mark.parametrize("kind", MADE)
 def test_the_size_of_a_batch_does_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = attack_all(MADE[kind], DATA, silent, steps=4)
-    monkeypatch.setattr(cascade, "attack_batch", lambda *_: 3)
+    monkeypatch.setattr(stages, "attack_batch", lambda *_: 3)
     parts = attack_all(MADE[kind], DATA, silent, steps=4)
     assert whole.found.any()
     assert torch.equal(whole.found, parts.found)

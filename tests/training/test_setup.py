@@ -18,7 +18,7 @@ from autodual.runs.folder import Run
 from autodual.training.fitting import train
 from autodual.training.loop import StepProgress, StoppedError
 from autodual.training.setup import make_model, make_optimiser
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 
 STATISTICS = ((0.3,), (0.4,))
 TINY = ad.TrainConfig(

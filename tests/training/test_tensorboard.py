@@ -12,7 +12,7 @@ from autodual.cli.app import main
 from autodual.runs.config import TrainConfig
 from autodual.training.fitting import train
 from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 from torchrun import ALONE, TOGETHER, call
 
 CONFIG = TrainConfig(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autodual.cascades import Combination
     from autodual.data import ImageData
     from autodual.runs.records import CascadeSummary
-    from autodual.training.stage import Watch
+    from autodual.training.stages import Watch
 
 STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
 
@@ -29,7 +29,7 @@ def attack(
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
     from autodual.cli.certificates import open_named, tell_cascade
-    from autodual.evaluation.claims import attacked
+    from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 
     opened = open_named(target, changes or {}, limit)
@@ -51,10 +51,9 @@ def attack(
 
 def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> CascadeSummary:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
-    from autodual.evaluation.claims import check_together
-    from autodual.runs.records import CascadeSummary
-    from autodual.runs.schema import parse
-    from autodual.training.cascade import attack_all, certify_all
+    from autodual.evaluation.evaluate import check_together
+    from autodual.runs.records import CascadeSummary, parse
+    from autodual.training.stages import attack_all, certify_all
 
     certified = certify_all(combination, data, watch.tell, watch.group)
     attacked = attack_all(combination, data, watch.tell, group=watch.group)

@@ -68,7 +68,7 @@ def bench(
         raise ArgumentError(f"--out is for the tables, such as {out.with_suffix('.md')}; {out} is written beside")
     import torch
 
-    from autodual.runs.paths import recorded_command
+    from autodual.runs.folder import recorded_command
     from autodual.speed.measure import describe
     from autodual.speed.problems import AUTHORS, INSTALL, authors_version
     from autodual.speed.trials import Bench

@@ -99,7 +99,7 @@ def _check(
     if not speaks():
         raise typer.Exit
     from autodual.cli.certificates import open_again
-    from autodual.evaluation.recheck import made_with, noted_problem, recheck
+    from autodual.evaluation.judge import made_with, noted_problem, recheck
     from autodual.runs.folder import Run
 
     file = Run(target).certificates_file if target.is_dir() else target
@@ -139,12 +139,10 @@ def _certify(
 ) -> None:
     from autodual._files import write_json
     from autodual.cli.certificates import asked_about, check_way, default_file, open_named, tell_cascade
-    from autodual.evaluation.judge import basis, judged_summary
-    from autodual.evaluation.ledger import Ledger, cascade_file, cascade_to_file, judge_to_file
+    from autodual.evaluation.judge import Ledger, basis, cascade_file, cascade_to_file, judge_to_file, judged_summary
     from autodual.evaluation.processes import joined
     from autodual.runs.lines import record_about
-    from autodual.runs.records import CascadeSummary
-    from autodual.runs.schema import parse, plain
+    from autodual.runs.records import CascadeSummary, parse, plain
 
     chosen = _chosen(engine, probability)
     opened = open_named(target, changes, limit)

@@ -21,7 +21,7 @@ from autodual._errors import AutodualError
 
 if TYPE_CHECKING:
     from autodual.training.loop import StepProgress
-    from autodual.training.stage import Watch
+    from autodual.training.stages import Watch
 
 
 def speaks() -> bool:
@@ -119,7 +119,7 @@ class Display:
         self.stop, self.shown, self.rate = stop, time.monotonic(), Rate()
 
     def watch(self) -> Watch:
-        from autodual.training.stage import Watch
+        from autodual.training.stages import Watch
 
         return Watch(self._step, self._draw, self._say, self.stop)
 

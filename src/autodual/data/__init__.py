@@ -1,14 +1,14 @@
 """Images to train on: known data sets, the user's own, fetching, checking and augmentation."""
 
-from autodual.data.archives import Progress as Progress
-from autodual.data.augmentation import augment as augment
 from autodual.data.downloads import CatalogueEntry as CatalogueEntry
 from autodual.data.downloads import FileCheck as FileCheck
 from autodual.data.downloads import FileState as FileState
+from autodual.data.downloads import Progress as Progress
 from autodual.data.downloads import catalogue as catalogue
 from autodual.data.downloads import fetch as fetch
 from autodual.data.downloads import verify as verify
 from autodual.data.images import ImageData as ImageData
+from autodual.data.images import augment as augment
 from autodual.data.images import check_parts as check_parts
 from autodual.data.known import data_folder as data_folder
 from autodual.data.loading import Statistics as Statistics

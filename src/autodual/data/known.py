@@ -12,6 +12,11 @@ from pathlib import Path
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 
+LIMIT = 1 << 28
+"""Bytes of a file once it is unpacked: several times what any of ours has."""
+NAMES_FILE = "batches.meta.txt"
+"""Names of the classes of CIFAR-10, beside its data."""
+
 
 @dataclass(frozen=True)
 class DataFile:

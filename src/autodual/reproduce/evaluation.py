@@ -29,18 +29,15 @@ from autodual.engines import BoundEngine, Crown, Dual
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation import judge
-from autodual.evaluation.claims import ATTACK_STEPS, Broken, check_claims, check_together
-from autodual.evaluation.judge import Judged, at_once
-from autodual.evaluation.ledger import RENEWED, cascade_to_file, judge_to_file, problem_of
+from autodual.evaluation.evaluate import ATTACK_STEPS, Broken, check_claims, check_together
+from autodual.evaluation.judge import RENEWED, Judged, at_once, cascade_to_file, judge_to_file, problem_of
 from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.records import AttackFigures, AttackLine, CascadeAttackLine, CascadeErrors
-from autodual.runs.schema import parse, plain, read
+from autodual.runs.records import AttackFigures, AttackLine, CascadeAttackLine, CascadeErrors, parse, plain, read
 from autodual.sets import Perturbation
-from autodual.training.cascade import attack_batch, attacked_part, certify_all
 from autodual.training.setup import make_ball
-from autodual.training.stage import Parts, Watch
+from autodual.training.stages import Parts, Watch, attack_batch, attacked_part, certify_all
 
 ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("dual", "ibp", "crown")}
 """The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""

@@ -21,7 +21,7 @@ from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.records import RowRecord
 from autodual.reproduce.work import Extent, work_on
 from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.training.stages import Watch
 
 # One GPU for several processes at once, by NVIDIA's Multi-Process Service (MPS).
 #

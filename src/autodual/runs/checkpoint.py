@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import digest, encode_tensors, load_tensors, read_json, replacing, write_bytes
-from autodual.runs.schema import parse, plain
+from autodual.runs.records import parse, plain
 
 KEPT = 2
 """Checkpoints that are kept: the last, and the one before in case the last is damaged."""

@@ -1,7 +1,6 @@
 """A run folder: the config that made it, what was measured, checkpoints, and one process at a time.
 
-This file does not import PyTorch, nor what imports it, before it is needed: a command that refuses a config does so at once.
-"""
+This file does not import PyTorch, nor what imports it, before it is needed: a command that refuses a config does so at once."""
 
 from __future__ import annotations
 
@@ -9,9 +8,10 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +19,80 @@ from typing import IO, Any, get_args
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
-from autodual.runs.config import TrainConfig, by_epochs
-from autodual.runs.paths import NAMED, from_folder, recorded_command, resolved, to_folder
-from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine
-from autodual.runs.schema import parse, plain, read
-from autodual.runs.yaml import dump_yaml, read_yaml
+from autodual.runs.config import TrainConfig, by_epochs, dump_yaml, read_yaml
+from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine, parse, plain, read
+
+NAMED = ("model", "dataset")
+"""Options that may name a file: file.py:factory, and of data a folder or a file.npz, too."""
+
+
+def to_folder(option: str, text: str, folder: Path) -> str:
+    """An option's value for a kept file in `folder`: a path is rewritten relative to `folder`, anything else stays."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{relative(file, folder)}{rest}"
+
+
+def from_folder(option: str, text: str, folder: Path) -> str:
+    """The value that `to_folder` wrote, with a path that holds from anywhere. A path that does not exist stays as it is."""
+    file, rest = _parts(option, text, folder)
+    place = None if file is None else folder.resolve() / file
+    return f"{os.path.normpath(place)}{rest}" if place is not None and place.exists() else text
+
+
+def resolved(option: str, text: str) -> str:
+    """The value with the whole path of the file that it names, if it names one."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{file.resolve()}{rest}"
+
+
+def relative(path: Path, folder: Path) -> str:
+    """The path as seen from `folder`, with slashes; the whole path where none leads there, as between drives of Windows."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return str(path)
+
+
+def _parts(option: str, text: str, folder: Path = Path()) -> tuple[Path | None, str]:
+    """The file that is named, if one is, and what follows it."""
+    from autodual.data import is_factory
+    from autodual.data.known import KNOWN
+
+    try:
+        if is_factory(text):
+            file, _, name = text.rpartition(":")
+            return Path(file).expanduser(), f":{name}"
+        if option == "dataset" and text not in KNOWN and (folder / Path(text).expanduser()).exists():
+            return Path(text).expanduser(), ""
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # no such home, or no name that a file could have; whoever opens it says so
+        pass
+    return None, ""
+
+
+def recorded_command(arguments: Sequence[str]) -> str:
+    """The command without places of this machine: paths below the working folder are relative to it, those below the user's folder
+    begin with ~, and of any other only the last part is kept, as in .../NAME."""
+    program = Path(arguments[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return " ".join([shlex.quote(name or "python"), *map(without_place, arguments[1:])])
+
+
+def without_place(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    if flag.startswith("-") and equals:
+        return f"{shlex.quote(flag)}={without_place(value)}"
+    path = Path(argument)
+    if not path.is_absolute():
+        return shlex.quote(argument)
+    for place, short in ((Path(os.path.curdir).absolute(), ""), (Path(os.path.expanduser("~")), "~/")):
+        if place != Path(place.anchor) and path.is_relative_to(place):
+            return f"{short}{shlex.quote(str(path.relative_to(place)))}"
+    return f".../{shlex.quote(path.name)}"
+
 
 METRICS_LIMIT = 2**30
 

@@ -11,8 +11,7 @@ from typing import IO, Generic, Protocol, TypeVar
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import RECORD_LIMIT, claim, parse_json, read_json, write_json
-from autodual.runs.records import Problem
-from autodual.runs.schema import parse, plain
+from autodual.runs.records import Problem, parse, plain
 
 LINES_LIMIT = 8 * RECORD_LIMIT
 """Bytes of a file of lines: enough for three million examples."""

@@ -18,13 +18,10 @@ from autodual.evaluation.processes import Group, joined, own_device
 from autodual.runs.checkpoint import load_model, save_model
 from autodual.runs.config import TrainConfig, check_ramp
 from autodual.runs.folder import Run
-from autodual.runs.records import CascadeSummary, DataUsed, Evaluation
-from autodual.runs.schema import plain, read
-from autodual.training.cascade import finish_cascade, train_cascade
-from autodual.training.events import Events, summary_writer
-from autodual.training.loop import StoppedError
+from autodual.runs.records import CascadeSummary, DataUsed, Evaluation, plain, read
+from autodual.training.loop import Events, StoppedError, summary_writer
 from autodual.training.setup import check_scores, make_ball, make_device, make_model
-from autodual.training.stage import Parts, Watch, fresh_model, train_stage, trained_at
+from autodual.training.stages import Parts, Watch, finish_cascade, fresh_model, train_cascade, train_stage, trained_at
 
 OWN = "given to ad.fit"
 """What stands for the module and the data of a run that no name leads to."""
