@@ -487,7 +487,7 @@ RUNS = [
         "runs/test_schedule.py",
     ),
     mutation(
-        "certificates of another network gone on with", "runs/records.py",
+        "certificates of another network gone on with", "runs/lines.py",
         'frozenset({"format", "batch", "python", "asked"})', 'frozenset({"format", "batch", "python", "asked", "network"})',
         "runs/test_lines.py::test_only_what_may_change_is_found_anew",
     ),

@@ -13,7 +13,7 @@ import pytest
 
 import autodual as ad
 from autodual.evaluation.judge import compare
-from autodual.runs.records import CertificateLine
+from autodual.runs.lines import CertificateLine
 
 Call = Callable[..., tuple[int, str, str]]
 CPU = ["--device", "cpu"]

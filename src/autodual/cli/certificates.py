@@ -12,17 +12,8 @@ from autodual._errors import ArgumentError
 from autodual._files import read_content
 from autodual.cli.options import checked
 from autodual.runs.folder import NAMED, from_folder, relative, resolved, to_folder
-from autodual.runs.lines import LINES_LIMIT, record_about
-from autodual.runs.records import (
-    Asked,
-    CascadeErrors,
-    CascadeSummary,
-    Problem,
-    ProblemOutline,
-    Summary,
-    plain,
-    read_if_sound,
-)
+from autodual.runs.lines import LINES_LIMIT, Asked, Problem, ProblemOutline, record_about
+from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, plain, read_if_sound
 from autodual.training.trained import Target, open_target, own_config
 
 WORDS: dict[str, Callable[[Any], str]] = {

@@ -1,4 +1,4 @@
-"""A data set certified: what is found about each example, kept in a file with a line for each, and checked again."""
+"""A data set certified: what is found about each example, kept in a file with a line for each, and checked again later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual._files import check_plain, read_json
+from autodual._files import check_plain, in_one_line, read_content, read_json
 from autodual.cascades import Combination
 from autodual.cascades.records import Answers, CascadeCertificate
 from autodual.certificates import Certificate, HighProbabilityCertificate, certify
@@ -26,9 +26,30 @@ from autodual.engines.results import generators
 from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, in_turns, on_all, on_cpu, silent
 from autodual.graph.digest import digest_network
 from autodual.runs.folder import Run, versions
-from autodual.runs.lines import L, LineFile, Say, parse_line, read_problem, record_about, split_lines
-from autodual.runs.records import Asked, Basis, CascadeLine, CertificateLine, Problem, Summary, entry_names, plain
+from autodual.runs.lines import (
+    LINES_LIMIT,
+    Asked,
+    CascadeLine,
+    CertificateLine,
+    L,
+    Line,
+    LineFile,
+    Problem,
+    Say,
+    parse_lines,
+    read_problem,
+    record_about,
+    split_lines,
+)  # fmt: skip
+from autodual.runs.records import Basis, Summary, plain
 from autodual.sets import Perturbation
+
+ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}
+"""Engines that prove, by their names on the command line."""
+SMALL_UNITS = 10_000
+"""Units, the input's features included, of a network whose certificates are found for a whole batch at once."""
+RENEWED = ("device", "autodual", "torch")
+"""Entries of a problem that may change between two calls: lines are then found anew, since one file has one arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -68,35 +89,35 @@ class Judged:
     @classmethod
     def read(cls, lines: Sequence[CertificateLine]) -> Judged:
         """What these lines say."""
-        return cls(
-            torch.tensor([line.label for line in lines]),
-            torch.tensor([line.predicted for line in lines]),
-            torch.tensor([line.certified for line in lines], dtype=torch.bool),
-            torch.tensor([line.certified_as_run for line in lines], dtype=torch.bool),
-            torch.tensor([torch.nan if line.margin is None else line.margin for line in lines]),
-            torch.tensor([torch.inf if line.slack is None else line.slack for line in lines]),
-        )
+        margins = torch.tensor([torch.nan if line.margin is None else line.margin for line in lines])
+        slack = torch.tensor([torch.inf if line.slack is None else line.slack for line in lines])
+        labels, predicted, proved, as_run = _columns(lines, "label", "predicted", "certified", "certified_as_run")
+        return cls(labels, predicted, proved, as_run, margins, slack)
 
     def lines(self, start: int) -> list[CertificateLine]:
         """One line for each example, the first of which is the example `start`."""
-        columns = (self.labels, self.predicted, self.certified, self.certified_as_run, self.margins, self.slack)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
+        rows = zip(*(getattr(self, f.name).tolist() for f in fields(self)), strict=True)
         return [
             CertificateLine(index, *verdict, *(number if math.isfinite(number) else None for number in (margin, slack)))
             for index, (*verdict, margin, slack) in enumerate(rows, start)
         ]
 
-    @classmethod
-    def join(cls, parts: list[Judged]) -> Judged:
-        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
+def _columns(lines: Sequence[Line], *names: str) -> list[Tensor]:
+    return [torch.tensor([getattr(line, name) for line in lines]) for name in names]
 
 
-def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Basis | None:
-    """What a certificate with a probability rests on; None for a proof."""
-    if not isinstance(engine, HighProbability):
-        return None
-    x = data.scaled(slice(0, 1))
-    return Basis(**asdict(engine.confidence(dual_network(model, x), ball.around(x))))
+def judge(
+    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None = None, tell: Tell = silent,
+    what: str = "certifying", group: Group = ALONE,
+) -> Judged:  # fmt: skip
+    """Certifies all examples, some at a time."""
+
+    def one(x: Tensor, labels: Tensor) -> Judged:
+        return Judged.of(certify(model, x, labels, ball, engine))
+
+    parts = on_all(one, data, what, tell, group)
+    return Judged(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Judged)))
 
 
 def judged_summary(
@@ -114,28 +135,12 @@ def judged_summary(
     )  # fmt: skip
 
 
-def judge(
-    model: nn.Module,
-    data: ImageData,
-    ball: Perturbation,
-    engine: BoundEngine | None = None,
-    tell: Tell = silent,
-    what: str = "certifying",
-    group: Group = ALONE,
-) -> Judged:
-    """Certify all examples, some at a time."""
-
-    def one(x: Tensor, labels: Tensor) -> Judged:
-        return Judged.of(certify(model, x, labels, ball, engine))
-
-    return Judged.join(on_all(one, data, what, tell, group))
-
-
-ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}
-"""Engines that prove, by their names on the command line."""
-
-SMALL_UNITS = 10_000
-"""Units, the input's features included, of a network whose certificates are found for a whole batch at once."""
+def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Basis | None:
+    """What a certificate with a probability rests on; None for a proof."""
+    if not isinstance(engine, HighProbability):
+        return None
+    x = data.scaled(slice(0, 1))
+    return Basis(**asdict(engine.confidence(dual_network(model, x), ball.around(x))))
 
 
 def at_once(model: nn.Module, data: ImageData) -> int:
@@ -144,8 +149,7 @@ def at_once(model: nn.Module, data: ImageData) -> int:
     return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, units))
 
 
-RENEWED = ("device", "autodual", "torch")
-"""Entries of a problem that may change between two calls: lines are then found anew, since one file has one arithmetic."""
+# A file with one line for each example: found batch by batch, and gone on with after an interruption.
 
 
 @dataclass(frozen=True)
@@ -166,16 +170,10 @@ class Ledger:
     """Noted beside the lines, for whoever checks them."""
 
     def fill(
-        self,
-        kind: type[L],
-        problem: Problem,
-        find: Callable[[slice], list[L]],
-        data: ImageData,
-        what: str,
-        fault: Callable[[L], str | None] = lambda line: None,
+        self, kind: type[L], problem: Problem, find: Callable[[slice], list[L]], data: ImageData, what: str
     ) -> list[L]:
         """All lines about `problem`: those that the file holds, and the others, which `find` makes for some examples at a time."""
-        file = LineFile(self.path, kind, fault, self.say)
+        file = LineFile(self.path, kind, data.labels.tolist(), self.say)
         problem, step = replace(problem, asked=self.asked), self.step or batch_size(data)
         try:
             lines = self.group.by_first(lambda: file.begin(problem, step, self.anew, self.renewed))
@@ -196,35 +194,16 @@ def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation,
     """What lines about these examples are about, and what computes them."""
     x = data.scaled(slice(0, 1))
     return Problem(
-        format=Problem.FORMAT,
-        perturbation=repr(ball),
-        engine=repr(engine),
-        examples=len(data),
-        data=data.digest(),
-        network=" ".join(digest_network(capture(model, x)) for model in models),
-        dtype=str(x.dtype).removeprefix("torch."),
-        device=x.device.type,
-        batch=batch_size(data),
-        **versions(),
-        basis=basis(models[0], data, ball, engine),
-    )
-
-
-def fault_in(line: CertificateLine | CascadeLine, labels: Sequence[int]) -> str | None:
-    """Why a line cannot be right about an example with its label."""
-    if line.label != labels[line.index]:
-        return f"has the label {line.label}, but its example has {labels[line.index]}"
-    return line.fault()
-
-
-# One network
+        format=Problem.FORMAT, perturbation=repr(ball), engine=repr(engine), examples=len(data), data=data.digest(),
+        network=" ".join(digest_network(capture(model, x)) for model in models), dtype=str(x.dtype).removeprefix("torch."),
+        device=x.device.type, batch=batch_size(data), **versions(), basis=basis(models[0], data, ball, engine),
+    )  # fmt: skip
 
 
 def judge_to_file(ledger: Ledger, model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Judged:
     """Certifies all examples, with a line for each."""
     problem, find = problem_of([model], data, ball, engine), partial(judge_lines, model, ball, engine, data)
-    fault = partial(fault_in, labels=data.labels.tolist())
-    return Judged.read(ledger.fill(CertificateLine, problem, find, data, "certifying", fault))
+    return Judged.read(ledger.fill(CertificateLine, problem, find, data, "certifying"))
 
 
 def judge_lines(
@@ -234,7 +213,7 @@ def judge_lines(
     return Judged.of(certify(model, data.scaled(part), data.labels[part], ball, engine)).lines(part.start)
 
 
-# Several models together
+# Several models together.
 
 
 def cascade_file(path: Path) -> Path:
@@ -246,8 +225,7 @@ def cascade_file(path: Path) -> Path:
 def cascade_to_file(ledger: Ledger, combination: Combination, data: ImageData) -> CascadeCertificate:
     """Certifies all examples with a cascade, with a line for each."""
     problem, find = cascade_problem(combination, data), partial(cascade_lines, combination, data)
-    fault = partial(fault_in, labels=data.labels.tolist())
-    return read_cascade(combination, ledger.fill(CascadeLine, problem, find, data, "certifying the cascade", fault))
+    return read_cascade(combination, ledger.fill(CascadeLine, problem, find, data, "certifying the cascade"))
 
 
 def cascade_problem(combination: Combination, data: ImageData) -> Problem:
@@ -267,16 +245,15 @@ def cascade_lines(combination: Combination, data: ImageData, part: slice) -> lis
 
 def read_cascade(combination: Combination, lines: Sequence[CascadeLine]) -> CascadeCertificate:
     """What the lines of a cascade say together."""
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([getattr(line, name) for line in lines])
-
-    answers = Answers(column("answer"), column("certified"), column("stage"))
+    label, sound, as_run, none_wrong = _columns(lines, "label", "sound", "sound_as_run", "no_wrong_certificate")
+    answers = Answers(*_columns(lines, "answer", "certified", "stage"))
     return CascadeCertificate(
-        combination.kind, combination.answering(), column("label"), answers, column("sound"), column("sound_as_run"),
-        column("no_wrong_certificate"), describe(combination.ball), repr(combination.engine),
+        combination.kind, combination.answering(), label, answers, sound, as_run, none_wrong, describe(combination.ball),
+        repr(combination.engine),
     )  # fmt: skip
 
+
+# Lines of a file computed again, some of them, and compared with what is written.
 
 Expected = list[tuple[Path, dict[str, Any]]]
 """Records beside a file of lines, and what they must say."""
@@ -300,20 +277,22 @@ class Recheck(Generic[L]):
     @property
     def entries(self) -> tuple[str, ...]:
         """What is compared of a line."""
-        return entry_names(self.kind)
+        return tuple(f.name for f in fields(self.kind))
 
     def contradictions(self) -> list[str]:
         """Sentences about records that say something else than all lines together; none while lines are missing."""
         lines = [line for line in self.lines if not isinstance(line, str)]
-        if len(lines) < len(self.data):
-            return []
-        return [
-            f"{path.name} has {_short(found[name])} as {name}, but the lines say {_short(value)}"
-            for path, expected in self.expected(lines)
-            for found in [_record(path)]
-            for name, value in expected.items()
-            if name in found and not _same(found[name], value)
-        ]
+        told: list[str] = []
+        for path, expected in self.expected(lines) if len(lines) == len(self.data) else ():
+            found = read_json(path) if path.exists() else {}
+            if not isinstance(found, dict):
+                raise ArgumentError(f"{path}: holds no record")
+            told += [
+                f"{path.name} has {_short(found[name])} as {name}, but the lines say {_short(value)}"
+                for name, value in expected.items()
+                if name in found and not _same(found[name], value)
+            ]
+        return told
 
     def differences(self, sample: list[int], tell: Callable[[int], None]) -> list[str]:
         """Sentences about lines that cannot be right, and about those of the sample that are not what is found now.
@@ -325,9 +304,11 @@ class Recheck(Generic[L]):
         batch = self.problem.batch
         told = {i: [f"line {i + 1} {line}"] for i, line in enumerate(self.lines) if isinstance(line, str)}
         left = [index for index in sample if index not in told]
-        if self.problem.basis is None:
-            parts = [left[first : first + batch] for first in range(0, len(left), batch)]
-            left = [index for part in parts for index in self._suspects(part, tell)]
+        for part in [left[i : i + batch] for i in range(0, len(left), batch)] if self.problem.basis is None else ():
+            found = self.find(self.data.select(torch.tensor(part, device=self.data.device)), slice(0, len(part)))
+            fine = {i for i, line in zip(part, found, strict=True) if not self._compare(i, line)}
+            left = [index for index in left if index not in fine]
+            tell(0)
         for start in sorted({index // batch * batch for index in left}):
             stop = min(len(self.data), start + batch)
             found = self.find(self.data, slice(start, stop))
@@ -336,22 +317,16 @@ class Recheck(Generic[L]):
         tell(len(sample))
         return [sentence for index in sorted(told) for sentence in told[index]]
 
-    def _suspects(self, part: list[int], tell: Callable[[int], None]) -> list[int]:
-        some = self.data.select(torch.tensor(part, device=self.data.device))
-        found = self.find(some, slice(0, len(part)))
-        tell(0)
-        return [i for i, line in zip(part, found, strict=True) if self._compare(i, line)]
-
     def _compare(self, index: int, found: L) -> list[str]:
         written = self.lines[index]
         assert not isinstance(written, str)
-        return compare(written, replace(found, index=index))  # type: ignore[type-var]  # every line is a dataclass
+        return compare(written, replace(found, index=index))
 
 
 def compare(written: L, found: L) -> list[str]:
     """Sentences about entries that differ. Margins may differ by their slack, once for each time that they were computed."""
     told = []
-    for name in entry_names(type(found)):
+    for name in (f.name for f in fields(found)):
         before, now = getattr(written, name), getattr(found, name)
         if name not in ("margin", "slack"):
             same = before == now
@@ -369,10 +344,8 @@ def compare(written: L, found: L) -> list[str]:
 
 def noted_problem(file: Path) -> Problem:
     """What a file of lines that can be checked is about."""
-    try:
+    with in_one_line(file, "cannot be read"):
         check_plain(file)
-    except OSError as error:
-        raise ArgumentError(f"{file}: cannot be read: {error.strerror or error}") from None
     about = record_about(file, "problem")
     if not about.exists():
         raise ArgumentError(
@@ -399,17 +372,21 @@ def recheck(
     if combination is None:
         raise ArgumentError(f"{file}: is about a cascade, but what it names is none")
     cascade = combination.with_engine(engine)
+    # `certify` writes the summary beside the lines of the first stage.
+    summary = file.with_name(file.name.removesuffix("cascade.jsonl") + "summary.json")
+
+    def beside(rows: list[CascadeLine]) -> Expected:
+        return [(summary, {"examples": len(rows), "cascade": read_cascade(cascade, rows).summary()})]
+
     rows = _lines(file, problem, cascade_problem(cascade, data), CascadeLine, data)
-    return Recheck(
-        problem, CascadeLine, rows, data, partial(cascade_lines, cascade), partial(_beside_cascade, file, cascade)
-    )
+    return Recheck(problem, CascadeLine, rows, data, partial(cascade_lines, cascade), beside)
 
 
 def _engine(file: Path, problem: Problem) -> BoundEngine:
     """The engine that the problem names."""
-    engines, basis = list(ENGINES.values()), problem.basis
+    engines, rests_on = list(ENGINES.values()), problem.basis
     try:
-        engines = engines if basis is None else [HighProbability(basis.delta, basis.k, seed=basis.seed)]
+        engines = engines if rests_on is None else [HighProbability(rests_on.delta, rests_on.k, seed=rests_on.seed)]
     except ValueError:
         engines = []
     for engine in engines:
@@ -422,24 +399,19 @@ def _lines(file: Path, problem: Problem, now: Problem, kind: type[L], data: Imag
     difference = problem.difference(now, "device", *versions())
     if difference is not None:
         raise ArgumentError(f"{file}: {difference[1]}{made_with(problem, data)}; it cannot be checked against this")
-    with file.open("rb") as stream:
-        content = split_lines(stream, file)
-    if not content:
+    lines = split_lines(read_content(file, LINES_LIMIT))
+    if not lines:
         raise ArgumentError(f"{file}: holds no certificates yet")
-    if len(content) > len(data):
-        raise ArgumentError(f"{file}: has {len(content)} lines about {len(data)} examples")
-    fault: Callable[[Any], str | None] = partial(fault_in, labels=data.labels.tolist())
-    return [parse_line(kind, line, index, fault) for index, line in enumerate(content)]
+    if len(lines) > len(data):
+        raise ArgumentError(f"{file}: has {len(lines)} lines about {len(data)} examples")
+    return list(parse_lines(kind, lines, data.labels.tolist()))
 
 
 def made_with(problem: Problem, data: ImageData) -> str:
     """A clause about what computed the file, where that is not what computes now."""
     now = {"device": data.device.type} | versions()
-    other = [
-        f"{name} {getattr(problem, name)[:40]}, now {value}"
-        for name, value in now.items()
-        if getattr(problem, name) != value
-    ]
+    before = {name: getattr(problem, name) for name in now}
+    other = [f"{name} {before[name][:40]}, now {value}" for name, value in now.items() if before[name] != value]
     return f"; it was made with {', '.join(other)}" if other else ""
 
 
@@ -453,20 +425,6 @@ def _beside(
     run = Run(file.parent)
     more: Expected = [(run.evaluation_file, said | each)] if file.name == run.certificates_file.name else []
     return [(record_about(file, "summary"), said), *more]
-
-
-def _beside_cascade(file: Path, cascade: Combination, lines: list[CascadeLine]) -> Expected:
-    """The summary that `certify` writes beside the lines of the first stage."""
-    summary = file.with_name(file.name.removesuffix("cascade.jsonl") + "summary.json")
-    return [(summary, {"examples": len(lines), "cascade": read_cascade(cascade, lines).summary()})]
-
-
-def _record(path: Path) -> dict[str, Any]:
-    """What a record beside the file says; nothing where there is none."""
-    found = read_json(path) if path.exists() else {}
-    if not isinstance(found, dict):
-        raise ArgumentError(f"{path}: holds no record")
-    return found
 
 
 def _same(found: Any, expected: Any) -> bool:

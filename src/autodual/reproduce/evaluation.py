@@ -34,7 +34,8 @@ from autodual.evaluation.judge import RENEWED, Judged, at_once, cascade_to_file,
 from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.records import AttackFigures, AttackLine, CascadeAttackLine, CascadeErrors, parse, plain, read
+from autodual.runs.lines import AttackLine, CascadeAttackLine
+from autodual.runs.records import AttackFigures, CascadeErrors, parse, plain, read
 from autodual.sets import Perturbation
 from autodual.training.setup import make_ball
 from autodual.training.stages import Parts, Watch, attack_batch, attacked_part, certify_all

@@ -37,9 +37,9 @@ from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, in_tur
 from autodual.runs.checkpoint import load_model, round_to_half_, save_model
 from autodual.runs.config import TrainConfig, trained_eps
 from autodual.runs.folder import Run
+from autodual.runs.lines import SortingLine
 from autodual.runs.records import (
     CascadeSummary,
-    SortingLine,
     StillOpen,
     TrainedAt,
     TrainedLine,

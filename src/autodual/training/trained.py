@@ -1,4 +1,4 @@
-"""What is certified or attacked by name: a run folder, or bare weights; and what the run folder knows about the question already."""
+"""From a run folder back to Python: the trained network, what it was trained against, and what `certify` and `attack` ask about it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,29 @@ from autodual.data import ImageData, any_mean_std, form_of, is_factory, load, me
 from autodual.engines import BoundEngine, Dual, HighProbability
 from autodual.engines.prepare import capture
 from autodual.evaluation.evaluate import Broken, attacked, check_claims
-from autodual.evaluation.judge import Judged, fault_in, problem_of
+from autodual.evaluation.judge import Judged, problem_of
 from autodual.evaluation.processes import own_device
 from autodual.graph.digest import digest_network
 from autodual.runs.checkpoint import load_model
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run, versions
-from autodual.runs.lines import LINES_LIMIT, Say, parse_line, read_problem, record_about
-from autodual.runs.records import CertificateLine, Evaluation, Problem, read_if_sound
+from autodual.runs.lines import (
+    LINES_LIMIT,
+    CertificateLine,
+    Problem,
+    Say,
+    parse_lines,
+    read_problem,
+    record_about,
+    split_lines,
+)  # fmt: skip
+from autodual.runs.records import Evaluation, read_if_sound
 from autodual.sets import Perturbation
 from autodual.training.fitting import OWN
 from autodual.training.setup import make_ball, make_device, make_model
+
+RECIPES = ("best", "paper")
+RESULTS_VARIABLE = "AUTODUAL_RESULTS"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +91,9 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
     if config.cascade > 1 and not Run(place).cascade_folder.is_dir():
         raise ArgumentError(f"{place}: its cascade is not finished; go on with `autodual train --resume --out {place}`")
     fresh = _named(config) if model is None else model
-    found, cascade = with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
+    found, cascade = _with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
     if model is None:
-        check_as_evaluated(place, config.model, found, form_of(config.dataset, config.data_folder)[0])
+        _check_as_evaluated(place, config.model, found, form_of(config.dataset, config.data_folder)[0])
     return TrainedRun(found, make_ball(config), cascade, config)
 
 
@@ -118,19 +130,21 @@ def load_pretrained(
             f"name must be that of a row, such as 'cifar-large-2', got {name!r}; for a folder, use ad.load_run"
         )
     root = _results_folder(folder)
-    recipes = RECIPES if recipe is None else (recipe,)
-    places = [root / each / name for each in recipes] + ([root / name] if recipe is None else [])
+    places = [root / name] if recipe is None else []
+    places = [root / each / name for each in (RECIPES if recipe is None else (recipe,))] + places
     place = next((place for place in places if Run(place).model_file.exists()), None)
+    if place is None and any(Run(place).evaluation_file.exists() for place in places):
+        raise ArgumentError(
+            f"{name}: was reproduced, but its weights are too large to be kept in {root}; train it with `autodual reproduce {name}`"
+        )
     if place is None:
-        raise ArgumentError(_not_there(name, root, places))
+        there = {path.parent.name for depth in ("*", "*/*") for path in root.glob(f"{depth}/model.safetensors")}
+        known = ", ".join(sorted(there)) or "none"
+        raise ArgumentError(f"{name}: {root} has no weights of such a row; it has those of {known}")
     config, on = trained_config(place), make_device(str(device))
     model = _named(config).to(on).eval()
     load_model(Run(place).model_file, model, expect_half=True)
     return TrainedRun(model, make_ball(config), None, config)
-
-
-RECIPES = ("best", "paper")
-RESULTS_VARIABLE = "AUTODUAL_RESULTS"
 
 
 def _results_folder(folder: Path | str | None) -> Path:
@@ -149,16 +163,37 @@ def _results_folder(folder: Path | str | None) -> Path:
     )
 
 
-def _not_there(name: str, root: Path, places: list[Path]) -> str:
-    if any(Run(place).evaluation_file.exists() for place in places):
-        return f"{name}: was reproduced, but its weights are too large to be kept in {root}; train it with `autodual reproduce {name}`"
-    pattern = "/model.safetensors"
-    found = {path.parent.name for depth in ("*", "*/*") for path in root.glob(depth + pattern)}
-    known = ", ".join(sorted(found)) or "none"
-    return f"{name}: {root} has no weights of such a row; it has those of {known}"
+def _named(config: TrainConfig) -> nn.Module:
+    """The untrained network that the config names; leaves the CPU's random state alone."""
+    shape, classes = form_of(config.dataset, config.data_folder)
+    statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
+    with torch.random.fork_rng(devices=[]):
+        return make_model(config.model, shape, classes, statistics)
 
 
-def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -> None:
+def trained_config(place: Path) -> TrainConfig:
+    """The config of a run folder that has a trained model."""
+    run = Run(place)
+    if not run.config_file.exists():
+        raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
+    config = run.config()
+    if not run.model_file.exists():
+        raise ArgumentError(
+            f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
+        )
+    return config
+
+
+def _with_weights(
+    place: Path, build: Callable[[int], nn.Module], ball: Perturbation
+) -> tuple[nn.Module, Combination | None]:
+    """The network of a run folder, and its cascade for this ball if it has one; build(stage) makes untrained modules."""
+    model, saved = build(0), Run(place).cascade_folder
+    load_model(Run(place).model_file, model)
+    return model, load_combination(saved, build).around(ball) if saved.is_dir() else None
+
+
+def _check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -> None:
     """Refuse a network of file.py:factory that is not the one of the run's certificates: the file has changed, or is another one.
 
     What certificates of another version of this package, of PyTorch or of Python noted is not compared: a graph may look
@@ -176,35 +211,7 @@ def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -
         )
 
 
-def trained_config(place: Path) -> TrainConfig:
-    """The config of a run folder that has a trained model."""
-    run = Run(place)
-    if not run.config_file.exists():
-        raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
-    config = run.config()
-    if not run.model_file.exists():
-        raise ArgumentError(
-            f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
-        )
-    return config
-
-
-def with_weights(
-    place: Path, build: Callable[[int], nn.Module], ball: Perturbation
-) -> tuple[nn.Module, Combination | None]:
-    """The network of a run folder, and its cascade for this ball if it has one; build(stage) makes untrained modules."""
-    model = build(0)
-    load_model(Run(place).model_file, model)
-    saved = Run(place).cascade_folder
-    return model, load_combination(saved, build).around(ball) if saved.is_dir() else None
-
-
-def _named(config: TrainConfig) -> nn.Module:
-    """The untrained network that the config names; leaves the CPU's random state alone."""
-    shape, classes = form_of(config.dataset, config.data_folder)
-    statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
-    with torch.random.fork_rng(devices=[]):
-        return make_model(config.model, shape, classes, statistics)
+# What `certify` and `attack` are asked about: a run folder, or bare weights.
 
 
 @dataclass(frozen=True)
@@ -221,8 +228,6 @@ class Target:
     ball: Perturbation
     combination: Combination | None
     """The cascade of the run with this ball, if it is one."""
-
-    # What a run folder knows already must not contradict what is found now.
 
     def check_certificates(self, engine: BoundEngine, found: Judged, say: Say) -> None:
         """Fail if the attack of the run's evaluation breaks what is certified now. say: told of what only rounding breaks.
@@ -252,10 +257,10 @@ class Target:
             if not self._is_proved_by(file):
                 continue
             certified, as_run = torch.zeros_like(broken.exact), torch.zeros_like(broken.exact)
-            for index, line in enumerate(read_content(file, LINES_LIMIT).split(b"\n")[: len(labels)]):
-                record = parse_line(CertificateLine, line + b"\n", index, lambda line: fault_in(line, labels))
-                if not isinstance(record, str):
-                    certified[index], as_run[index] = record.certified, record.certified_as_run
+            lines = split_lines(read_content(file, LINES_LIMIT))[: len(labels)]
+            for index, line in enumerate(parse_lines(CertificateLine, lines, labels)):
+                if not isinstance(line, str):
+                    certified[index], as_run[index] = line.certified, line.certified_as_run
             check_claims(file, certified, as_run, broken, say)
 
     def _is_proved_by(self, file: Path) -> bool:
@@ -281,33 +286,28 @@ def open_target(
 ) -> Target:
     """Loads a network and its test data. own: what `own_config` says; config: with the options `given` over it. limit: takes only the
     first test images."""
-    _check_named(place, config, given)
-    data = load(config.dataset, "test", None if config.data_folder is None else Path(config.data_folder))
+    for name in ("model", "dataset"):  # weights alone, and runs of ad.fit, do not know theirs
+        if getattr(config, name) == OWN or (place.is_file() and name not in given):
+            raise ArgumentError(
+                f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
+            )
+    data = load(config.dataset, "test", config.data_folder)
     if limit is not None:
         data = data.take(limit)
     # The weights hold the values that they were trained with; these only have their shape.
     trained_on = own.dataset if place.is_dir() else config.dataset
     statistics = mean_std(trained_on, data) if config.normalise else None
-    device = own_device(make_device(config.device))
+    device, ball = own_device(make_device(config.device)), make_ball(config)
 
     def build(stage: int) -> nn.Module:
         return make_model(config.model, data.shape, len(data.classes), statistics).to(device).eval()
 
     combination: Combination | None = None
     if place.is_dir():
-        model, combination = with_weights(place, build, make_ball(config))
+        model, combination = _with_weights(place, build, ball)
         if (config.model, config.normalise) == (own.model, own.normalise):
-            check_as_evaluated(place, config.model, model, data.shape)
+            _check_as_evaluated(place, config.model, model, data.shape)
     else:
         model = build(0)
         load_model(place, model)
-    return Target(place, config, own, model, data.to(device), make_ball(config), combination)
-
-
-def _check_named(place: Path, config: TrainConfig, given: Collection[str]) -> None:
-    """Weights alone, and runs of ad.fit, do not know their model and data."""
-    for name in ("model", "dataset"):
-        if getattr(config, name) == OWN or (place.is_file() and name not in given):
-            raise ArgumentError(
-                f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
-            )
+    return Target(place, config, own, model, data.to(device), ball, combination)
