@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import importlib.util
 import itertools
-import math
 import operator
 import os
 import sys
@@ -14,11 +13,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
@@ -46,7 +44,13 @@ def load_idx(data: KnownData, split: str, folder: Path | str | None = None) -> I
     part = {"train": "train", "test": "t10k"}[split]
     names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
     image_file, label_file = find_files(data, names, folder)
-    _refuse_another(data, label_file)
+    # Fashion-MNIST has MNIST's file names, so a folder that holds one can be taken for the other. Label files are small.
+    digest = hashlib.sha256(read_bytes(label_file, data.name)).hexdigest()
+    for other in KNOWN.values():
+        if other.name != data.name and any(file.sha256 == digest for file in other.files):
+            raise ArgumentError(
+                f"{label_file}: these are the labels of {other.name}, not of {data.name}; use another folder"
+            )
     images = torch.from_numpy(read_idx(image_file, 3, data.name)).unsqueeze(1)
     labels = torch.from_numpy(read_idx(label_file, 1, data.name)).long()
     if len(images) != len(labels):
@@ -76,9 +80,7 @@ def read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
     promised, found = int(np.prod(shape, dtype=object)), len(contents) - start
     if found != promised:
         raise ArgumentError(f"{path}: its header promises {promised} bytes, {found} follow; {again}")
-    return (
-        np.frombuffer(contents, np.uint8, offset=start).reshape(shape).copy()
-    )  # a copy, since bytes cannot be written
+    return np.frombuffer(contents, np.uint8, offset=start).reshape(shape).copy()  # since bytes cannot be written
 
 
 def read_bytes(path: Path, name: str) -> bytes:
@@ -95,16 +97,6 @@ def read_bytes(path: Path, name: str) -> bytes:
     return contents
 
 
-def _refuse_another(data: KnownData, label_file: Path) -> None:
-    # Fashion-MNIST has MNIST's file names, so a folder that holds one can be taken for the other. Label files are small.
-    digest = hashlib.sha256(read_bytes(label_file, data.name)).hexdigest()
-    for other in KNOWN.values():
-        if other.name != data.name and any(file.sha256 == digest for file in other.files):
-            raise ArgumentError(
-                f"{label_file}: these are the labels of {other.name}, not of {data.name}; use another folder"
-            )
-
-
 # CIFAR-10, binary version: records of one label and 3072 bytes of red, green and blue planes.
 
 RECORD = 1 + 3 * 32 * 32
@@ -113,7 +105,13 @@ RECORD = 1 + 3 * 32 * 32
 def load_cifar(data: KnownData, split: str, folder: Path | str | None = None) -> ImageData:
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
     paths = find_files(data, names, folder)
-    classes = _class_names(paths[0].parent / NAMES_FILE, data)
+    named, classes = paths[0].parent / NAMES_FILE, data.classes
+    if is_file(named):  # not every source has it
+        classes = tuple(read_bytes(named, data.name).decode(errors="replace").split())
+        if len(classes) != len(data.classes):
+            raise ArgumentError(
+                f"{named}: names {len(classes)} classes, not {len(data.classes)}; remove it, it is not needed"
+            )
     records = np.concatenate([_read_batch(path, data) for path in paths])
     images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
     labels = torch.from_numpy(records[:, 0].astype(np.int64))
@@ -131,16 +129,6 @@ def _read_batch(path: Path, data: KnownData) -> np.ndarray:
     labels = torch.from_numpy(records[:, 0].astype(np.int64))
     check_labels(labels, len(data.classes), str(path), AGAIN.format(data.name))
     return records
-
-
-def _class_names(path: Path, data: KnownData) -> tuple[str, ...]:
-    """Names of the classes: those in the file that comes with the data, which not every source has."""
-    if not is_file(path):
-        return data.classes
-    names = tuple(read_bytes(path, data.name).decode(errors="replace").split())
-    if len(names) != len(data.classes):
-        raise ArgumentError(f"{path}: names {len(names)} classes, not {len(data.classes)}; remove it, it is not needed")
-    return names
 
 
 # The user's own arrays in an .npz file.
@@ -278,9 +266,8 @@ def _part(paths: list[Path], folder: Path) -> dict[str, list[Path]]:
 
 
 def _read(path: Path) -> np.ndarray:
-    reader = pillow()
     try:
-        with reader.open(path, formats=FORMATS) as image:
+        with pillow().open(path, formats=FORMATS) as image:
             image.load()
             return from_pillow(image, str(path))
     except ArgumentError:
@@ -365,22 +352,18 @@ def _items(text: str, dataset: Any, split: str) -> tuple[torch.Tensor, torch.Ten
         try:
             image, label = dataset[index]
             arrays.append(_array(image, f"{where}, item {index}"))
-            labels.append(_label(label, f"{where}, item {index}"))
         except ArgumentError:
             raise
         except Exception as error:
             raise ArgumentError(f"{where}, item {index}: {in_words(error)}; items must be (image, label)") from error
+        try:
+            labels.append(operator.index(label))
+        except TypeError as error:
+            raise ArgumentError(
+                f"{where}, item {index}: the label is {label!r}, but labels must be integers, 0 for the first class"
+            ) from error
     images = stack(arrays, [f"{where}, item {index}" for index in range(len(arrays))])
     return as_images(images, where), as_labels(np.array(labels), len(images), where)
-
-
-def _label(label: Any, where: str) -> int:
-    try:
-        return operator.index(label)
-    except TypeError as error:
-        raise ArgumentError(
-            f"{where}: the label is {label!r}, but labels must be integers, 0 for the first class"
-        ) from error
 
 
 def _array(image: Any, where: str) -> np.ndarray:
@@ -434,56 +417,7 @@ def form_of(name: str, folder: Path | str | None = None) -> tuple[Shape, int]:
 
 
 def _load_known(data: KnownData, split: Literal["train", "test"], folder: Path | str | None) -> ImageData:
-    match data.name:
-        case "digits":
-            return _digits(data, split)
-        case "cifar10":
-            return load_cifar(data, split, folder)
-    return load_idx(data, split, folder)
-
-
-def _digits(data: KnownData, split: Literal["train", "test"]) -> ImageData:
-    images, labels = load_digits(split)
-    return ImageData((images * 16).to(torch.uint8), labels, data.classes, data.name, scale=16)
-
-
-# What images are normalised by.
-
-Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
-"""Mean of each channel, and deviation of each channel or of all together."""
-
-PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
-CONSTANT = 1e-6  # a channel that varies less than this is only shifted
-PIECE = 1000  # images
-
-
-def mean_std(name: str, data: ImageData) -> Statistics:
-    """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images.
-
-    Weights hold them, so that whoever loads weights needs values of the right shape only: those of any images will do.
-    """
-    if name in PUBLISHED:
-        return PUBLISHED[name]
-    of_channel = _of_bytes if data.images.dtype == torch.uint8 else _of_floats
-    moments = [of_channel(data.images[:, channel].cpu(), data.scale) for channel in range(data.shape[0])]
-    return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)
-
-
-def any_mean_std(name: str, channels: int) -> Statistics:
-    """Values of the right shape, for a network whose weights are loaded: without images."""
-    return PUBLISHED.get(name, ((0.0,) * channels, (1.0,) * channels))
-
-
-def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
-    """Mean and deviation from how often each byte occurs, which is exact."""
-    counts, values = images.flatten().bincount(minlength=256).numpy(), np.arange(256) / scale
-    mean = math.fsum(counts * values) / images.numel()
-    return mean, math.sqrt(math.fsum(counts * np.square(values - mean)) / images.numel())
-
-
-def _of_floats(images: Tensor, scale: int) -> tuple[float, float]:
-    """Mean and deviation by numpy, whose sums do not depend on the number of threads."""
-    pieces = [piece.numpy() for piece in images.split(PIECE)]
-    mean = math.fsum(float(piece.sum(dtype=np.float64)) for piece in pieces) / images.numel()
-    squares = math.fsum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces)
-    return mean, math.sqrt(squares / images.numel())
+    if data.name == "digits":
+        images, labels = load_digits(split)
+        return ImageData((images * 16).to(torch.uint8), labels, data.classes, data.name, scale=16)
+    return (load_cifar if data.name == "cifar10" else load_idx)(data, split, folder)
