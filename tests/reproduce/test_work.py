@@ -20,13 +20,12 @@ import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import load_digits
 from autodual.evaluation import judge as ledger
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.reproduce import evaluation
 from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.work import Extent, work_on
 from autodual.runs.config import dump_yaml, read_yaml
 from autodual.training import stages
-from autodual.training.loop import StoppedError
-from autodual.training.stages import Watch
 
 from .conftest import CASCADE, ROW, kept
 

@@ -13,12 +13,11 @@ from autodual._errors import ArgumentError
 from autodual._files import load_tensors
 from autodual.cascades import Cascade, load_combination
 from autodual.digits import digits_network, load_digits
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs.config import TrainConfig
 from autodual.training import stages
 from autodual.training.fitting import train
-from autodual.training.loop import StoppedError
 from autodual.training.setup import make_ball
-from autodual.training.stages import Watch
 
 BASE = TrainConfig(
     dataset="digits", model="digits", eps=0.03, clip=(0.0, 1.0), k=8, epochs=3, eps_epochs=2, lr_epochs=2, lr=3e-3, limit_train=200,

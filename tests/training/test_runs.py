@@ -18,13 +18,12 @@ import torch
 import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import digits_network, load_digits
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs.checkpoint import listed
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.records import TrainedLine
 from autodual.training.fitting import train
-from autodual.training.loop import StoppedError
-from autodual.training.stages import Watch
 
 CONFIG = TrainConfig(
     dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), k=4, epochs=3, eps_part=2 / 3, lr_epochs=1, limit_train=120,

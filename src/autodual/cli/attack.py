@@ -13,8 +13,8 @@ from autodual.cli.terminal import watched
 if TYPE_CHECKING:
     from autodual.cascades import Combination
     from autodual.data import ImageData
+    from autodual.evaluation.processes import Watch
     from autodual.runs.records import CascadeSummary
-    from autodual.training.stages import Watch
 
 STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
 
@@ -35,7 +35,7 @@ def attack(
     opened = open_named(target, changes or {}, limit)
     with watched(STOPPED) as seen, joined(opened.data.device) as group:
         watch = seen.within(group)
-        broken = attacked(opened.model, opened.data, opened.ball, watch.tell, group=group)
+        broken = attacked(opened.model, opened.data, opened.ball, watch=watch)
         group.by_first(lambda: opened.check_attack(broken, watch.say))
         found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
     if not group.first:
@@ -55,7 +55,7 @@ def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> Casc
     from autodual.runs.records import CascadeSummary, parse
     from autodual.training.stages import attack_all, certify_all
 
-    certified = certify_all(combination, data, watch.tell, watch.group)
-    attacked = attack_all(combination, data, watch.tell, group=watch.group)
+    certified = certify_all(combination, data, watch)
+    attacked = attack_all(combination, data, watch)
     check_together(repr(combination), certified, attacked.found, attacked.certified_wrong, watch.say)
     return parse(CascadeSummary, certified.summary(attacked))

@@ -158,7 +158,7 @@ def _certify(
     with watched() as seen, joined(opened.data.device) as group:
         group.by_first(lambda: check_way(files, resume, overwrite))
         watch, asked = seen.within(group), asked_about(opened, file)
-        ledgers = [Ledger(path, watch.tell, group, watch.say, anew=overwrite, asked=asked) for path in files]
+        ledgers = [Ledger(path, watch, anew=overwrite, asked=asked) for path in files]
         found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
         group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
         if cascade is not None:

@@ -23,7 +23,7 @@ from autodual.data import ImageData
 from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
 from autodual.engines.prepare import capture, dual_network
 from autodual.engines.results import generators
-from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, in_turns, on_all, on_cpu, silent
+from autodual.evaluation.processes import UNWATCHED, Watch, batch_size, in_turns, on_all, on_cpu
 from autodual.graph.digest import digest_network
 from autodual.runs.folder import Run, versions
 from autodual.runs.lines import (
@@ -35,7 +35,6 @@ from autodual.runs.lines import (
     Line,
     LineFile,
     Problem,
-    Say,
     parse_lines,
     read_problem,
     record_about,
@@ -108,15 +107,15 @@ def _columns(lines: Sequence[Line], *names: str) -> list[Tensor]:
 
 
 def judge(
-    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None = None, tell: Tell = silent,
-    what: str = "certifying", group: Group = ALONE,
+    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None = None, what: str = "certifying",
+    watch: Watch = UNWATCHED,
 ) -> Judged:  # fmt: skip
     """Certifies all examples, some at a time."""
 
     def one(x: Tensor, labels: Tensor) -> Judged:
         return Judged.of(certify(model, x, labels, ball, engine))
 
-    parts = on_all(one, data, what, tell, group)
+    parts = on_all(one, data, what, watch)
     return Judged(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Judged)))
 
 
@@ -157,10 +156,8 @@ class Ledger:
     """A file of lines, and how the work on it is shared, shown, and gone on with. The first process writes the file."""
 
     path: Path
-    tell: Tell = silent
-    group: Group = ALONE
-    say: Say = lambda line: None
-    """Hears which line of an earlier call cannot be right, and is found again with all that follow."""
+    watch: Watch = UNWATCHED
+    """Hears, too, which line of an earlier call cannot be right, and is found again with all that follow."""
     anew: bool = False
     renewed: Sequence[str] = ()
     """See `LineFile.begin`."""
@@ -173,14 +170,14 @@ class Ledger:
         self, kind: type[L], problem: Problem, find: Callable[[slice], list[L]], data: ImageData, what: str
     ) -> list[L]:
         """All lines about `problem`: those that the file holds, and the others, which `find` makes for some examples at a time."""
-        file = LineFile(self.path, kind, data.labels.tolist(), self.say)
+        file = LineFile(self.path, kind, data.labels.tolist(), self.watch.say)
         problem, step = replace(problem, asked=self.asked), self.step or batch_size(data)
         try:
-            lines = self.group.by_first(lambda: file.begin(problem, step, self.anew, self.renewed))
-            for turn in in_turns(find, data, what, self.tell, self.group, start=len(lines), step=step):
+            lines = self.watch.group.by_first(lambda: file.begin(problem, step, self.anew, self.renewed))
+            for turn in in_turns(find, data, what, self.watch, start=len(lines), step=step):
                 new = [line for found in turn for line in found]
                 lines += new
-                self.group.by_first(partial(file.append, new))
+                self.watch.group.by_first(partial(file.append, new))
         finally:
             file.close()
         return lines

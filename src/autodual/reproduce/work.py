@@ -15,6 +15,7 @@ from torch import nn
 
 from autodual._errors import ArgumentError
 from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
+from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import CERTIFICATES, EVALUATION, WEIGHTS, Campaign, Task
 from autodual.reproduce.evaluation import (
     NEEDED,
@@ -35,7 +36,7 @@ from autodual.runs.folder import METRICS_LIMIT, Run
 from autodual.runs.records import Environment, EpochLine, plain, read
 from autodual.training.fitting import run_named, trained_network
 from autodual.training.setup import make_ball
-from autodual.training.stages import Parts, Watch, fresh_model, train_cascade, trained_at
+from autodual.training.stages import Parts, fresh_model, train_cascade, trained_at
 
 KEPT_BYTES = 2**20
 """Weights of the paper's recipe stay in `results/` up to this size; those of our own recipe always do."""

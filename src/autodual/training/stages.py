@@ -1,16 +1,8 @@
-"""Cascade training: stage after stage, each on what the stages before leave open. [SPAD Alg. 2, with the signs of J set right]
-
-paper, routed: stage i is trained from scratch on the training examples that no stage before certifies (its own predicted label, on
-unaugmented images, by the exact bound). It chooses its checkpoint on those held-out ones that are still open, too; where none is,
-its last epoch counts. sum: stage i is trained on all examples, with the scores of the frozen stages before added to its own.
-Training ends early when nothing is left to train on, when a stage does not improve the certified error on held-out data, or, paper
-and routed, when a stage has collapsed: it gives one answer for everything, certifies that, and would leave nothing open, however
-wrong it is."""
+"""Training one network on some data: a whole run, or the stages of a cascade one after the other."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +25,7 @@ from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation.evaluate import check_together
 from autodual.evaluation.judge import RENEWED, Ledger, at_once, cascade_problem, judge
-from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, in_turns, on_all, silent
+from autodual.evaluation.processes import ALONE, UNWATCHED, Group, Watch, batch_size, in_turns, on_all
 from autodual.runs.checkpoint import load_model, round_to_half_, save_model
 from autodual.runs.config import TrainConfig, trained_eps
 from autodual.runs.folder import Run
@@ -49,38 +41,16 @@ from autodual.runs.records import (
     plain,
     read,
 )
-from autodual.training.loop import Loop, Observer, StoppedError
+from autodual.training.loop import Loop
 from autodual.training.setup import make_ball
 
+ATTACKED = 100
+"""Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
+ATTACK_BYTES = 1 << 30
+"""What gradients of bounds may take on a CPU, about; ten times as much on a GPU."""
 LOOKED_AT = 2000
 """Examples that tell whether a network has collapsed, at most."""
 ADVICE = "Try more epochs, a larger eps_part, a smaller eps or lr, or a smaller robust_weight"
-
-
-@dataclass(frozen=True)
-class Watch:
-    """What the caller wants to know while it runs, and how it stops it."""
-
-    step: Observer = lambda progress: None
-    draw: Tell = silent
-    """How far an evaluation is."""
-    say: Callable[[str], None] = lambda line: None
-    stop: Callable[[], bool] = lambda: False
-    group: Group = ALONE
-
-    def within(self, group: Group) -> Watch:
-        """The watch of one of several processes: only the first one reports, and they stop together."""
-        return replace(self, group=group) if group.first else Watch(stop=self.stop, group=group)
-
-    def ledger(self, path: Path, renewed: Sequence[str] = (), step: int | None = None) -> Ledger:
-        """A file of lines whose progress is seen here."""
-        return Ledger(path, self.tell, self.group, self.say, renewed=renewed, step=step)
-
-    def tell(self, what: str, done: int, of: int) -> None:
-        """Draw how far an evaluation is, and end it if one process was asked to. All processes call this at the same points."""
-        if any(self.group.any(self.stop())):
-            raise StoppedError("stopped as asked; go on with --resume")
-        self.draw(what, done, of)
 
 
 @dataclass(frozen=True)
@@ -105,50 +75,38 @@ def fresh_model(config: TrainConfig, parts: Parts, stage: int) -> nn.Module:
 
 
 def train_stage(
-    config: TrainConfig,
-    run: Run,
-    stage: int,
-    model: nn.Module,
-    data: ImageData,
-    held_out: ImageData | None,
-    watch: Watch,
-) -> None:
-    """Train one network; with held-out data, its best checkpoint counts."""
-    judge_on = held_out if held_out is not None else data
-    judge_on = judge_on.take(config.evaluate_examples)
-    group = watch.group
-    best = run.folder / "stages" / f"best-{stage}.safetensors"
+    config: TrainConfig, run: Run, stage: int, model: nn.Module, data: ImageData, held_out: ImageData | None, watch: Watch
+) -> None:  # fmt: skip
+    """Trains one network; with held-out data, its best checkpoint counts."""
+    judge_on = (data if held_out is None else held_out).take(config.evaluate_examples)
+    best, group = run.stages / f"best-{stage}.safetensors", watch.group
 
     def validate(network: nn.Module, epoch: int) -> dict[str, float]:
-        found = judge(network, judge_on, make_ball(config), tell=watch.tell, what="validating", group=group)
-        figures = {
-            "error": found.error,
-            "robust_error": found.robust_error,
-            "robust_error_as_run": found.robust_error_as_run,
-        }
-        collapsed = found.collapse(judge_on.classes)
+        found = judge(network, judge_on, make_ball(config), what="validating", watch=watch)
+        figures = {name: getattr(found, name) for name in ("error", "robust_error", "robust_error_as_run")}
+        split: Literal["validation", "train"] = "train" if held_out is None else "validation"
+        line = ValidationLine(
+            "validation", stage, epoch, split, repr(Dual()), len(judge_on), config.eps, **figures,
+            collapsed=found.collapse(judge_on.classes),
+        )  # fmt: skip
 
         def keep() -> None:
-            better = (found.robust_error, found.error) <= _best_so_far(run, stage)  # of equals, the later one
-            split: Literal["validation", "train"] = "validation" if held_out is not None else "train"
-            where = (stage, epoch, split, repr(Dual()), len(judge_on), config.eps)
-            errors = (found.error, found.robust_error, found.robust_error_as_run)
-            run.record(ValidationLine("validation", *where, *errors, collapsed))
-            if held_out is not None and better:
-                save_model(best, network)
+            before = [(one.robust_error, one.error) for one in _validations(run, stage)]
+            run.record(line)
+            if held_out is not None and all((line.robust_error, line.error) <= one for one in before):
+                save_model(best, network)  # of equals, the later one
 
         group.by_first(keep)
         return figures
 
-    Loop(config, run, stage, model, data, validate, watch.step, watch.stop, watch.say, group).fit()
+    Loop(config, run, stage, model, data, validate, watch).fit()
     if held_out is not None and group.by_first(best.exists):
         load_model(best, model)
     if config.half_weights:
         round_to_half_(model)
 
     def note() -> str | None:
-        collapsed = collapse_of(model, data)
-        at = trained_at(config, run, stage)
+        collapsed, at = collapse_of(model, data), trained_at(config, run, stage)
         run.record(TrainedLine("trained", stage, at.epoch, at.eps, collapsed))
         return collapsed
 
@@ -175,11 +133,6 @@ def trained_at(config: TrainConfig, run: Run, stage: int) -> TrainedAt:
     return TrainedAt(epoch, trained_eps(config, epoch))
 
 
-def _best_so_far(run: Run, stage: int) -> tuple[float, float]:
-    """Robust error and error of the best validation of this stage."""
-    return min(((one.robust_error, one.error) for one in _validations(run, stage)), default=(math.inf, math.inf))
-
-
 def _validations(run: Run, stage: int) -> list[ValidationLine]:
     """Every validation of this stage on held-out data."""
     lines = run.metrics()
@@ -192,15 +145,19 @@ def _validations(run: Run, stage: int) -> list[ValidationLine]:
     return [line for line in found if line.stage == stage and line.split == "validation"]
 
 
-ATTACKED = 100
-"""Examples that the cascade attack is tried on, on a CPU; ten times as many on a GPU."""
-ATTACK_BYTES = 1 << 30
-"""What gradients of bounds may take on a CPU, about; ten times as much on a GPU."""
+# Cascade training: stage after stage, each on what the stages before leave open. [SPAD Alg. 2, with the signs of J set right]
+#
+# paper, routed: stage i is trained from scratch on the training examples that no stage before certifies (its own predicted label, on
+# unaugmented images, by the exact bound). It chooses its checkpoint on those held-out ones that are still open, too; where none is,
+# its last epoch counts. sum: stage i is trained on all examples, with the scores of the frozen stages before added to its own.
+# Training ends early when nothing is left to train on, when a stage does not improve the certified error on held-out data, or, paper
+# and routed, when a stage has collapsed: it gives one answer for everything, certifies that, and would leave nothing open, however
+# wrong it is.
 
 
 def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> list[nn.Module]:
     """Trains and returns the stages; each is kept as soon as it is done, so that a resumed run goes on inside any of them."""
-    stages: list[nn.Module] = []
+    stages, group = list[nn.Module](), watch.group
     open_ = torch.arange(len(parts.train), device=parts.train.labels.device)
     held_out = parts.held_out
     held_open = torch.arange(0 if held_out is None else len(held_out), device=open_.device)
@@ -212,12 +169,17 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
             )
             break
         model = fresh_model(config, parts, stage)
-        if watch.group.by_first(run.stage_file(stage).exists):
+        if group.by_first(run.stage_file(stage).exists):
             load_model(run.stage_file(stage), model)
         else:
             watch.say(f"stage {stage}: training on {len(open_)} of {len(parts.train)} examples")
-            train_one(config, run, stage, stages, model, parts.train.select(open_), held_out, watch)
-            watch.group.by_first(partial(save_model, run.stage_file(stage), model))
+            trained = model
+            if config.cascade_kind == "sum" and stages:
+                for frozen in stages:
+                    frozen.requires_grad_(False)
+                trained = SummedScores((*stages, model))
+            train_stage(config, run, stage, trained, parts.train.select(open_), held_out, watch)
+            group.by_first(partial(save_model, run.stage_file(stage), model))
         stages.append(model.eval())
         if parts.held_out is not None:
             error = _held_out_error(config, stages, parts.held_out, watch)
@@ -229,7 +191,7 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
                 break
             best = error
         if config.cascade_kind != "sum" and stage + 1 < config.cascade:
-            collapsed = watch.group.by_first(partial(collapse_of, model, parts.train.select(open_)))
+            collapsed = group.by_first(partial(collapse_of, model, parts.train.select(open_)))
             if collapsed is not None:
                 watch.say(f"no stage is trained after stage {stage}, which has {collapsed}")
                 break
@@ -241,50 +203,28 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
     return stages
 
 
-def train_one(
-    config: TrainConfig,
-    run: Run,
-    stage: int,
-    before: list[nn.Module],
-    model: nn.Module,
-    data: ImageData,
-    held_out: ImageData | None,
-    watch: Watch,
-) -> None:
-    """Trains one stage; in a sum, on top of the frozen ones."""
-    if config.cascade_kind != "sum" or not before:
-        train_stage(config, run, stage, model, data, held_out, watch)
-        return
-    for frozen in before:
-        frozen.requires_grad_(False)
-    train_stage(config, run, stage, SummedScores((*before, model)), data, held_out, watch)
-
-
 def _still_open(
     config: TrainConfig, run: Run, name: str, stage: int, model: nn.Module, data: ImageData, open_: Tensor, watch: Watch
 ) -> Tensor:
     """Positions of the examples that this stage does not certify either; kept in a file of this name."""
-    path = run.folder / "stages" / f"{name}.json"
+    path, group = run.stages / f"{name}.json", watch.group
     if len(open_) == 0:
         return open_
-    if not watch.group.by_first(path.exists):
+    if not group.by_first(path.exists):
         alone, some = Cascade([model], make_ball(config)), data.select(open_)
-        ledger = watch.ledger(path.with_suffix(".jsonl"), RENEWED, at_once(model, some))
+        ledger = Ledger(path.with_suffix(".jsonl"), watch, renewed=RENEWED, step=at_once(model, some))
         lines = ledger.fill(SortingLine, cascade_problem(alone, some), partial(_sort, alone, some), some, "sorting")
         left = open_[torch.tensor([not line.certified for line in lines], device=open_.device)]
-        record = StillOpen(repr(alone.engine), True, tuple(left.tolist()))
-        right, of = (
-            sum(line.right for line in lines),
-            f"{len(open_)} {'held-out ' if name.startswith('held-out') else ''}examples",
-        )
+        record, right = StillOpen(repr(alone.engine), True, tuple(left.tolist())), sum(line.right for line in lines)
+        of = f"{len(open_)} {'held-out ' if name.startswith('held-out') else ''}examples"
         watch.say(f"stage {stage} certifies {len(open_) - len(left)} of {of}, {right} of them with their right label")
 
         def keep() -> None:
             write_json(path, plain(record))
             ledger.remove()
 
-        watch.group.by_first(keep)
-    found = watch.group.by_first(partial(_read_open, path, len(data)))
+        group.by_first(keep)
+    found = group.by_first(partial(_read_open, path, len(data)))
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
 
 
@@ -320,29 +260,26 @@ def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData, gr
 
 def _held_out_error(config: TrainConfig, stages: list[nn.Module], data: ImageData, watch: Watch) -> float:
     some = data.take(config.evaluate_examples)
-    found = certify_all(combine(config, stages, some, watch.group), some, watch.tell, watch.group)
-    return found.stage_certified_error
+    return certify_all(combine(config, stages, some, watch.group), some, watch).stage_certified_error
 
 
-def certify_all(combination: Combination, data: ImageData, tell: Tell, group: Group = ALONE) -> CascadeCertificate:
-    return CascadeCertificate.join(on_all(combination.certify, data, "certifying the cascade", tell, group))
+def certify_all(combination: Combination, data: ImageData, watch: Watch = UNWATCHED) -> CascadeCertificate:
+    return CascadeCertificate.join(on_all(combination.certify, data, "certifying the cascade", watch))
 
 
-def attack_all(
-    combination: Combination, data: ImageData, tell: Tell, steps: int = 20, group: Group = ALONE
-) -> CascadeAttack:
+def attack_all(combination: Combination, data: ImageData, watch: Watch = UNWATCHED, steps: int = 20) -> CascadeAttack:
     """Attacks all examples in batches that fit into memory. A process alone can be stopped after any step, several after a batch."""
     what = "attacking the cascade"
 
     def one(part: slice) -> CascadeAttack:
         def tell_step(done: float) -> None:
-            if group.alone:  # the others take another number of steps
-                tell(what, part.start + int(done * (part.stop - part.start)), len(data))
+            if watch.group.alone:  # the others take another number of steps
+                watch.tell(what, part.start + int(done * (part.stop - part.start)), len(data))
 
         with full_precision():  # as certificates are made
             return combination.attack(data.scaled(part), data.labels[part], steps=steps, tell=tell_step)
 
-    turns = in_turns(one, data, what, tell, group, step=attack_batch(combination, data))
+    turns = in_turns(one, data, what, watch, step=attack_batch(combination, data))
     return CascadeAttack.join([found for turn in turns for found in turn])
 
 
@@ -363,28 +300,26 @@ def attack_batch(combination: Combination, data: ImageData) -> int:
 def finish_cascade(
     config: TrainConfig, run: Run, stages: list[nn.Module], parts: Parts, watch: Watch
 ) -> CascadeSummary:
-    """Save the combination, certify and attack it on test data; writes cascade.json."""
-    done, group = run.folder / "cascade.json", watch.group
+    """Saves the combination, certifies and attacks it on test data, and writes cascade.json; reads it where it is there."""
+    done, group = run.cascade_file, watch.group
     if group.by_first(done.exists):
         return group.by_first(partial(read, CascadeSummary, done))
     combination = combine(config, stages, parts.fitting(config), group)
     group.by_first(partial(combination.save, run.cascade_folder))
-    certified = certify_all(combination, parts.test, watch.tell, group)
-    some = attacked_part(parts.test)
-    attacked = attack_all(combination, some, watch.tell, group=group)
-    check_together(run.cascade_folder, certified.take(len(some)), attacked.found, attacked.certified_wrong, watch.say)
-    found = parse(CascadeSummary, certified.summary() | certified.take(len(some)).beside(attacked))
-    counts = tuple(replace(row, trained_on=_trained_on(config, run, row.stage, parts)) for row in found.stages)
+    certified, some = certify_all(combination, parts.test, watch), attacked_part(parts.test)
+    attacked, same = attack_all(combination, some, watch), certified.take(len(some))
+    check_together(run.cascade_folder, same, attacked.found, attacked.certified_wrong, watch.say)
+    found = parse(CascadeSummary, certified.summary() | same.beside(attacked))
+
+    def trained_on(stage: int) -> int:
+        if config.cascade_kind == "sum" or stage == 0:
+            return len(parts.train)
+        return len(_read_open(run.stages / f"open-{stage}.json", len(parts.train)))
+
     fitted_on = "training data" if parts.held_out is None else "held-out data"
     found = replace(
-        found, stages=counts, models=len(combination.models),
-        thresholds_fitted_on=fitted_on if config.cascade_kind == "routed" else None,
+        found, stages=tuple(replace(row, trained_on=trained_on(row.stage)) for row in found.stages),
+        models=len(combination.models), thresholds_fitted_on=fitted_on if config.cascade_kind == "routed" else None,
     )  # fmt: skip
     group.by_first(lambda: write_json(done, plain(found)))
     return found
-
-
-def _trained_on(config: TrainConfig, run: Run, stage: int, parts: Parts) -> int:
-    if config.cascade_kind == "sum" or stage == 0:
-        return len(parts.train)
-    return len(_read_open(run.folder / "stages" / f"open-{stage}.json", len(parts.train)))
