@@ -450,7 +450,7 @@ DATA = [
     ),
     mutation(
         "crop never reaches its end", "data/images.py",
-        "return (noise * (2 * crop + 1)).long() - crop", "return (noise * 2 * crop).long() - crop",
+        "* (2 * crop + 1)).long() - crop for i", "* 2 * crop).long() - crop for i",
         "data/test_augment.py",
     ),
     mutation(
@@ -468,12 +468,12 @@ DATA = [
 RUNS = [
     mutation(
         "checkpoint forgets the optimiser", "runs/checkpoint.py",
-        "    _unflatten(optimiser, load_tensors(path / STATE), state.optimiser)\n", "",
+        '    optimiser.load_state_dict({"state": state,', '    dict({"state": state,',
         "training/test_runs.py::test_a_stopped_run_goes_on_bit_for_bit",
     ),
     mutation(
         "damaged checkpoint accepted", "runs/checkpoint.py",
-        "if digest(path / name) != expected:", "if digest(path / name) is None:",
+        "if digest(path / f) != known]", "if digest(path / f) is None]",
         "training/test_runs.py::test_a_damaged_checkpoint_falls_back_to_the_one_before",
     ),
     mutation(
