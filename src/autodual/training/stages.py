@@ -40,7 +40,7 @@ from autodual.runs.records import (
     parse,
     plain,
     read,
-)
+)  # fmt: skip
 from autodual.training.loop import Loop
 from autodual.training.setup import make_ball
 
@@ -141,8 +141,8 @@ def _validations(run: Run, stage: int) -> list[ValidationLine]:
             f"{run.metrics_file}: line {lines.index(None) + 1} is damaged, so the best checkpoint is not known; put the line right, "
             f"or train anew in another folder"
         )
-    found = (line for line in lines if isinstance(line, ValidationLine))
-    return [line for line in found if line.stage == stage and line.split == "validation"]
+    found = (line for line in lines if isinstance(line, ValidationLine) and line.stage == stage)
+    return [line for line in found if line.split == "validation"]
 
 
 # Cascade training: stage after stage, each on what the stages before leave open. [SPAD Alg. 2, with the signs of J set right]
