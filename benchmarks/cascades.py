@@ -17,9 +17,9 @@ from typing import Any
 
 from machine import RESULTS, describe, in_words
 
+from autodual.evaluation.processes import Watch
 from autodual.runs.config import TrainConfig
 from autodual.training.fitting import train
-from autodual.training.stage import Watch
 
 KINDS = {"paper": "the paper's cascade", "routed": "routed cascade", "sum": "sum of scores"}
 SETTINGS = {

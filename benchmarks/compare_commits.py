@@ -36,7 +36,7 @@ from compare_cases import SLOW
 from machine import RESULTS, ROOT, describe, in_words, source_digest
 from measuring import QUIET
 
-from autodual.runs.paths import without_place
+from autodual.runs.folder import without_place
 
 ALLOWED = {"cpu": 0.05, "cuda": 0.10}
 """Part by which the new version may be slower."""

@@ -23,7 +23,7 @@ from machine import RESULTS, describe, in_words
 import autodual as ad
 from autodual.data import load
 from autodual.runs import TrainConfig
-from autodual.runs.yaml import read_yaml
+from autodual.runs.config import read_yaml
 from autodual.training import load_run
 from autodual.training.fitting import train
 from autodual.training.setup import make_ball, make_device, make_engine, make_model, make_optimiser

@@ -31,7 +31,7 @@ from measuring import MEBIBYTE, QUIET, in_fresh_process, measured, quiet_turns, 
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.runs.paths import without_place
+from autodual.runs.folder import without_place
 from autodual.speed.problems import authors_margins
 
 BATCH = 10

@@ -59,7 +59,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import build
-from autodual.runs.paths import without_place
+from autodual.runs.folder import without_place
 from autodual.spec import margins
 
 FIRST = 4

@@ -150,7 +150,7 @@ def tried(mutation: Mutation, copies: SimpleQueue[Copy], rest: bool) -> Outcome:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    from autodual.runs.paths import without_place  # not before: children inherit what is imported, and want the copy
+    from autodual.runs.folder import without_place  # not before: children inherit what is imported, and want the copy
 
     missed = [one.mutation.name for one in outcomes if one.test is None]
     lines = [

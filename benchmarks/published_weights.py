@@ -22,7 +22,7 @@ from machine import RESULTS, ROOT, cpu_seconds_of_others, describe
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.runs.paths import without_place
+from autodual.runs.folder import without_place
 
 WEIGHTS = ROOT / "tests" / "golden" / "data" / "weights_mnist.npz"
 BALL = ad.LinfBall(0.1, clip=(0.0, 1.0))

@@ -38,7 +38,7 @@ from measuring import MEBIBYTE, QUIET, Turn, in_fresh_process, measured, quiet_t
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.runs.paths import without_place
+from autodual.runs.folder import without_place
 from autodual.speed.problems import authors_loss
 
 BATCH = 50

@@ -13,8 +13,7 @@ from pathlib import Path
 from autodual._files import write_json
 from autodual.cli.terminal import Display
 from autodual.report import write_report
-from autodual.runs.config import TrainConfig
-from autodual.runs.yaml import read_yaml
+from autodual.runs.config import TrainConfig, read_yaml
 from autodual.training.fitting import train
 
 CONFIG = Path(__file__).parents[1] / "configs" / "digits.yaml"

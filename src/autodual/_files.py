@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
@@ -45,6 +45,22 @@ def read_content(path: Path, limit: int) -> bytes:
     if size > limit:
         raise ArgumentError(f"{path}: is larger than {limit:,} bytes, so it is not what is looked for here")
     return content
+
+
+@contextlib.contextmanager
+def in_one_line(path: Path, words: str = "not written") -> Iterator[None]:
+    """What the system says of a file that cannot be read or written becomes an ArgumentError that begins with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"{path}: {words}: {error.strerror or error}") from None
+
+
+def append_lines(stream: IO[bytes], records: Iterable[Any]) -> None:
+    """Adds a line of JSON for each record to a file, down to the disk."""
+    stream.writelines(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def check_plain(path: Path) -> None:

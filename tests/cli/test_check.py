@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import autodual as ad
-from autodual.evaluation.recheck import compare
-from autodual.runs.records import CertificateLine
+from autodual.evaluation.judge import compare
+from autodual.runs.lines import CertificateLine
 
 Call = Callable[..., tuple[int, str, str]]
 CPU = ["--device", "cpu"]

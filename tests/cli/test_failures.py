@@ -12,9 +12,9 @@ import pytest
 from autodual._errors import AutodualError
 from autodual.cli import app
 from autodual.cli.options import merged
+from autodual.evaluation.processes import StoppedError
 from autodual.runs.config import EPS_START
 from autodual.training import fitting
-from autodual.training.loop import StoppedError
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autodual.runs.yaml import CONFIG_LIMIT, read_yaml
+from autodual.runs.config import CONFIG_LIMIT, read_yaml
 
 Call = Callable[..., tuple[int, str, str]]
 CPU = ["--device", "cpu"]

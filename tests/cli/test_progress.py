@@ -7,7 +7,7 @@ import torch
 
 from autodual.cli import terminal as progress
 from autodual.cli.terminal import Display
-from autodual.training.loop import StepProgress, StoppedError
+from autodual.evaluation.processes import StepProgress, StoppedError
 
 
 def steps(display: Display, epochs: int, batches: int) -> None:

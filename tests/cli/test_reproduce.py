@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autodual.runs.yaml import dump_yaml
+from autodual.runs.config import dump_yaml
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from autodual.cli.options import checked
-from autodual.runs.config import check_ramp, in_epochs
-from autodual.runs.yaml import read_yaml
+from autodual.runs.config import check_ramp, in_epochs, read_yaml
 
 Call = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]

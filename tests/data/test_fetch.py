@@ -13,7 +13,7 @@ import pytest
 from autodual import ArgumentError
 from autodual.data import downloads as downloads
 from autodual.data import fetch, load, verify
-from autodual.data.archives import SourceError, store
+from autodual.data.downloads import SourceError, store
 from autodual.data.known import DataFile
 from data.samples import cifar_files, idx_files, write
 from data.server import Site, serving

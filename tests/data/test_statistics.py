@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from autodual.data import ImageData, load, mean_std
-from autodual.data import loading as module
+from autodual.data import images as module
 from autodual.models import Normalize
 
 

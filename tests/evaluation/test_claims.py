@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.cascades.records import Answers, CascadeAttack, CascadeCertificate
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.claims import Broken, check_claims, check_together
-from autodual.evaluation.evaluate import evaluate
-from autodual.evaluation.ledger import Ledger, judge_to_file
+from autodual.evaluation.evaluate import Broken, check_claims, check_together, evaluate
+from autodual.evaluation.judge import Ledger, judge_to_file
+from autodual.evaluation.processes import Watch
 from autodual.runs.folder import Run
-from autodual.runs.schema import plain
+from autodual.runs.records import plain
 from autodual.sets import LinfBall
 
 BALL = LinfBall(0.2, clip=(0.0, 1.0))
@@ -89,7 +89,7 @@ def test_lines_that_cannot_be_right_are_found_again(
     judge_to_file(Ledger(file), model, data, BALL, ad.Dual())
     before = lines(tmp_path)
     rewrite(tmp_path, lambda line: line.update(change) if line["index"] == 3 else None)
-    judge_to_file(Ledger(file, say=said.append), model, data, BALL, ad.Dual())
+    judge_to_file(Ledger(file, Watch(say=said.append)), model, data, BALL, ad.Dual())
     assert lines(tmp_path) == before
     assert len(said) == 1
     assert f"certificates.jsonl: line 4 {message}" in said[0]
@@ -152,7 +152,9 @@ def rounded() -> ad.ImageData:
 
 def test_an_evaluation_counts_both_arithmetics(tmp_path: Path, rounded: ad.ImageData) -> None:
     said: list[str] = []
-    found = evaluate(Run(tmp_path), Big().eval(), rounded, LinfBall(0.125), "linf", subset=1, say=said.append)
+    found = evaluate(
+        Run(tmp_path), Big().eval(), rounded, LinfBall(0.125), "linf", subset=1, watch=Watch(say=said.append)
+    )
     record = plain(found)
     assert (record["robust_error"], record["robust_error_as_run"]) == (0.0, 1.0)
     assert (record["pgd_error"], record["pgd_error_exact"]) == (1.0, 0.0)

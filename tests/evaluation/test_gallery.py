@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from autodual.data import ImageData
-from autodual.evaluation.claims import Broken
-from autodual.evaluation.evaluate import GALLERY, write_gallery
+from autodual.evaluation.evaluate import GALLERY, Broken, write_gallery
 from autodual.evaluation.judge import Judged
 from autodual.sets import LinfBall
 

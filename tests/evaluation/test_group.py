@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.evaluation.processes import Group
+from autodual.evaluation.processes import Group, own_device
 
 pytestmark = pytest.mark.slow
 
@@ -65,11 +65,14 @@ def test_errors_are_shared(tmp_path: Path) -> None:
 
 def test_every_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ArgumentError, match="more processes than GPUs"):
-        Group(1, 2).device(torch.device("cuda"))
+        own_device(torch.device("cuda"))
     with pytest.raises(ArgumentError, match="a GPU of its own"):
-        Group(1, 2).device(torch.device("cuda", 0))
+        own_device(torch.device("cuda", 0))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert Group(0, 2).device(torch.device("cuda")) == torch.device("cuda", 0)
-    assert Group(0, 2).device(torch.device("cpu")) == torch.device("cpu")
+    assert own_device(torch.device("cuda")) == torch.device("cuda", 0)
+    assert own_device(torch.device("cpu")) == torch.device("cpu")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert own_device(torch.device("cuda", 0)) == torch.device("cuda", 0)

@@ -9,9 +9,8 @@ import torch
 
 import autodual as ad
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.judge import Judged
-from autodual.evaluation.ledger import Ledger, judge_lines, judge_to_file
-from autodual.evaluation.processes import ALONE, in_turns
+from autodual.evaluation.judge import Judged, Ledger, judge_lines, judge_to_file
+from autodual.evaluation.processes import Watch, in_turns
 
 BALL = ad.LinfBall(0.05, clip=(0.0, 1.0))
 
@@ -26,7 +25,12 @@ def data() -> ad.ImageData:
 def test_parts_cover_all_examples_once(data: ad.ImageData, start: int, step: int) -> None:
     told: list[int] = []
     turns = in_turns(
-        lambda part: list(range(len(data)))[part], data, "x", lambda _, done, of: told.append(done), ALONE, start, step
+        lambda part: list(range(len(data)))[part],
+        data,
+        "x",
+        Watch(draw=lambda _, done, of: told.append(done)),
+        start,
+        step,
     )
     assert [index for turn in turns for part in turn for index in part] == list(range(start, len(data)))
     assert told == sorted(told)

@@ -10,7 +10,7 @@ import torch
 
 import autodual as ad
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.ledger import Ledger, judge_to_file
+from autodual.evaluation.judge import Ledger, judge_to_file
 
 
 @pytest.mark.parametrize("step", [1, 3, 5, None])

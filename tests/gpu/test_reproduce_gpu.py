@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.pack import unit_of, unpack, write_pack
 from autodual.reproduce.work import work_on
-from autodual.runs.schema import plain
-from autodual.runs.yaml import dump_yaml
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.runs.config import dump_yaml
+from autodual.runs.records import plain
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

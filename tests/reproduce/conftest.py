@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.work import work_on
-from autodual.runs.schema import plain
-from autodual.runs.yaml import dump_yaml
-from autodual.training.stage import Watch
+from autodual.runs.config import dump_yaml
+from autodual.runs.records import plain
 
 TINY = {
     "dataset": "digits", "model": "digits", "eps": 0.03, "clip": [0.0, 1.0], "k": 4, "epochs": 2, "batch": 25, "lr": 0.003,

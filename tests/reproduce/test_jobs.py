@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from autodual.evaluation.processes import Watch
 from autodual.reproduce import jobs
 from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
-from autodual.runs.yaml import dump_yaml, read_yaml
-from autodual.training.stage import Watch
+from autodual.runs.config import dump_yaml, read_yaml
 
 from .conftest import OTHER, ROW, kept
 

@@ -10,8 +10,7 @@ import pytest
 
 from autodual.reproduce.campaign import Campaign, Task, chosen_tasks
 from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SIZES, Row
-from autodual.runs.config import TrainConfig, in_epochs
-from autodual.runs.yaml import read_yaml
+from autodual.runs.config import TrainConfig, in_epochs, read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

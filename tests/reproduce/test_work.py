@@ -19,14 +19,13 @@ import torch
 import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import load_digits
-from autodual.evaluation import ledger
+from autodual.evaluation import judge as ledger
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.reproduce import evaluation
 from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.work import Extent, work_on
-from autodual.runs.yaml import dump_yaml, read_yaml
-from autodual.training import stage
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.runs.config import dump_yaml, read_yaml
+from autodual.training import stages
 
 from .conftest import CASCADE, ROW, kept
 
@@ -125,7 +124,7 @@ def test_finished_parts_are_not_done_again(
         raise AssertionError("done again")
 
     monkeypatch.setattr(ledger, "judge_lines", fail)
-    monkeypatch.setattr(stage.Loop, "fit", fail)
+    monkeypatch.setattr(stages.Loop, "fit", fail)
     work_on(campaign, Task(ROW), Watch())
     _assert_same(campaign.result(Task(ROW)), finished.result(Task(ROW)))
 
@@ -210,7 +209,7 @@ def test_an_evaluation_goes_on_from_the_results_alone(
     work_on(campaign, task, Watch(), Extent(("dual",)))
     shutil.rmtree(campaign.work)
     assert str(campaign.progress(task)) == "trained; evaluated by dual"
-    monkeypatch.setattr(stage.Loop, "fit", None)
+    monkeypatch.setattr(stages.Loop, "fit", None)
     work_on(campaign, task, Watch())
     _assert_same(campaign.result(task), finished.result(task))
 

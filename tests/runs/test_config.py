@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import autodual as ad
-from autodual.runs.config import TrainConfig, eps_at, lr_at
-from autodual.runs.yaml import dump_yaml, read_yaml
+from autodual.runs.config import TrainConfig, dump_yaml, eps_at, lr_at, read_yaml
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 

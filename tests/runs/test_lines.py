@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from autodual._errors import ArgumentError
-from autodual.runs.lines import LineFile
-from autodual.runs.records import Problem, SortingLine
-from autodual.runs.schema import plain
+from autodual.runs.lines import LineFile, Problem, SortingLine
+from autodual.runs.records import plain
 
 PROBLEM = Problem(Problem.FORMAT, "ball", "Dual()", 6, "data", "network", "float32", "cpu", 2, "1", "1", "1")
 LINES = [SortingLine(i, True, True) for i in range(6)]

@@ -10,13 +10,12 @@ import pytest
 
 import autodual as ad
 from autodual._files import replacing, write_json, write_text
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs import checkpoint
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.records import TrainedLine
 from autodual.training.fitting import train
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
 
 CONFIG = TrainConfig(
     dataset="digits", model="digits", eps=0.05, k=4, epochs=2, eps_epochs=1, limit_train=60, limit_test=4, evaluate_every=0, batch=20,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from autodual.runs.config import TrainConfig
-from autodual.runs.folder import Run
-from autodual.runs.paths import recorded_command
+from autodual.runs.folder import Run, recorded_command
 from autodual.runs.records import DataUsed
 
 ROOT = Path(__file__).parents[2]

@@ -13,18 +13,8 @@ from autodual import ArgumentError
 from autodual._files import to_json
 from autodual.reproduce.records import RowRecord
 from autodual.runs.folder import Run
-from autodual.runs.records import (
-    Asked,
-    Basis,
-    CertificateLine,
-    CurvePoint,
-    Environment,
-    Evaluation,
-    Problem,
-    SortingLine,
-    Summary,
-)
-from autodual.runs.schema import parse, plain, read, read_if_sound
+from autodual.runs.lines import Asked, CertificateLine, Problem, SortingLine
+from autodual.runs.records import Basis, CurvePoint, Environment, Evaluation, Summary, parse, plain, read, read_if_sound
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = sorted(path.parent for path in RESULTS.glob("**/metrics.jsonl"))

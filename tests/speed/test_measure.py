@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from autodual.evaluation.processes import StoppedError
 from autodual.runs.config import TrainConfig
 from autodual.speed.measure import (
     BFLOAT16,
@@ -30,7 +31,6 @@ from autodual.speed.measure import (
 from autodual.speed.problems import Problem
 from autodual.speed.steps import OurSteps
 from autodual.speed.trials import achieved
-from autodual.training.loop import StoppedError
 from autodual.training.step import GraphStep, RobustObjective, Step
 
 CPU = torch.device("cpu")

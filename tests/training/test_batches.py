@@ -11,8 +11,8 @@ from torch import nn
 import autodual as ad
 from autodual._files import load_tensors
 from autodual.data import ImageData, load
-from autodual.training.loop import StoppedError, count, cut
-from autodual.training.stage import Watch
+from autodual.evaluation.processes import StoppedError, Watch
+from autodual.training.loop import count, cut
 
 CONFIG = ad.TrainConfig(k=4, epochs=2, batch=25, limit_test=4, evaluate_every=0, device="cpu")
 

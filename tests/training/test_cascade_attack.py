@@ -9,12 +9,10 @@ from torch import nn
 from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.data import ImageData
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.processes import silent
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.sets import LinfBall
-from autodual.training import cascade
-from autodual.training.cascade import attack_all, attack_batch
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
+from autodual.training import stages
+from autodual.training.stages import attack_all, attack_batch
 from small import mlp
 
 IMAGES, LABELS = (t[:8] for t in load_digits("test"))
@@ -39,9 +37,9 @@ MADE: dict[str, Combination] = {
 
 @pytest.mark.parametrize("kind", MADE)
 def test_the_size_of_a_batch_does_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = attack_all(MADE[kind], DATA, silent, steps=4)
-    monkeypatch.setattr(cascade, "attack_batch", lambda *_: 3)
-    parts = attack_all(MADE[kind], DATA, silent, steps=4)
+    whole = attack_all(MADE[kind], DATA, steps=4)
+    monkeypatch.setattr(stages, "attack_batch", lambda *_: 3)
+    parts = attack_all(MADE[kind], DATA, steps=4)
     assert whole.found.any()
     assert torch.equal(whole.found, parts.found)
     assert torch.equal(whole.certified_wrong, parts.certified_wrong)
@@ -54,7 +52,7 @@ def test_it_is_told_of_at_every_step_and_stopped_at_the_next() -> None:
     def draw(what: str, done: int, of: int) -> None:
         told.append((what, done, of))
 
-    attack_all(MADE["paper"], DATA, Watch(draw=draw).tell, steps=4)
+    attack_all(MADE["paper"], DATA, Watch(draw=draw), steps=4)
     assert len(told) > 5
     assert {(what, of) for what, _, of in told} == {("attacking the cascade", 8)}
     done = [at for _, at, _ in told]
@@ -63,7 +61,7 @@ def test_it_is_told_of_at_every_step_and_stopped_at_the_next() -> None:
     for steps in (1, 3):
         told.clear()
         with pytest.raises(StoppedError):
-            attack_all(MADE["paper"], DATA, Watch(draw=draw, stop=lambda: len(told) >= steps).tell, steps=4)  # noqa: B023
+            attack_all(MADE["paper"], DATA, Watch(draw=draw, stop=lambda: len(told) >= steps), steps=4)  # noqa: B023
         assert len(told) == steps
 
 

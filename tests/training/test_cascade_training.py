@@ -13,12 +13,11 @@ from autodual._errors import ArgumentError
 from autodual._files import load_tensors
 from autodual.cascades import Cascade, load_combination
 from autodual.digits import digits_network, load_digits
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs.config import TrainConfig
-from autodual.training import cascade
+from autodual.training import stages
 from autodual.training.fitting import train
-from autodual.training.loop import StoppedError
 from autodual.training.setup import make_ball
-from autodual.training.stage import Watch
 
 BASE = TrainConfig(
     dataset="digits", model="digits", eps=0.03, clip=(0.0, 1.0), k=8, epochs=3, eps_epochs=2, lr_epochs=2, lr=3e-3, limit_train=200,
@@ -53,7 +52,7 @@ def test_figures_that_stand_together_are_of_the_same_images(
 ) -> None:
     """Of the first few only, where not all are attacked."""
     config, folder = trained
-    monkeypatch.setattr(cascade, "ATTACKED", 10)
+    monkeypatch.setattr(stages, "ATTACKED", 10)
     copied = tmp_path / "run"
     shutil.copytree(folder, copied)
     (copied / "cascade.json").unlink()
@@ -142,7 +141,7 @@ def test_a_cascade_that_was_stopped_goes_on_bit_for_bit(
 
 def test_a_stage_that_does_not_help_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([0.4, 0.3, 0.3])
-    monkeypatch.setattr(cascade, "_held_out_error", lambda *_: next(errors))
+    monkeypatch.setattr(stages, "_held_out_error", lambda *_: next(errors))
     said: list[str] = []
     train(
         BASE.with_changes(cascade=4, cascade_kind="sum", validation=0.2), tmp_path / "run", watch=Watch(say=said.append)
@@ -156,13 +155,13 @@ def test_later_stages_choose_their_checkpoint_on_what_is_still_open(
 ) -> None:
     """Not on held-out images that a stage before has certified: those it will never be asked about."""
     sizes: list[int] = []
-    usual = cascade.train_stage
+    usual = stages.train_stage
 
     def noted(config, run, stage, model, data, held_out, watch):  # type: ignore[no-untyped-def]
         sizes.append(0 if held_out is None else len(held_out))
         usual(config, run, stage, model, data, held_out, watch)
 
-    monkeypatch.setattr(cascade, "train_stage", noted)
+    monkeypatch.setattr(stages, "train_stage", noted)
     train(BASE.with_changes(validation=0.2, evaluate_every=3, epochs=8, eps=0.01, limit_test=2), tmp_path / "run")
     assert len(sizes) == 2
     record = json.loads((tmp_path / "run" / "stages" / "held-out-open-1.json").read_text())
@@ -175,15 +174,15 @@ def test_later_stages_choose_their_checkpoint_on_what_is_still_open(
 
 def test_sorting_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left open of many images takes longer than a session may last."""
-    monkeypatch.setattr(cascade, "at_once", lambda model, data: 30)
+    monkeypatch.setattr(stages, "at_once", lambda model, data: 30)
     parts: list[slice] = []
-    usual = cascade._sort
+    usual = stages._sort
 
     def noted(alone, data, part):  # type: ignore[no-untyped-def]
         parts.append(part)
         return usual(alone, data, part)
 
-    monkeypatch.setattr(cascade, "_sort", noted)
+    monkeypatch.setattr(stages, "_sort", noted)
     run, sorting = tmp_path / "run", [0]
 
     def count(what: str, done: int, of: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 import autodual as ad
 from autodual.runs.checkpoint import encode_half, round_to_half_
-from autodual.runs.yaml import dump_yaml
+from autodual.runs.config import dump_yaml
 from autodual.training import trained
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.digits import load_digits
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs.config import TrainConfig
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
 
 CONFIG = TrainConfig(
     engine="none", eps=0.05, epochs=2, batch=25, limit_train=100, limit_test=4, evaluate_every=0, device="cpu"

@@ -18,13 +18,12 @@ import torch
 import autodual as ad
 from autodual._files import load_tensors
 from autodual.digits import digits_network, load_digits
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs.checkpoint import listed
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.records import TrainedLine
 from autodual.training.fitting import train
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
 
 CONFIG = TrainConfig(
     dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), k=4, epochs=3, eps_part=2 / 3, lr_epochs=1, limit_train=120,
@@ -301,7 +300,7 @@ def test_another_model_file_is_refused(whole: Path, tmp_path: Path) -> None:
 
 def _command(folder: Path) -> list[str]:
     config = folder.with_suffix(".yaml")
-    from autodual.runs.yaml import dump_yaml
+    from autodual.runs.config import dump_yaml
 
     config.write_text(dump_yaml(CONFIG.to_mapping()))
     return [sys.executable, "-m", "autodual", "train", str(config), "--out", str(folder)]

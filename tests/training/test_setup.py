@@ -12,13 +12,12 @@ import autodual as ad
 from autodual import ArgumentError
 from autodual.cli.certificates import open_named
 from autodual.data import load, mean_std
+from autodual.evaluation.processes import StepProgress, StoppedError, Watch
 from autodual.models import Normalize
 from autodual.runs.checkpoint import load_model, save_model
 from autodual.runs.folder import Run
 from autodual.training.fitting import train
-from autodual.training.loop import StepProgress, StoppedError
 from autodual.training.setup import make_model, make_optimiser
-from autodual.training.stage import Watch
 
 STATISTICS = ((0.3,), (0.4,))
 TINY = ad.TrainConfig(

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from autodual.cli.app import main
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs.config import TrainConfig
 from autodual.training.fitting import train
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
 from torchrun import ALONE, TOGETHER, call
 
 CONFIG = TrainConfig(

@@ -13,8 +13,8 @@ from autodual.cli.terminal import watched
 if TYPE_CHECKING:
     from autodual.cascades import Combination
     from autodual.data import ImageData
+    from autodual.evaluation.processes import Watch
     from autodual.runs.records import CascadeSummary
-    from autodual.training.stage import Watch
 
 STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
 
@@ -29,13 +29,13 @@ def attack(
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
     from autodual.cli.certificates import open_named, tell_cascade
-    from autodual.evaluation.claims import attacked
+    from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 
     opened = open_named(target, changes or {}, limit)
     with watched(STOPPED) as seen, joined(opened.data.device) as group:
         watch = seen.within(group)
-        broken = attacked(opened.model, opened.data, opened.ball, watch.tell, group=group)
+        broken = attacked(opened.model, opened.data, opened.ball, watch=watch)
         group.by_first(lambda: opened.check_attack(broken, watch.say))
         found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
     if not group.first:
@@ -51,12 +51,11 @@ def attack(
 
 def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> CascadeSummary:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
-    from autodual.evaluation.claims import check_together
-    from autodual.runs.records import CascadeSummary
-    from autodual.runs.schema import parse
-    from autodual.training.cascade import attack_all, certify_all
+    from autodual.evaluation.evaluate import check_together
+    from autodual.runs.records import CascadeSummary, parse
+    from autodual.training.stages import attack_all, certify_all
 
-    certified = certify_all(combination, data, watch.tell, watch.group)
-    attacked = attack_all(combination, data, watch.tell, group=watch.group)
+    certified = certify_all(combination, data, watch)
+    attacked = attack_all(combination, data, watch)
     check_together(repr(combination), certified, attacked.found, attacked.certified_wrong, watch.say)
     return parse(CascadeSummary, certified.summary(attacked))

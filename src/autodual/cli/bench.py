@@ -68,11 +68,11 @@ def bench(
         raise ArgumentError(f"--out is for the tables, such as {out.with_suffix('.md')}; {out} is written beside")
     import torch
 
-    from autodual.runs.paths import recorded_command
+    from autodual.evaluation.processes import StoppedError
+    from autodual.runs.folder import recorded_command
     from autodual.speed.measure import describe
     from autodual.speed.problems import AUTHORS, INSTALL, authors_version
     from autodual.speed.trials import Bench
-    from autodual.training.loop import StoppedError
     from autodual.training.setup import make_device
 
     place = make_device(device)

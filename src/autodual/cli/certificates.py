@@ -11,11 +11,10 @@ from typing import Any
 from autodual._errors import ArgumentError
 from autodual._files import read_content
 from autodual.cli.options import checked
-from autodual.runs.lines import LINES_LIMIT, record_about
-from autodual.runs.paths import NAMED, from_folder, relative, resolved, to_folder
-from autodual.runs.records import Asked, CascadeErrors, CascadeSummary, Problem, ProblemOutline, Summary
-from autodual.runs.schema import plain, read_if_sound
-from autodual.training.target import Target, open_target, own_config
+from autodual.runs.folder import NAMED, from_folder, relative, resolved, to_folder
+from autodual.runs.lines import LINES_LIMIT, Asked, Problem, ProblemOutline, record_about
+from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, plain, read_if_sound
+from autodual.training.trained import Target, open_target, own_config
 
 WORDS: dict[str, Callable[[Any], str]] = {
     "dataset": lambda name: re.sub(r"[^\w.]+", "-", Path(name).name),

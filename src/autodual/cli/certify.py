@@ -99,7 +99,7 @@ def _check(
     if not speaks():
         raise typer.Exit
     from autodual.cli.certificates import open_again
-    from autodual.evaluation.recheck import made_with, noted_problem, recheck
+    from autodual.evaluation.judge import made_with, noted_problem, recheck
     from autodual.runs.folder import Run
 
     file = Run(target).certificates_file if target.is_dir() else target
@@ -139,12 +139,10 @@ def _certify(
 ) -> None:
     from autodual._files import write_json
     from autodual.cli.certificates import asked_about, check_way, default_file, open_named, tell_cascade
-    from autodual.evaluation.judge import basis, judged_summary
-    from autodual.evaluation.ledger import Ledger, cascade_file, cascade_to_file, judge_to_file
+    from autodual.evaluation.judge import Ledger, basis, cascade_file, cascade_to_file, judge_to_file, judged_summary
     from autodual.evaluation.processes import joined
     from autodual.runs.lines import record_about
-    from autodual.runs.records import CascadeSummary
-    from autodual.runs.schema import parse, plain
+    from autodual.runs.records import CascadeSummary, parse, plain
 
     chosen = _chosen(engine, probability)
     opened = open_named(target, changes, limit)
@@ -160,7 +158,7 @@ def _certify(
     with watched() as seen, joined(opened.data.device) as group:
         group.by_first(lambda: check_way(files, resume, overwrite))
         watch, asked = seen.within(group), asked_about(opened, file)
-        ledgers = [Ledger(path, watch.tell, group, watch.say, anew=overwrite, asked=asked) for path in files]
+        ledgers = [Ledger(path, watch, anew=overwrite, asked=asked) for path in files]
         found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
         group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
         if cascade is not None:

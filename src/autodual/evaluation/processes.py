@@ -1,4 +1,4 @@
-"""Several processes on one run, started by torchrun: who we are, the little that we tell each other, and how work is shared."""
+"""Several processes on one run, started by torchrun: what they tell each other, who watches them, and how work is shared."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.data import ImageData
+from autodual.runs.lines import Say
 
 PATIENCE = timedelta(hours=2)
 """How long the others wait while the first process does something alone."""
-
-# Work on all examples, batch by batch; processes take turns with batches, and every process gets every result, in order.
 
 T = TypeVar("T")
 
@@ -75,8 +74,8 @@ class Group:
         """What every process finds or does, in order; if one fails, all fail with its error."""
         if self.alone:
             return [act()]
-        result, error = _attempt(act)
-        found = self.gather((result, None if error is None else _for_others(error, self.rank)))
+        result, error, fault = _attempt(act, self.rank)
+        found = self.gather((result, fault))
         if error is not None:
             raise error
         for _, fault in found:
@@ -88,8 +87,8 @@ class Group:
         """What the first process finds or does; all get its result, or fail with its error."""
         if self.alone:
             return act()
-        result, error = _attempt(act) if self.first else (None, None)
-        said: list[Any] = [result, None if error is None else _for_others(error, self.rank)]
+        result, error, fault = _attempt(act, self.rank) if self.first else (None, None, None)
+        said: list[Any] = [result, fault]
         dist.broadcast_object_list(said, 0, group=self.talk)
         if said[1] is not None:
             raise _told(said[1]) if error is None else error
@@ -123,34 +122,18 @@ class Group:
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # a copy, and nobody's fault
         return nn.parallel.DistributedDataParallel(objective)
 
-    def device(self, chosen: torch.device) -> torch.device:
-        """The device of this process: each has a GPU of its own."""
-        if self.alone or chosen.type != "cuda":
-            return chosen
-        if chosen.index is not None:
-            raise ArgumentError(
-                f"device: {chosen} was asked for, but every process has a GPU of its own; use auto or cuda"
-            )
-        local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= there:
-            raise ArgumentError(f"device: there are more processes than GPUs ({there}); use --nproc-per-node {there}")
-        return torch.device("cuda", local)
-
 
 ALONE = Group()
 
 
-def _attempt(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def _attempt(act: Callable[[], T], rank: int) -> tuple[T | None, Exception | None, AutodualError | None]:
+    """The result, or the error, and what others are told of it: whatever it is, they must not wait for the result."""
     try:
-        return act(), None
-    except Exception as error:  # whatever it is, the others must not wait for the result
-        return None, error
-
-
-def _for_others(error: Exception, rank: int) -> AutodualError:
-    if isinstance(error, AutodualError):
-        return error
-    return AutodualError(f"process {rank} failed: {type(error).__name__}: {error}")
+        return act(), None, None
+    except AutodualError as error:
+        return None, error, error
+    except Exception as error:
+        return None, error, AutodualError(f"process {rank} failed: {type(error).__name__}: {error}")
 
 
 def _told(error: AutodualError) -> AutodualError:
@@ -159,8 +142,15 @@ def _told(error: AutodualError) -> AutodualError:
 
 
 def own_device(chosen: torch.device) -> torch.device:
-    """The device of this process, of those that torchrun has started."""
-    return Group(size=_world_size()).device(chosen)
+    """The device of this process, of those that torchrun has started: each has a GPU of its own."""
+    if _world_size() == 1 or chosen.type != "cuda":
+        return chosen
+    if chosen.index is not None:
+        raise ArgumentError(f"device: {chosen} was asked for, but every process has a GPU of its own; use auto or cuda")
+    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= there:
+        raise ArgumentError(f"device: there are more processes than GPUs ({there}); use --nproc-per-node {there}")
+    return torch.device("cuda", local)
 
 
 def _world_size() -> int:
@@ -186,17 +176,61 @@ def joined(chosen: torch.device) -> Iterator[Group]:
         gc.collect()  # a wrapped module in a cycle keeps the threads of the group alive, which must not outlive Python
 
 
-Tell = Callable[[str, int, int], None]
-"""(what, done, of): for a progress bar, and the moment to stop. Every process calls it, at the same points."""
+# Who watches the work, and may stop it.
 
 
-def silent(what: str, done: int, of: int) -> None:
-    """Tells nobody."""
+class StoppedError(AutodualError):
+    """The run was asked to stop, and can be resumed."""
 
 
-def part_of(tell: Tell, before: int, whole: int) -> Tell:
-    """A `tell` for one of several pieces of work that share a progress bar."""
-    return lambda what, done, of: tell(what, before + done, whole)
+@dataclass
+class StepProgress:
+    """What an observer is told after every step of a training."""
+
+    stage: int
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    summary: Tensor
+    """What `step.SUMMARY` lists, about the `own` examples of this process."""
+    own: int
+    examples: int
+    """Examples of the whole batch, which processes share."""
+    eps: float | None = None
+    """Size of the perturbation that this step was trained against; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the caller wants to know while work is done, how it stops it, and the processes that share the work."""
+
+    step: Callable[[StepProgress], None] = lambda progress: None
+    draw: Callable[[str, int, int], None] = lambda what, done, of: None
+    """(what, done, of): how far an evaluation is."""
+    say: Say = lambda line: None
+    stop: Callable[[], bool] = lambda: False
+    group: Group = ALONE
+
+    def within(self, group: Group) -> Watch:
+        """The watch of one of several processes: only the first one reports, and they stop together."""
+        return replace(self, group=group) if group.first else Watch(stop=self.stop, group=group)
+
+    def part(self, before: int, whole: int) -> Watch:
+        """The watch of one of several pieces of work that share a progress bar."""
+        return replace(self, draw=lambda what, done, of: self.draw(what, before + done, whole))
+
+    def tell(self, what: str, done: int, of: int) -> None:
+        """Draws how far an evaluation is, and ends it if one process was asked to. All processes call this at the same points."""
+        if any(self.group.any(self.stop())):
+            raise StoppedError("stopped as asked; go on with --resume")
+        self.draw(what, done, of)
+
+
+UNWATCHED = Watch()
+
+
+# Work on all examples, batch by batch; processes take turns with batches, and every process gets every result, in order.
 
 
 def batch_size(data: ImageData) -> int:
@@ -204,36 +238,28 @@ def batch_size(data: ImageData) -> int:
 
 
 def in_turns(
-    work: Callable[[slice], T],
-    data: ImageData,
-    what: str,
-    tell: Tell,
-    group: Group,
-    start: int = 0,
-    step: int | None = None,
+    work: Callable[[slice], T], data: ImageData, what: str, watch: Watch, start: int = 0, step: int | None = None
 ) -> Iterator[list[T]]:
     """work(part) for all batches from `start` on, of `step` examples if that is given. Each turn yields as many results as there are
     processes, or what is left.
 
     Batches do not depend on the number of processes, so neither do the results, to the last bit. Tensors arrive on the CPU.
     """
-    step = batch_size(data) if step is None else step
+    step, group = batch_size(data) if step is None else step, watch.group
     parts = [slice(first, min(len(data), first + step)) for first in range(start, len(data), step)]
+
+    def own(turn: list[slice]) -> list[T]:  # nothing for those who come too late in the last turn
+        return [on_cpu(work(part)) for part in turn[group.rank : group.rank + 1]]
+
     for first in range(0, len(parts), group.size):
         turn = parts[first : first + group.size]
-        own = turn[group.rank : group.rank + 1]  # none for those who come too late in the last turn
-        found = group.from_all(partial(_results, work, own))
-        yield [result for results in found for result in results]
-        tell(what, turn[-1].stop, len(data))
+        yield [result for results in group.from_all(partial(own, turn)) for result in results]
+        watch.tell(what, turn[-1].stop, len(data))
 
 
-def _results(work: Callable[[slice], T], parts: list[slice]) -> list[T]:
-    return [on_cpu(work(part)) for part in parts]
-
-
-def on_all(work: Callable[[Tensor, Tensor], T], data: ImageData, what: str, tell: Tell, group: Group) -> list[T]:
+def on_all(work: Callable[[Tensor, Tensor], T], data: ImageData, what: str, watch: Watch) -> list[T]:
     """work(images, labels) for all batches, in order."""
-    turns = in_turns(lambda part: work(data.scaled(part), data.labels[part]), data, what, tell, group)
+    turns = in_turns(lambda part: work(data.scaled(part), data.labels[part]), data, what, watch)
     return [found for turn in turns for found in turn]
 
 

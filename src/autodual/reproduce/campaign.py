@@ -17,11 +17,9 @@ from typing import Literal
 from autodual._errors import ArgumentError
 from autodual.reproduce.records import NetworkFigures, RowRecord
 from autodual.reproduce.rows import BY_NAME, ROWS, named_together
-from autodual.runs.config import TrainConfig
+from autodual.runs.config import TrainConfig, read_yaml
 from autodual.runs.folder import Run
-from autodual.runs.records import Failure
-from autodual.runs.schema import read_if_sound
-from autodual.runs.yaml import read_yaml
+from autodual.runs.records import Failure, read_if_sound
 
 Recipe = Literal["paper", "best"]
 RECIPES: tuple[Recipe, ...] = ("paper", "best")

@@ -29,18 +29,17 @@ from autodual.engines import BoundEngine, Crown, Dual
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation import judge
-from autodual.evaluation.claims import ATTACK_STEPS, Broken, check_claims, check_together
-from autodual.evaluation.judge import Judged, at_once
-from autodual.evaluation.ledger import RENEWED, cascade_to_file, judge_to_file, problem_of
+from autodual.evaluation.evaluate import ATTACK_STEPS, Broken, check_claims, check_together
+from autodual.evaluation.judge import RENEWED, Judged, Ledger, at_once, cascade_to_file, judge_to_file, problem_of
+from autodual.evaluation.processes import Watch
 from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.records import AttackFigures, AttackLine, CascadeAttackLine, CascadeErrors
-from autodual.runs.schema import parse, plain, read
+from autodual.runs.lines import AttackLine, CascadeAttackLine
+from autodual.runs.records import AttackFigures, CascadeErrors, parse, plain, read
 from autodual.sets import Perturbation
-from autodual.training.cascade import attack_batch, attacked_part, certify_all
 from autodual.training.setup import make_ball
-from autodual.training.stage import Parts, Watch
+from autodual.training.stages import Parts, attack_batch, attacked_part, certify_all
 
 ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("dual", "ibp", "crown")}
 """The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""
@@ -194,7 +193,7 @@ def _judge(
     step = at_once(model, data)
     step = max(1, step // 10) if isinstance(engine, Crown) else step
     renewed = RENEWED if index is None else (*RENEWED, "data", "examples")  # other images may be open now
-    return judge_to_file(watch.ledger(file, renewed, step), model, data, ball, engine)
+    return judge_to_file(Ledger(file, watch, renewed=renewed, step=step), model, data, ball, engine)
 
 
 def _units(model: nn.Module, data: ImageData) -> int:
@@ -259,7 +258,9 @@ def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbat
         return [AttackLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
 
     problem = replace(problem_of([model], data, ball, Dual()), engine=f"attack({ATTACK_STEPS} steps)")
-    lines = watch.ledger(run.folder / "attack.jsonl", RENEWED).fill(AttackLine, problem, find, data, "attacking")
+    lines = Ledger(run.folder / "attack.jsonl", watch, renewed=RENEWED).fill(
+        AttackLine, problem, find, data, "attacking"
+    )
     return Broken(torch.tensor([line.broken for line in lines]), torch.tensor([line.broken_as_run for line in lines]))
 
 
@@ -271,7 +272,7 @@ def evaluate_cascade(
     data, cascade = parts.test, Cascade(stages, make_ball(config))
     file = run.folder / "cascade-certificates.jsonl"
     with notes.timed("cascade"):
-        certified = cascade_to_file(watch.ledger(file, RENEWED, at_once(stages[0], data)), cascade, data)
+        certified = cascade_to_file(Ledger(file, watch, renewed=RENEWED, step=at_once(stages[0], data)), cascade, data)
     summary = certified.summary()
     found = parse(CascadeFigures, summary | {"cascade_engine": summary["engine"]})
     arrays: Arrays = {
@@ -301,7 +302,7 @@ def _attack_cascade(
         return [CascadeAttackLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
 
     problem = problem_of(cascade.models, some, cascade.ball, cascade.engine)
-    ledger = watch.ledger(run.folder / "attack-cascade.jsonl", RENEWED, attack_batch(cascade, some))
+    ledger = Ledger(run.folder / "attack-cascade.jsonl", watch, renewed=RENEWED, step=attack_batch(cascade, some))
     problem = replace(problem, engine="cascade attack(20 steps)")
     lines = ledger.fill(CascadeAttackLine, problem, find, some, "attacking the cascade")
     wrong, with_certificate = (
@@ -329,7 +330,7 @@ def _best_sound(
         tried: dict[str, float] = {}
         for kind in COMBINATIONS:
             try:
-                proved = certify_all(_combination(kind, stages, routed, ball), fitting, watch.tell)
+                proved = certify_all(_combination(kind, stages, routed, ball), fitting, watch)
             except MemoryBudgetError as error:
                 watch.say(f"{kind}: not tried: {error}")
                 continue
@@ -338,7 +339,7 @@ def _best_sound(
         write_json(file, plain(Choice(chosen, tuple(None if t == float("inf") else t for t in routed), tried)))
     choice = read(Choice, file)
     thresholds = tuple(float("inf") if t is None else t for t in choice.thresholds)
-    ledger = watch.ledger(run.folder / "best-certificates.jsonl", RENEWED, at_once(stages[0], parts.test))
+    ledger = Ledger(run.folder / "best-certificates.jsonl", watch, renewed=RENEWED, step=at_once(stages[0], parts.test))
     proved = cascade_to_file(ledger, _combination(choice.chosen, stages, thresholds, ball), parts.test)
     arrays |= {"best_sound": proved.sound.numpy(), "best_sound_as_run": proved.sound_as_run.numpy()}
     return BestSound(

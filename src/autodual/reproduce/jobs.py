@@ -17,11 +17,10 @@ from pathlib import Path
 import torch
 
 from autodual._errors import AutodualError
+from autodual.evaluation.processes import StoppedError, Watch
 from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.records import RowRecord
 from autodual.reproduce.work import Extent, work_on
-from autodual.training.loop import StoppedError
-from autodual.training.stage import Watch
 
 # One GPU for several processes at once, by NVIDIA's Multi-Process Service (MPS).
 #

@@ -34,8 +34,7 @@ from autodual.reproduce.campaign import (
 )
 from autodual.runs import checkpoint
 from autodual.runs.folder import Run
-from autodual.runs.records import Environment
-from autodual.runs.schema import parse, plain, read
+from autodual.runs.records import Environment, parse, plain, read
 
 FORMAT = "autodual pack 1"
 MANIFEST = "manifest.json"

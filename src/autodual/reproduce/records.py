@@ -7,8 +7,7 @@ from pathlib import Path
 
 from autodual._errors import ArgumentError
 from autodual._files import read_json
-from autodual.runs.records import AttackFigures, CascadeErrors, StageCounts
-from autodual.runs.schema import flat, optional, parse
+from autodual.runs.records import AttackFigures, CascadeErrors, StageCounts, flat, optional, parse
 
 
 @dataclass(frozen=True, kw_only=True)

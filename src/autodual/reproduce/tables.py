@@ -22,7 +22,7 @@ from autodual.reproduce.evaluation import ROW_ENGINES
 from autodual.reproduce.figures import Picture, draw_figures
 from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
 from autodual.reproduce.rows import BEST, ROWS, SEEDS, SIZES, Errors, Row, seconds_in_the_paper
-from autodual.runs.schema import plain, read
+from autodual.runs.records import plain, read
 
 NOT_RUN, NOT_COMPLETE = "not run", "not complete"
 SPEEDS = "speeds.json"

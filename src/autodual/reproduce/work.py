@@ -15,6 +15,7 @@ from torch import nn
 
 from autodual._errors import ArgumentError
 from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
+from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import CERTIFICATES, EVALUATION, WEIGHTS, Campaign, Task
 from autodual.reproduce.evaluation import (
     NEEDED,
@@ -30,15 +31,12 @@ from autodual.reproduce.evaluation import (
 )  # fmt: skip
 from autodual.reproduce.records import Figures, NetworkFigures, RowRecord, Training, Weights
 from autodual.runs.checkpoint import encode_half, load_model, save_model
-from autodual.runs.config import TrainConfig, by_epochs
+from autodual.runs.config import TrainConfig, by_epochs, dump_yaml
 from autodual.runs.folder import METRICS_LIMIT, Run
-from autodual.runs.records import Environment, EpochLine
-from autodual.runs.schema import plain, read
-from autodual.runs.yaml import dump_yaml
-from autodual.training.cascade import train_cascade
+from autodual.runs.records import Environment, EpochLine, plain, read
 from autodual.training.fitting import run_named, trained_network
 from autodual.training.setup import make_ball
-from autodual.training.stage import Parts, Watch, fresh_model, trained_at
+from autodual.training.stages import Parts, fresh_model, train_cascade, trained_at
 
 KEPT_BYTES = 2**20
 """Weights of the paper's recipe stay in `results/` up to this size; those of our own recipe always do."""

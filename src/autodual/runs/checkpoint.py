@@ -1,4 +1,4 @@
-"""Checkpoints: weights and optimiser as safetensors, everything else as JSON. Never pickled; whole, or passed over."""
+"""Weights, and checkpoints: tensors as safetensors, everything else as JSON. Never pickled; whole, or passed over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import digest, encode_tensors, load_tensors, read_json, replacing, write_bytes
-from autodual.runs.schema import parse, plain
+from autodual.runs.records import parse, plain
 
 KEPT = 2
 """Checkpoints that are kept: the last, and the one before in case the last is damaged."""
@@ -65,6 +65,9 @@ class State:
             raise ValueError("a checkpoint has two files of tensors")
 
 
+# Weights alone.
+
+
 def save_model(path: Path, model: nn.Module) -> None:
     write_bytes(path, encode_tensors(_state(model)))
 
@@ -101,39 +104,30 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 def load_model(path: Path, model: nn.Module, expect_half: bool = False) -> None:
     """Loads the weights of a safetensors file into a model that they fit, to the last bit.
 
-    Warns of weights of another type, unless they are expected to be half as wide, as `encode_half` writes them.
+    Refuses weights that the model's types cannot hold. Warns of weights of another type that they do hold, unless these are expected
+    to be half as wide, as `encode_half` writes them.
     """
-    tensors = load_tensors(path)
-    expected = model.state_dict()
-    wrong = [
-        k
-        for k in {*tensors, *expected}
-        if k not in tensors or k not in expected or tensors[k].shape != expected[k].shape
-    ]
+    tensors, expected = load_tensors(path), model.state_dict()
+    shapes, own_shapes = ({name: each.shape for name, each in found.items()} for found in (tensors, expected))
+    wrong = sorted(name for name in {*tensors, *expected} if shapes.get(name) != own_shapes.get(name))
     if wrong:
-        raise ArgumentError(f"{path}: these weights are for another network; {sorted(wrong)[0]} does not fit")
-    _check_types(path, tensors, expected, warn=not expect_half)
-    model.load_state_dict(tensors)
-
-
-def _check_types(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor], warn: bool) -> None:
-    """Refuse weights that the model's types cannot hold: rounded, they are those of another network."""
-    other = [k for k in expected if tensors[k].dtype != expected[k].dtype]
-    for name in other:
-        own = expected[name].dtype
-        if not _held(tensors[name], own):
-            given = tensors[name]
+        raise ArgumentError(f"{path}: these weights are for another network; {wrong[0]} does not fit")
+    other = [name for name in expected if tensors[name].dtype != expected[name].dtype]
+    types = {name: [str(each[name].dtype).removeprefix("torch.") for each in (tensors, expected)] for name in other}
+    for name, (given, own) in types.items():
+        if not _held(tensors[name], expected[name].dtype):
             raise ArgumentError(
-                f"{path}: {name} is {_type(given.dtype)}, and the model computes in {_type(own)}, which does not hold these values: "
-                f"rounded, they would be another network. Save the weights of model.to(torch.{_type(own)}), and certify those"
+                f"{path}: {name} is {given}, and the model computes in {own}, which does not hold these values: "
+                f"rounded, they would be another network. Save the weights of model.to(torch.{own}), and certify those"
             )
-    if other and warn:
-        name = other[0]
+    if other and not expect_half:
+        given, own = types[other[0]]
         warnings.warn(
-            f"{path}: {len(other)} of {len(expected)} tensors are of another type than the model's ({name}: "
-            f"{_type(tensors[name].dtype)}, here {_type(expected[name].dtype)}); all their values are held exactly",
-            stacklevel=3,
+            f"{path}: {len(other)} of {len(expected)} tensors are of another type than the model's ({other[0]}: "
+            f"{given}, here {own}); all their values are held exactly",
+            stacklevel=2,
         )
+    model.load_state_dict(tensors)
 
 
 def _held(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -145,18 +139,24 @@ def _held(tensor: Tensor, dtype: torch.dtype) -> bool:
     return bool(((one == other) | (one != one) & (other != other)).all())
 
 
-def _type(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+# Checkpoints: folders of weights, optimiser and everything else.
 
 
 def save(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: Extra) -> Path:
     """Writes a checkpoint into `folder`. Older ones beyond the kept number go, and newer ones, which were passed over as damaged."""
     target = folder / f"stage-{position.stage:02d}-step-{position.step:09d}"
-    state, numbers = _flat(optimiser)
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, values in optimiser.state_dict()["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
+            else:
+                numbers[f"{index}.{name}"] = value
     with replacing(target) as temporary:
         temporary.mkdir()
         (temporary / WEIGHTS).write_bytes(encode_tensors(_state(model)))
-        (temporary / STATE).write_bytes(encode_tensors(state))
+        (temporary / STATE).write_bytes(encode_tensors(tensors))
         digests = {f.name: digest(f) for f in temporary.iterdir()}
         record = plain(State(position, numbers, extra, digests))
         record["digest"] = _digest(record)
@@ -177,24 +177,18 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and what is wrong with newer ones."""
     damaged: list[str] = []
     for path in reversed(listed(folder)):
-        fault = _fault(path)
-        if fault is None:
+        try:
+            state = read_state(path)
+            parts = (
+                [RECORD] if state is None else [f for f, known in state.digests.items() if digest(path / f) != known]
+            )
+            fault = f"{parts[0]} is damaged" if parts else ""
+        except (OSError, ValueError) as error:
+            fault = f"unreadable: {error}"
+        if not fault:
             return path, damaged
         damaged.append(f"{path.name}: {fault}")
     return None, damaged
-
-
-def _fault(path: Path) -> str | None:
-    try:
-        state = read_state(path)
-        if state is None:
-            return f"{RECORD} is damaged"
-        for name, expected in state.digests.items():
-            if digest(path / name) != expected:
-                return f"{name} is damaged"
-    except (OSError, ValueError) as error:
-        return f"unreadable: {error}"
-    return None
 
 
 def read_state(path: Path) -> State | None:
@@ -215,30 +209,12 @@ def _digest(record: dict[str, Any]) -> str:
 
 def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, Extra]:
     """Loads a whole checkpoint, as `newest` finds it."""
-    state = read_state(path)
-    assert state is not None
+    record = read_state(path)
+    assert record is not None
     load_model(path / WEIGHTS, model)
-    _unflatten(optimiser, load_tensors(path / STATE), state.optimiser)
-    return state.position, state.extra
-
-
-def _flat(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of an optimiser as named tensors, and the numbers among it."""
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, Any] = {}
-    for index, state in optimiser.state_dict()["state"].items():
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
-            else:
-                numbers[f"{index}.{name}"] = value
-    return tensors, numbers
-
-
-def _unflatten(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-    whole = optimiser.state_dict()
     state: dict[int, dict[str, Any]] = {}
-    for key, value in (*tensors.items(), *numbers.items()):
+    for key, value in (*load_tensors(path / STATE).items(), *record.optimiser.items()):
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = value
-    optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    return record.position, record.extra

@@ -1,4 +1,4 @@
-"""What a run is made of: one flat, typed record whose field docs are the command line's help; and the schedules that it means."""
+"""What a run is made of: one flat, typed record whose field docs are the command line's help; its schedules; its YAML file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from autodual._errors import ArgumentError
+from autodual._files import read_content
 
 Norm = Literal["linf", "l2"]
 Training = Literal["projected", "dual", "ibp", "none"]
@@ -157,12 +159,9 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
             return value
         if choice in (int, bool) and type(value) is choice:
             return value
-    raise OptionError.about(name, f" must be {_describe(hint)}, got {value!r}{_advice(value)}")
-
-
-def _advice(value: Any) -> str:
-    looks = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", value, re.IGNORECASE)
-    return "; YAML takes this for a word: write it with a point and a signed exponent, as 1.0e-3" if looks else ""
+    is_word = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+e[-+]?\d+", value, re.IGNORECASE)
+    advice = "; YAML takes this for a word: write it with a point and a signed exponent, as 1.0e-3" if is_word else ""
+    raise OptionError.about(name, f" must be {_describe(hint)}, got {value!r}{advice}")
 
 
 def fraction(text: str) -> float | None:
@@ -181,6 +180,9 @@ def _number(value: Any) -> float | None:
     return float(found) if fine else None  # type: ignore[arg-type]  # `fine` says so
 
 
+TYPES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", type(None): "nothing"}
+
+
 def _describe(hint: Any) -> str:
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_describe(a) for a in get_args(hint))
@@ -188,22 +190,13 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
         return "two finite numbers"
-    names = {
-        int: "a whole number",
-        float: "a finite number",
-        bool: "true or false",
-        str: "a word",
-        type(None): "nothing",
-    }
-    return names.get(hint, str(hint))
+    return TYPES.get(hint, str(hint))
 
 
 AT_LEAST = {
     0: ("eps_start", "eps_epochs", "lr_epochs", "lr_halve_every", "weight_decay", "crop", "evaluate_every", "seed"),
     1: ("k", "epochs", "batch", "evaluate_examples", "limit_train", "limit_test", "cascade"),
 }
-
-
 PARTS = {"eps_part": "eps_epochs", "lr_part": "lr_epochs", "lr_halve_part": "lr_halve_every"}
 """Parts of the training, and what says the same in epochs and wins where it is given."""
 
@@ -212,7 +205,8 @@ def _check_values(c: TrainConfig) -> None:
     """Refuse values that an option cannot have: (option, whether it is fine, what is wrong with it)."""
     rules: list[tuple[str, bool, str]] = [
         *((name, v < 2**32, f" must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
-        *(_at_least(least, name, getattr(c, name)) for least, names in AT_LEAST.items() for name in names),
+        *((name, v is None or v >= least, f" must {f'be at least {least}' if least else 'not be negative'}, got {v}")
+          for least, names in AT_LEAST.items() for name in names for v in (getattr(c, name),)),
         ("eps", c.eps > 0, f" must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
         ("eps", c.eps <= LARGEST[c.norm], f" must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images have values "
          "between 0 and 1; for 8 of 255 grey levels, write 8/255"),
@@ -236,11 +230,6 @@ def _check_values(c: TrainConfig) -> None:
     for name, fine, wrong in rules:
         if not fine:
             raise OptionError.about(name, wrong)
-
-
-def _at_least(least: int, name: str, value: float | None) -> tuple[str, bool, str]:
-    wanted = "must not be negative" if least == 0 else f"must be at least {least}"
-    return name, value is None or value >= least, f" {wanted}, got {value}"
 
 
 # Perturbation size and learning rate by epoch. [REFERENCE: Training]
@@ -299,3 +288,68 @@ def check_ramp(config: TrainConfig) -> None:
             f"{config.eps:g}, which is certified. Train for at least {config.eps_epochs} epochs, or leave eps_epochs out "
             f"(--no-eps-epochs): eps then grows over {config.eps_part:.0%} of the training (eps_part)"
         )
+
+
+CONFIG_LIMIT = 100_000
+"""Bytes of a config; those of published runs have about 1,000."""
+YAML_DEPTH = 8
+"""Levels of a config; a clip is on the second."""
+
+
+def read_yaml(path: Path) -> Any:
+    """What a config file of any origin says; a name that it gives twice is refused, since only one of the two can be meant."""
+    yaml, content = _yaml(), read_content(path, CONFIG_LIMIT)
+    try:
+        text = content.decode("utf-8")
+        _check_yaml(yaml, text, path)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        values = None if node is None else loader.construct_document(node)
+    except ArgumentError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
+        raise ArgumentError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    except (ArithmeticError, LookupError, AttributeError, TypeError, RecursionError):
+        # A value that its tag does not fit.
+        raise ArgumentError(f"{path}: is not YAML: a value in it has the wrong type, or is too large") from None
+    lines: dict[str, int] = {}
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        name, line = str(key.value), key.start_mark.line + 1
+        if name in lines:
+            where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
+            raise ArgumentError(f"{path}: {name} is given twice, in {where}; keep one")
+        lines[name] = line
+    return values
+
+
+def _check_yaml(yaml: Any, text: str, path: Path) -> None:
+    """Refuse what takes forever to build: values inside values inside values, names for whole lists, and endless numbers."""
+    depth, names = 0, set()
+    for event in yaml.parse(text, yaml.SafeLoader):
+        where = f"{path}: line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > YAML_DEPTH:
+                raise ArgumentError(
+                    f"{where} puts values inside one another {depth} levels deep; a config is a list of options"
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.ScalarEvent):
+            names |= {event.anchor} - {None}
+            if len(event.value) > (64 if re.fullmatch(r"[-+\da-fA-FxXo_:.]+", event.value) else 4096):
+                raise ArgumentError(f"{where} has a value of {len(event.value):,} letters; no option is that long")
+        elif isinstance(event, yaml.AliasEvent) and event.anchor not in names:
+            raise ArgumentError(f"{where} repeats *{event.anchor}, which is no single value; write it out")
+
+
+def dump_yaml(values: dict[str, Any]) -> str:
+    return str(_yaml().safe_dump(values, sort_keys=False))
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ArgumentError("configs are YAML, which needs pyyaml: pip install 'autodual[cli]'") from None
+    return yaml

@@ -1,29 +1,103 @@
 """A run folder: the config that made it, what was measured, checkpoints, and one process at a time.
 
-This file does not import PyTorch, nor what imports it, before it is needed: a command that refuses a config does so at once.
-"""
+This file does not import PyTorch, nor what imports it, before it is needed: a command that refuses a config does so at once."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, get_args
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import RECORD_LIMIT, claim, parse_json, read_content, write_bytes, write_json, write_text
-from autodual.runs.config import TrainConfig, by_epochs
-from autodual.runs.paths import NAMED, from_folder, recorded_command, resolved, to_folder
-from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine
-from autodual.runs.schema import parse, plain, read
-from autodual.runs.yaml import dump_yaml, read_yaml
+from autodual._files import (
+    RECORD_LIMIT,
+    append_lines,
+    claim,
+    in_one_line,
+    parse_json,
+    read_content,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from autodual.runs.config import TrainConfig, by_epochs, dump_yaml, read_yaml
+from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine, parse, plain, read
+
+NAMED = ("model", "dataset")
+"""Options that may name a file: file.py:factory, and of data a folder or a file.npz, too."""
+
+
+def to_folder(option: str, text: str, folder: Path) -> str:
+    """An option's value for a kept file in `folder`: a path is rewritten relative to `folder`, anything else stays."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{relative(file, folder)}{rest}"
+
+
+def from_folder(option: str, text: str, folder: Path) -> str:
+    """The value that `to_folder` wrote, with a path that holds from anywhere. A path that does not exist stays as it is."""
+    file, rest = _parts(option, text, folder)
+    place = None if file is None else folder.resolve() / file
+    return f"{os.path.normpath(place)}{rest}" if place is not None and place.exists() else text
+
+
+def resolved(option: str, text: str) -> str:
+    """The value with the whole path of the file that it names, if it names one."""
+    file, rest = _parts(option, text)
+    return text if file is None else f"{file.resolve()}{rest}"
+
+
+def relative(path: Path, folder: Path) -> str:
+    """The path as seen from `folder`, with slashes; the whole path where none leads there, as between drives of Windows."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return str(path)
+
+
+def _parts(option: str, text: str, folder: Path = Path()) -> tuple[Path | None, str]:
+    """The file that is named, if one is, and what follows it."""
+    from autodual.data import is_factory
+    from autodual.data.known import KNOWN
+
+    try:
+        if is_factory(text):
+            file, _, name = text.rpartition(":")
+            return Path(file).expanduser(), f":{name}"
+        if option == "dataset" and text not in KNOWN and (folder / Path(text).expanduser()).exists():
+            return Path(text).expanduser(), ""
+    except (OSError, RuntimeError, ValueError):
+        pass  # no such home, or no name that a file could have; whoever opens it says so
+    return None, ""
+
+
+def recorded_command(arguments: Sequence[str]) -> str:
+    """The command without places of this machine: paths below the working folder are relative to it, those below the user's folder
+    begin with ~, and of any other only the last part is kept, as in .../NAME."""
+    program = Path(arguments[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return " ".join([shlex.quote(name or "python"), *map(without_place, arguments[1:])])
+
+
+def without_place(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    if flag.startswith("-") and equals:
+        return f"{shlex.quote(flag)}={without_place(value)}"
+    path = Path(argument)
+    if not path.is_absolute():
+        return shlex.quote(argument)
+    for place, short in ((Path(os.path.curdir).absolute(), ""), (Path(os.path.expanduser("~")), "~/")):
+        if place != Path(place.anchor) and path.is_relative_to(place):
+            return f"{short}{shlex.quote(str(path.relative_to(place)))}"
+    return f".../{shlex.quote(path.name)}"
+
 
 METRICS_LIMIT = 2**30
 
@@ -34,69 +108,53 @@ AT_THE_START = (".lock", "config.yaml", "environment.json")
 """Files with which a folder still counts as empty: a run that was killed before its first step leaves them."""
 
 
+class _Inside:
+    """A file or folder of a run, by its name in the run folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Run, kind: type[Run]) -> Path:
+        return run.folder / self.name
+
+
 @dataclass(frozen=True)
 class Run:
-    """Where a run keeps its files."""
+    """A run folder: where it keeps its files, and what may be done to them."""
 
     folder: Path
 
-    @property
-    def config_file(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
-    def environment_file(self) -> Path:
-        return self.folder / "environment.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def model_file(self) -> Path:
-        return self.folder / "model.safetensors"
-
-    @property
-    def evaluation_file(self) -> Path:
-        return self.folder / "evaluation.json"
-
-    @property
-    def certificates_file(self) -> Path:
-        """Lines about the test images, which the evaluation sums up."""
-        return self.folder / "certificates.jsonl"
-
-    @property
-    def cascade_folder(self) -> Path:
-        """All stages of a cascade together; cascade.json beside it says what they are worth."""
-        return self.folder / "cascade"
-
-    @property
-    def events(self) -> Path:
-        """The folder of event files for TensorBoard."""
-        return self.folder / "tensorboard"
-
-    @property
-    def failure_file(self) -> Path:
-        """The file that says why the run ended before it was finished; it goes as soon as the run goes on."""
-        return self.folder / "failure.json"
+    config_file = _Inside("config.yaml")
+    environment_file = _Inside("environment.json")
+    metrics_file = _Inside("metrics.jsonl")
+    checkpoints = _Inside("checkpoints")
+    stages = _Inside("stages")
+    model_file = _Inside("model.safetensors")
+    evaluation_file = _Inside("evaluation.json")
+    certificates_file = _Inside("certificates.jsonl")
+    """Lines about the test images, which the evaluation sums up."""
+    cascade_folder = _Inside("cascade")
+    """All stages of a cascade together."""
+    cascade_file = _Inside("cascade.json")
+    """What the cascade is worth."""
+    events = _Inside("tensorboard")
+    """Event files for TensorBoard."""
+    failure_file = _Inside("failure.json")
+    """Why the run ended before it was finished; it goes as soon as the run goes on."""
 
     def stage_file(self, stage: int) -> Path:
-        return self.folder / "stages" / f"{stage}.safetensors"
+        return self.stages / f"{stage}.safetensors"
 
     def config(self) -> TrainConfig:
         """The run's config. Every field that existed when it was written must be there: no default replaces one that got lost."""
         values = read_yaml(self.config_file)
         if isinstance(values, dict):
-            values = values | {
-                k: from_folder(k, values[k], self.folder) for k in NAMED if isinstance(values.get(k), str)
-            }
+            files = [name for name in NAMED if isinstance(values.get(name), str)]
+            values = values | {name: from_folder(name, values[name], self.folder) for name in files}
         config = TrainConfig.from_mapping(values, str(self.config_file))
         missing = [name for name in config.to_mapping() if name not in values]
-        if not _newer_than(values).issuperset(missing):
+        known = max((number for number, name in enumerate(LATER, 1) if name in values), default=0)
+        if not set(LATER[known:]).issuperset(missing):
             raise ArgumentError(
                 f"{self.config_file}: a run's config has every field, but this one lacks {', '.join(missing)}; put back what the "
                 f"run was begun with"
@@ -106,11 +164,9 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Refuse a second process on the same folder."""
-        try:
+        with in_one_line(self.folder, "cannot write there"):
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = _appended(self.folder / ".lock")
-        except OSError as error:
-            raise ArgumentError(f"{self.folder}: cannot write there: {error.strerror or error}") from None
         with handle:
             claim(handle, self.folder, f"{self.folder}: another process is working on this run")
             yield
@@ -139,10 +195,8 @@ class Run:
         """Whether anything was done: a step of a stage, or a whole one."""
         from autodual.runs.checkpoint import listed
 
-        kept = (self.folder / "stages", self.model_file, self.evaluation_file)
-        return any(place.exists() for place in kept) or any(
-            not path.name.endswith("-step-000000000") for path in listed(self.checkpoints)
-        )
+        kept = any(place.exists() for place in (self.stages, self.model_file, self.evaluation_file))
+        return kept or any(not path.name.endswith("-step-000000000") for path in listed(self.checkpoints))
 
     def _undo(self, before: Mapping[str, bytes | None]) -> None:
         """Takes away what a run writes before its first step, and nothing else."""
@@ -160,14 +214,13 @@ class Run:
     def note_failure(self, error: Exception) -> None:
         """Keep why the run ended, for whoever looks at the folder later."""
         words = str(error) if isinstance(error, AutodualError) else f"{type(error).__name__}: {error}"
-        when = datetime.now(UTC).isoformat(timespec="seconds")
         with contextlib.suppress(OSError, AutodualError):  # what went wrong before is what matters
-            write_json(self.failure_file, plain(Failure(words, when)))
+            write_json(self.failure_file, plain(Failure(words, _now())))
 
     def begin(self, config: TrainConfig, resume: bool) -> None:
         """Claim the folder, which is locked, for this config: fresh, or to go on with the same."""
         self.check(config, resume)
-        for place in (self.folder, self.checkpoints, self.folder / "stages", self.cascade_folder):
+        for place in (self.folder, self.checkpoints, self.stages, self.cascade_folder):
             for left in place.glob(".writing-*"):
                 shutil.rmtree(left, ignore_errors=True)  # by a process of this run that was killed
         self.failure_file.unlink(missing_ok=True)
@@ -187,30 +240,23 @@ class Run:
                 f"{self.folder}: holds a run already; go on with --resume (resume=True in Python), or choose another folder"
             )
         before, now = by_epochs(self.config()), by_epochs(config)
-        changed = [
-            k
-            for k, v in now.items()
-            if _compared(k, v) != _compared(k, before[k]) and k not in ("device", "data_folder", "tensorboard")
-        ]
-        if changed:
-            name = changed[0]
-            raise ArgumentError(
-                f"{self.folder}: is a run of another config: {name} was {before[name]!r}, now {now[name]!r}"
-            )
+        for name in (name for name in now if name not in ("device", "data_folder", "tensorboard")):
+            was, is_now = before[name], now[name]
+            if was != is_now and not (name in NAMED and resolved(name, was) == resolved(name, is_now)):
+                raise ArgumentError(f"{self.folder}: is a run of another config: {name} was {was!r}, now {is_now!r}")
 
     def begun(self) -> bool:
         """Whether there is something to go on with; a run that could not even start has left its config alone."""
-        kept = (self.checkpoints, self.folder / "stages", self.model_file)
+        kept = (self.checkpoints, self.stages, self.model_file)
         return self.config_file.exists() and any(place.exists() for place in kept)
 
     def note_environment(self, data: DataUsed, device: str, processes: int) -> None:
         """Notes versions, machine and command each time that the run goes on; refuses to go on with other data."""
         data = replace(data, name=to_folder("dataset", data.name, self.folder))
-        when = datetime.now(UTC).isoformat(timespec="seconds")
-        machine, command = f"{platform.system()} {platform.machine()}", recorded_command(sys.argv)
         now = Environment(
-            **versions(), machine=machine, command=command, started=when, device=device, processes=processes, data=data
-        )
+            **versions(), machine=f"{platform.system()} {platform.machine()}", command=recorded_command(sys.argv),
+            started=_now(), device=device, processes=processes, data=data,
+        )  # fmt: skip
         before = read(Environment, self.environment_file) if self.environment_file.exists() else None
         if before is not None and not before.data.is_like(data):
             raise ArgumentError(
@@ -222,13 +268,8 @@ class Run:
 
     def record(self, line: MetricsLine) -> None:
         """Adds a line of metrics, whole or not at all."""
-        try:
-            with _appended(self.metrics_file) as stream:
-                stream.write(json.dumps(plain(line), allow_nan=False).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise ArgumentError(f"{self.metrics_file}: not written: {error.strerror or error}") from None
+        with in_one_line(self.metrics_file), _appended(self.metrics_file) as stream:
+            append_lines(stream, [plain(line)])
 
     def metrics(self) -> list[MetricsLine | None]:
         """All lines of metrics, in order; None for one that is damaged."""
@@ -242,19 +283,22 @@ class Run:
     def cut_metrics(self, size: int) -> None:
         """Forget lines that are newer than the checkpoint that the run goes on from."""
         if self.metrics_file.exists():
-            try:
+            with in_one_line(self.metrics_file, "cannot be shortened"):
                 os.truncate(self.metrics_file, min(size, self.metrics_size()))
-            except OSError as error:
-                raise ArgumentError(f"{self.metrics_file}: cannot be shortened: {error.strerror or error}") from None
 
     def forget_stage(self, stage: int) -> None:
         """Forget the metrics of a stage that begins again, those of later stages, and a last line that is not whole."""
         if self.metrics_file.exists():
             content = read_content(self.metrics_file, METRICS_LIMIT)
-            lines = [line + b"\n" for line in content.split(b"\n")]
-            kept = [line for line in lines[:-1] if _stage_of(line) < stage]
-            if b"".join(kept) != content:
-                write_bytes(self.metrics_file, b"".join(kept))
+            found = [(line + b"\n", _metrics_line(line)) for line in content.split(b"\n")[:-1]]
+            # A damaged line is left to those who look at it.
+            kept = b"".join(line for line, record in found if record is None or record.stage < stage)
+            if kept != content:
+                write_bytes(self.metrics_file, kept)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _bytes_of(path: Path) -> bytes | None:
@@ -268,24 +312,12 @@ def _appended(path: Path) -> IO[bytes]:
     return path.open("ab")
 
 
-def _newer_than(values: Mapping[str, Any]) -> set[str]:
-    """Fields of `LATER` that did not exist yet when this config was written."""
-    known = max((number for number, name in enumerate(LATER, 1) if name in values), default=0)
-    return set(LATER[known:])
-
-
 def _metrics_line(line: bytes) -> MetricsLine | None:
     for kind in get_args(MetricsLine):
         with contextlib.suppress(ValueError):
             found: MetricsLine = parse(kind, parse_json(line))
             return found
     return None
-
-
-def _stage_of(line: bytes) -> int:
-    """The stage of a line of metrics; -1 for one that is damaged, which is left to those who look at it."""
-    found = _metrics_line(line)
-    return -1 if found is None else found.stage
 
 
 def versions() -> dict[str, Any]:
@@ -302,8 +334,3 @@ def _left_at_the_start(path: Path) -> bool:
     if path.name.startswith(".writing-"):
         return path.is_dir() and all(map(_left_at_the_start, path.iterdir()))
     return path.name in AT_THE_START
-
-
-def _compared(name: str, value: Any) -> Any:
-    """The value to compare: for an option that names a file, the whole path of the file."""
-    return resolved(name, value) if name in NAMED else value

@@ -1,18 +1,16 @@
-"""A file with one line of JSON per example, all about one problem; an interrupted file is gone on with."""
+"""A file with one line of JSON per example, all about one problem; a file that was interrupted is gone on with."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, ClassVar, Generic, TypeVar
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import RECORD_LIMIT, claim, parse_json, read_json, write_json
-from autodual.runs.records import Problem
-from autodual.runs.schema import parse, plain
+from autodual._files import RECORD_LIMIT, append_lines, claim, in_one_line, parse_json, read_json, write_json
+from autodual.runs.records import Basis, flat, optional, parse, plain
 
 LINES_LIMIT = 8 * RECORD_LIMIT
 """Bytes of a file of lines: enough for three million examples."""
@@ -20,15 +18,169 @@ LINES_LIMIT = 8 * RECORD_LIMIT
 Say = Callable[[str], None]
 
 
-class Line(Protocol):
+# Lines about examples: certificates*.jsonl and *.cascade.jsonl, attack*.jsonl, stages/open-*.jsonl
+
+
+@dataclass(frozen=True)
+class Line:
     """A record about one example."""
 
-    @property
-    def index(self) -> int:
-        """Which example it is about."""
+    index: int
+
+    def fault(self, label: int | None = None) -> str | None:
+        """Why it cannot be right about an example with this label; about any example when None."""
+        return None
 
 
 L = TypeVar("L", bound=Line)
+
+
+@dataclass(frozen=True)
+class _LabelledLine(Line):
+    label: int
+
+    def fault(self, label: int | None = None) -> str | None:
+        same = label is None or label == self.label
+        return None if same else f"has the label {self.label}, but its example has {label}"
+
+
+@dataclass(frozen=True)
+class CertificateLine(_LabelledLine):
+    """What certification says about one example."""
+
+    predicted: int
+    certified: bool
+    certified_as_run: bool
+    margin: float | None
+    """The smallest one; None if it is not finite."""
+    slack: float | None
+    """The largest one: how far rounding may have moved a margin."""
+
+    def fault(self, label: int | None = None) -> str | None:
+        wrong = super().fault(label)
+        if wrong is None and self.certified_as_run and not self.certified:
+            wrong = "is certified as it runs, but not in real numbers, which is less"
+        if (
+            wrong is None
+            and self.certified
+            and (self.predicted != self.label or self.margin is None or self.margin <= 0)
+        ):
+            wrong = f"is certified, but has the label {self.label}, predicted {self.predicted} and margin {self.margin}"
+        return wrong
+
+
+@dataclass(frozen=True)
+class CascadeLine(_LabelledLine):
+    """What several models answer to one example, and what is proved about it."""
+
+    answer: int
+    stage: int
+    certified: bool
+    sound: bool
+    sound_as_run: bool
+    no_wrong_certificate: bool
+
+    def fault(self, label: int | None = None) -> str | None:
+        wrong = super().fault(label)
+        if wrong is None and self.sound and self.answer != self.label:
+            wrong = f"is proved, but has the label {self.label} and the answer {self.answer}"
+        return wrong
+
+
+@dataclass(frozen=True)
+class AttackLine(Line):
+    """Whether an attack breaks one example: in real numbers, and in the network as it runs."""
+
+    broken: bool
+    broken_as_run: bool
+
+
+@dataclass(frozen=True)
+class CascadeAttackLine(Line):
+    """Whether an attack makes several models answer wrongly, and with a certificate."""
+
+    found: bool
+    certified_wrong: bool
+
+
+@dataclass(frozen=True)
+class SortingLine(Line):
+    """Whether a stage certifies its own label of a training example, and whether that is the right one."""
+
+    certified: bool
+    right: bool
+
+
+# *.problem.json: what a file of lines is about
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to open what was certified again; paths are seen from the file of lines."""
+
+    target: str | None = optional()
+    model: str | None = optional()
+    dataset: str | None = optional()
+    normalise: bool | None = optional()
+    norm: str | None = optional()
+    eps: float | None = optional()
+    clip: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class ProblemOutline:
+    """What the problems of all versions hold: enough to tell a file of lines from a stranger's."""
+
+    perturbation: str
+    engine: str
+    examples: int
+    data: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The question that a file of lines answers, and what computed the answers."""
+
+    FORMAT: ClassVar[str] = "autodual certificates 2"
+    ASIDE: ClassVar[frozenset[str]] = frozenset({"format", "batch", "python", "asked"})
+    """Entries that help to find the parts again, and are no parts of the question."""
+
+    format: str
+    perturbation: str
+    engine: str
+    examples: int
+    data: str
+    network: str
+    dtype: str
+    device: str
+    batch: int
+    autodual: str
+    torch: str
+    python: str
+    basis: Basis | None = flat(optional=True)
+    """None for proofs."""
+    asked: Asked | None = optional()
+    combination: str | None = optional()
+    """The cascade that the lines are about; None for one network."""
+
+    def __post_init__(self) -> None:
+        if self.examples < 1 or self.batch < 1:
+            raise ValueError("is about no examples")
+
+    def difference(self, now: Problem, *aside: str) -> tuple[str, str] | None:
+        """The first entry in which the question differs from `now`, and a sentence about it; entries `aside` do not count."""
+        before, after = plain(self), plain(now)
+        for name in (name for name in before | after if name not in (*self.ASIDE, *aside)):
+            if before.get(name) != after.get(name):
+                told = f"{name} was {_short(before.get(name))}, now {_short(after.get(name))}"
+                return name, f"its certificates are about something else ({told})"
+        return None
+
+
+def _short(value: object) -> str:
+    """Nothing that fills the screen; a digest by its first letters."""
+    text = str(value)
+    return f"{text[:12]}..." if len(text) >= 64 and set(text[:64]) <= set("0123456789abcdef") else text[:200]
 
 
 def record_about(path: Path, kind: str) -> Path:
@@ -40,14 +192,12 @@ def record_about(path: Path, kind: str) -> Path:
 class LineFile(Generic[L]):
     """Lines of one kind, in the order of the examples; a note beside the file says which problem they are about.
 
-    fault: what is wrong with a line, if anything is. say: hears of lines that are done again.
+    labels: those of the examples, where lines say them. say: hears of lines that are done again.
     """
 
-    def __init__(
-        self, path: Path, kind: type[L], fault: Callable[[L], str | None] = lambda line: None, say: Say = lambda line: None
-    ) -> None:  # fmt: skip
+    def __init__(self, path: Path, kind: type[L], labels: Sequence[int] = (), say: Say = lambda line: None) -> None:
         self.path, self.note = path, record_about(path, "problem")
-        self.kind, self.fault, self.say = kind, fault, say
+        self.kind, self.labels, self.say = kind, labels, say
         self.stream: IO[bytes] | None = None
 
     def begin(self, problem: Problem, batch: int, anew: bool = False, renewed: Sequence[str] = ()) -> list[L]:
@@ -62,12 +212,21 @@ class LineFile(Generic[L]):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.stream = self.path.open("ab+")
             claim(self.stream, self.path, f"{self.path}: another process is writing to it")
-            if not anew and self.path.stat().st_size > 0:
-                anew = self._is_outdated(problem, renewed)
-            if anew:
-                self.stream.truncate(0)
-            lines = split_lines(self.stream, self.path)
-            whole = self._in_order(lines[: problem.examples])
+            size = self.path.stat().st_size
+            if anew or (size > 0 and self._is_outdated(problem, renewed)):
+                size = self.stream.truncate(0)
+            if size > LINES_LIMIT:
+                raise ArgumentError(
+                    f"{self.path}: is larger than {LINES_LIMIT:,} bytes, so it holds something else; choose another file"
+                )
+            self.stream.seek(0)
+            lines = split_lines(self.stream.read())
+            whole: list[L] = []
+            for record in parse_lines(self.kind, lines[: problem.examples], self.labels):
+                if isinstance(record, str):
+                    self.say(f"{self.path}: line {len(whole) + 1} {record}; it and what follows are done again")
+                    break
+                whole.append(record)
             if len(whole) < problem.examples:
                 whole = whole[: len(whole) // batch * batch]
             self.stream.truncate(sum(map(len, lines[: len(whole)])))
@@ -77,9 +236,7 @@ class LineFile(Generic[L]):
     def append(self, lines: list[L]) -> None:
         assert self.stream is not None
         with self._guarded():
-            self.stream.writelines(json.dumps(plain(line), allow_nan=False).encode() + b"\n" for line in lines)
-            self.stream.flush()
-            os.fsync(self.stream.fileno())
+            append_lines(self.stream, map(plain, lines))
 
     def close(self) -> None:
         if self.stream is not None:
@@ -99,25 +256,13 @@ class LineFile(Generic[L]):
         self.say(f"{self.path}: {sentence}; all is found anew")
         return True
 
-    def _in_order(self, lines: list[bytes]) -> list[L]:
-        """Records up to the first line that is damaged, wrong, or of an example that is not its turn, which is said."""
-        found: list[L] = []
-        for line in lines:
-            record = parse_line(self.kind, line, len(found), self.fault)
-            if isinstance(record, str):
-                self.say(f"{self.path}: line {len(found) + 1} {record}; it and what follows are done again")
-                break
-            found.append(record)
-        return found
-
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
-            yield
+            with in_one_line(self.path):
+                yield
         except AutodualError:
             raise
-        except OSError as error:
-            raise ArgumentError(f"{self.path}: not written: {error.strerror or error}") from None
         except ValueError as error:
             raise ArgumentError(f"{self.path}: cannot be gone on with: {error}; choose another file") from None
 
@@ -136,29 +281,26 @@ def read_problem(path: Path) -> Problem | None:
         return None
 
 
-def split_lines(stream: IO[bytes], path: Path) -> list[bytes]:
-    """The lines of a file with their ends; only a line feed ends one, also after a carriage return."""
-    stream.seek(0)
-    if os.fstat(stream.fileno()).st_size > LINES_LIMIT:
-        raise ArgumentError(
-            f"{path}: is larger than {LINES_LIMIT:,} bytes, so it holds something else; choose another file"
-        )
-    *whole, rest = stream.read().split(b"\n")
+def split_lines(content: bytes) -> list[bytes]:
+    """The lines with their ends; only a line feed ends one, also after a carriage return."""
+    *whole, rest = content.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest else [])
 
 
-def parse_line(kind: type[L], line: bytes, index: int, fault: Callable[[L], str | None]) -> L | str:
-    """The record of the example `index`, or what is wrong with the line."""
-    try:
-        found = parse_json(line)
-    except ValueError:
-        found = None
-    if not line.endswith(b"\n") or not isinstance(found, dict):
-        return "is damaged"
-    if found.get("index") != index:
-        return f"is not about example {index}"
-    try:
-        record = parse(kind, found, exactly=True)
-    except ValueError as error:
-        return str(error)
-    return fault(record) or record
+def parse_lines(kind: type[L], lines: Iterable[bytes], labels: Sequence[int] = ()) -> Iterator[L | str]:
+    """The record of each line, or what is wrong with it. Line i must be about example i, whose label is labels[i] if there are any."""
+    for index, line in enumerate(lines):
+        try:
+            found = parse_json(line)
+        except ValueError:
+            found = None
+        if not line.endswith(b"\n") or not isinstance(found, dict):
+            yield "is damaged"
+        elif found.get("index") != index:
+            yield f"is not about example {index}"
+        else:
+            try:
+                record = parse(kind, found, exactly=True)
+                yield record.fault(labels[index] if labels else None) or record
+            except ValueError as error:
+                yield str(error)

@@ -1,14 +1,141 @@
-"""Every record of a run folder as a frozen dataclass, whose fields stand in the order of the file; `schema` reads and writes them.
+"""Every record of a run folder as a frozen dataclass, and the one way in which records are read from JSON and written.
+
+The fields of a dataclass stand in the order of the file. A float takes whole numbers, too, and a tuple is a list on disk. A field with
+a default may be missing from a file. One declared with `optional()` is not written where it is None. The entries of one declared with
+`flat()` stand among those of its owner. Entries that a dataclass does not know are passed over, or refused by `exactly`.
 
 config.yaml is `TrainConfig`. All rooms that write or read a run folder share these types. PyTorch is not imported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+import types
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from autodual.runs.schema import flat, optional, plain
+from autodual._errors import ArgumentError
+from autodual._files import RECORD_LIMIT, parse_json, read_content
+
+R = TypeVar("R")
+
+
+def optional() -> Any:
+    """A field that some records of its kind do not have, which is None then."""
+    return field(default=None, metadata={"optional": True})
+
+
+def flat(optional: bool = False) -> Any:
+    """A record inside another one, whose entries stand among the other's in the file. If optional, it is None where none is there."""
+    return field(default=None, metadata={"flat": True}) if optional else field(metadata={"flat": True})
+
+
+def parse(kind: type[R], values: object, exactly: bool = False) -> R:
+    """`values` as a record of this kind. ValueError: a clause that says what is wrong, such as "has 'x' as label"."""
+    if not isinstance(values, dict):
+        raise ValueError("holds no record")
+    known, given = _entries(kind), dict[str, Any]()  # type: ignore[arg-type]  # every class can be hashed
+    missing = [name for name, (_, _, needed) in known.items() if needed and name not in values]
+    if missing or (exactly and not values.keys() <= known.keys()):
+        raise ValueError(f"does not hold {', '.join(known)}, and nothing else" if exactly else f"lacks {missing[0]}")
+    for name, (entry, hint, _) in known.items():
+        if entry.metadata.get("flat"):
+            given[name] = _parse_flat(hint, values)
+        elif name in values:
+            try:
+                given[name] = _value(hint, values[name])
+            except ValueError:
+                text = repr(values[name])
+                raise ValueError(f"has {text if len(text) <= 200 else f'{text[:200]}...'} as {name}") from None
+    return kind(**given)
+
+
+@cache
+def _entries(kind: type) -> dict[str, tuple[Field[Any], Any, bool]]:
+    """The fields of a record by name, each with its type, and whether it must be in the file. Found once: files have many lines."""
+    hints = get_type_hints(kind)
+    return {
+        f.name: (f, hints[f.name], f.default is f.default_factory is MISSING and not f.metadata.get("flat"))
+        for f in fields(kind)
+    }
+
+
+def _parse_flat(hint: Any, values: dict[str, Any]) -> Any:
+    """The record of a flat field: of the kind that has most of its entries here; None where there is none of them."""
+    kinds: list[Any] = [kind for kind in get_args(hint) or (hint,) if is_dataclass(kind)]
+    there = [len(values.keys() & _entries(kind).keys()) for kind in kinds]
+    return None if max(there) == 0 and type(None) in get_args(hint) else parse(kinds[there.index(max(there))], values)
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """JSON as a value of this type. ValueError if it is of another one."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        for choice in inner:
+            try:
+                return _value(choice, value)
+            except ValueError:
+                continue
+        raise ValueError
+    if is_dataclass(hint):
+        return parse(hint, value)  # type: ignore[arg-type]  # a class, as a hint
+    if origin is tuple and isinstance(value, list) and (inner[-1] is Ellipsis or len(value) == len(inner)):
+        return tuple(_value(inner[0], each) for each in value)
+    if origin is dict and isinstance(value, dict):
+        return {name: _value(inner[1], each) for name, each in value.items()}
+    if origin is Literal and isinstance(value, str) and value in inner:
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    if hint is Any or type(value) is hint:
+        return value
+    raise ValueError
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A record as JSON holds it, its entries in the order of the fields."""
+    found: dict[str, Any] = {}
+    for entry in fields(record):
+        value = getattr(record, entry.name)
+        if entry.metadata.get("flat"):
+            found |= {} if value is None else plain(value)
+        elif value is not None or not entry.metadata.get("optional"):
+            found[entry.name] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return plain(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def read(kind: type[R], path: Path) -> R:
+    """The record that a file holds. ArgumentError if it cannot be read, or is damaged."""
+    content = read_content(path, RECORD_LIMIT)
+    try:
+        return parse(kind, parse_json(content))
+    except ValueError:
+        raise damaged(path) from None
+
+
+def read_if_sound(kind: type[R], path: Path) -> R | None:
+    """The record that a file holds; None where there is none, or where it cannot be read."""
+    try:
+        return read(kind, path)
+    except ArgumentError:
+        return None
+
+
+def damaged(path: Path) -> ArgumentError:
+    """What to say of a file that can be made anew."""
+    return ArgumentError(f"{path}: is damaged; remove it, and it will be made anew")
+
 
 # environment.json and failure.json
 
@@ -105,101 +232,16 @@ class TrainedLine:
 MetricsLine = EpochLine | ValidationLine | TrainedLine
 
 
-# Lines about examples: certificates*.jsonl and *.cascade.jsonl, attack*.jsonl, stages/open-*.jsonl
-
-
-@dataclass(frozen=True)
-class CertificateLine:
-    """What certification says about one example."""
-
-    index: int
-    label: int
-    predicted: int
-    certified: bool
-    certified_as_run: bool
-    margin: float | None
-    """The smallest one; None if it is not finite."""
-    slack: float | None
-    """The largest one: how far rounding may have moved a margin."""
-
-    def fault(self) -> str | None:
-        """Why it cannot be right."""
-        if self.certified and (self.predicted != self.label or self.margin is None or self.margin <= 0):
-            return f"is certified, but has the label {self.label}, predicted {self.predicted} and margin {self.margin}"
-        if self.certified_as_run and not self.certified:
-            return "is certified as it runs, but not in real numbers, which is less"
-        return None
-
-
-@dataclass(frozen=True)
-class CascadeLine:
-    """What several models answer to one example, and what is proved about it."""
-
-    index: int
-    label: int
-    answer: int
-    stage: int
-    certified: bool
-    sound: bool
-    sound_as_run: bool
-    no_wrong_certificate: bool
-
-    def fault(self) -> str | None:
-        """Why it cannot be right."""
-        wrong = self.sound and self.answer != self.label
-        return f"is proved, but has the label {self.label} and the answer {self.answer}" if wrong else None
-
-
-@dataclass(frozen=True)
-class AttackLine:
-    """Whether an attack breaks one example: in real numbers, and in the network as it runs."""
-
-    index: int
-    broken: bool
-    broken_as_run: bool
-
-
-@dataclass(frozen=True)
-class CascadeAttackLine:
-    """Whether an attack makes several models answer wrongly, and with a certificate."""
-
-    index: int
-    found: bool
-    certified_wrong: bool
-
-
-@dataclass(frozen=True)
-class SortingLine:
-    """Whether a stage certifies its own label of a training example, and whether that is the right one."""
-
-    index: int
-    certified: bool
-    right: bool
+# stages/open-N.json
 
 
 @dataclass(frozen=True)
 class StillOpen:
-    """stages/open-N.json: the training examples that no stage before N certifies."""
+    """The training examples that no stage before N certifies."""
 
     sorted_by: str
     sound: bool
     open: tuple[int, ...]
-
-
-# *.problem.json: what a file of lines is about
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How to open what was certified again; paths are seen from the file of lines."""
-
-    target: str | None = optional()
-    model: str | None = optional()
-    dataset: str | None = optional()
-    normalise: bool | None = optional()
-    norm: str | None = optional()
-    eps: float | None = optional()
-    clip: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -211,63 +253,6 @@ class Basis:
     k: int
     m: int
     seed: int
-
-
-@dataclass(frozen=True)
-class ProblemOutline:
-    """What the problems of all versions hold: enough to tell a file of lines from a stranger's."""
-
-    perturbation: str
-    engine: str
-    examples: int
-    data: str
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The question that a file of lines answers, and what computed the answers."""
-
-    FORMAT: ClassVar[str] = "autodual certificates 2"
-    ASIDE: ClassVar[frozenset[str]] = frozenset({"format", "batch", "python", "asked"})
-    """Entries that help to find the parts again, and are no parts of the question."""
-
-    format: str
-    perturbation: str
-    engine: str
-    examples: int
-    data: str
-    network: str
-    dtype: str
-    device: str
-    batch: int
-    autodual: str
-    torch: str
-    python: str
-    basis: Basis | None = flat(optional=True)
-    """None for proofs."""
-    asked: Asked | None = optional()
-    combination: str | None = optional()
-    """The cascade that the lines are about; None for one network."""
-
-    def __post_init__(self) -> None:
-        if self.examples < 1 or self.batch < 1:
-            raise ValueError("is about no examples")
-
-    def difference(self, now: Problem, *aside: str) -> tuple[str, str] | None:
-        """The first entry in which the question differs from `now`, and a sentence about it; entries `aside` do not count."""
-        before, after = plain(self), plain(now)
-        for name in (name for name in before | after if name not in (*self.ASIDE, *aside)):
-            if before.get(name) != after.get(name):
-                told = f"{name} was {_short(before.get(name))}, now {_short(after.get(name))}"
-                return name, f"its certificates are about something else ({told})"
-        return None
-
-
-def _short(value: object) -> str:
-    """Nothing that fills the screen; a digest by its first letters."""
-    text = str(value)
-    digest = len(text) >= 64 and set(text[:64]) <= set("0123456789abcdef")
-    return f"{text[:12]}..." if digest else text[:200]
 
 
 # cascade.json, and *.summary.json

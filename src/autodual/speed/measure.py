@@ -30,8 +30,8 @@ from torch.utils.flop_counter import flop_registry
 
 from autodual import kernels
 from autodual._tensor import free_bytes, tf32_convolutions
+from autodual.evaluation.processes import StoppedError
 from autodual.runs.folder import versions
-from autodual.training.loop import StoppedError
 
 LEAST, MOST = 8, 2000
 """Calls that are timed, whatever they take."""

@@ -17,6 +17,7 @@ from autodual._files import load_tensors
 from autodual.certificates import certify
 from autodual.data import any_mean_std
 from autodual.engines import Dual
+from autodual.evaluation.processes import StoppedError
 from autodual.models import Normalize
 from autodual.runs.checkpoint import load_model
 from autodual.speed.measure import (
@@ -35,7 +36,6 @@ from autodual.speed.measure import (
 )  # fmt: skip
 from autodual.speed.problems import PROBLEMS, Problem, authors_verdicts, kept_weights
 from autodual.speed.steps import FIRST, AuthorsSteps, OurSteps
-from autodual.training.loop import StoppedError
 from autodual.training.setup import make_ball
 
 AGREEMENT = 0.25

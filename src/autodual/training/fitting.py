@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -14,18 +14,16 @@ from torch import nn
 from autodual._errors import ArgumentError
 from autodual.data import ImageData, check_parts, load, mean_std
 from autodual.evaluation.evaluate import evaluate
-from autodual.evaluation.processes import Group, joined, own_device
+from autodual.evaluation.processes import UNWATCHED, StoppedError, Watch, joined, own_device
 from autodual.runs.checkpoint import load_model, save_model
 from autodual.runs.config import TrainConfig, check_ramp
 from autodual.runs.folder import Run
-from autodual.runs.records import CascadeSummary, DataUsed, Evaluation
-from autodual.runs.schema import plain, read
-from autodual.training.cascade import finish_cascade, train_cascade
-from autodual.training.events import Events, summary_writer
-from autodual.training.loop import StoppedError
+from autodual.runs.records import CascadeSummary, DataUsed, Evaluation, plain, read
+from autodual.training.loop import Events, summary_writer
 from autodual.training.setup import check_scores, make_ball, make_device, make_model
-from autodual.training.stage import Parts, Watch, fresh_model, train_stage, trained_at
+from autodual.training.stages import Parts, finish_cascade, fresh_model, train_cascade, train_stage, trained_at
 
+SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 OWN = "given to ad.fit"
 """What stands for the module and the data of a run that no name leads to."""
 
@@ -71,7 +69,7 @@ def train_run(config: TrainConfig, folder: Path | str, resume: bool = False, wat
         raise ArgumentError(
             f"{folder}: was begun by ad.fit, with a module and data of its own; go on with ad.fit(..., resume=True)"
         )
-    return run_named(config, folder, resume, watch or Watch(), _train_and_finish)
+    return run_named(config, folder, resume, watch or UNWATCHED, _train_and_finish)
 
 
 T = TypeVar("T")
@@ -81,26 +79,20 @@ InRun = Callable[[TrainConfig, Run, Parts, Watch], T]
 
 def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: InRun[T]) -> T:
     """Loads the data that the config names, opens the run folder, and does `work` there."""
-    folder_of_data = None if config.data_folder is None else Path(config.data_folder)
-    data = load(config.dataset, "train", folder_of_data), load(config.dataset, "test", folder_of_data)
-    check_parts(*data)
+    train_data, test_data = (load(config.dataset, split, config.data_folder) for split in SPLITS)
+    check_parts(train_data, test_data)
 
     def build(trained_on: ImageData) -> nn.Module:
         statistics = mean_std(config.dataset, trained_on) if config.normalise else None
         return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
 
-    return _run(config, Run(Path(folder)), resume, watch, *data, build, work)
+    return _run(config, Run(Path(folder)), resume, watch, train_data, test_data, build, work)
 
 
 def fit(
-    model: nn.Module,
-    train_data: ImageData,
-    test_data: ImageData,
-    config: TrainConfig,
-    folder: Path | str,
-    resume: bool = False,
+    model: nn.Module, train_data: ImageData, test_data: ImageData, config: TrainConfig, folder: Path | str, resume: bool = False,
     watch: Watch | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Train a module of your own on data of your own, certify the result exactly, attack it, and keep everything in a folder.
 
     Args:
@@ -146,36 +138,40 @@ def fit(
     check_parts(train_data, test_data)
     check_scores("the module", model, train_data.shape, len(train_data.classes))
     own = config.with_changes(dataset=OWN, model=OWN)
-    watch = watch or Watch()
-    found = _run(own, Run(Path(folder)), resume, watch, train_data, test_data, lambda _: model, _train_and_finish)
+    found = _run(
+        own, Run(Path(folder)), resume, watch or UNWATCHED, train_data, test_data, lambda _: model, _train_and_finish
+    )
     return found.to_mapping()
 
 
 def _run(
-    config: TrainConfig,
-    run: Run,
-    resume: bool,
-    watch: Watch,
-    train_data: ImageData,
-    test_data: ImageData,
-    build: Callable[[ImageData], nn.Module],
-    work: InRun[T],
-) -> T:
+    config: TrainConfig, run: Run, resume: bool, watch: Watch, train_data: ImageData, test_data: ImageData,
+    build: Callable[[ImageData], nn.Module], work: InRun[T],
+) -> T:  # fmt: skip
+    """Opens the run folder, alone in it, and does `work` there; notes why it failed, if it does."""
     if config.tensorboard:
         summary_writer()  # refuses before anything is begun
     device = own_device(make_device(config.device))
     with joined(device) as group, ExitStack() as stack:
+        watch = watch.within(group)
         group.by_first(lambda: run.check(config, resume))  # before a lock is left in a folder that is not ours
         if not group.by_first(run.begun):
             check_ramp(config)  # an older run that was begun like this goes on
         group.by_first(lambda: stack.enter_context(run.attempted()))
         if resume and not group.by_first(run.begun):
-            watch.within(group).say(f"{run.folder}: holds no run to go on with, so one is begun")
+            watch.say(f"{run.folder}: holds no run to go on with, so one is begun")
         group.by_first(lambda: run.begin(config, resume))
-        parts = _parts(config, train_data, test_data, device, build)
-        group.by_first(lambda: _note(run, parts, train_data, device, group))
+        train, held_out = train_data if config.limit_train is None else train_data.take(config.limit_train), None
+        test = test_data if config.limit_test is None else test_data.take(config.limit_test)
+        if config.validation > 0:
+            train, held_out = train.split(config.validation, config.seed)
+            held_out = held_out.to(device)
+        parts = Parts(train.to(device), held_out, test.to(device), build)
+        used = DataUsed(train_data.name, len(train), len(test), train_data.digest())
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        group.by_first(lambda: run.note_environment(used, device=name, processes=group.size))
         try:
-            return work(config, run, parts, watch.within(group))
+            return work(config, run, parts, watch)
         except StoppedError:
             raise
         except Exception as error:
@@ -208,11 +204,14 @@ def trained_network(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -
     return model.eval()
 
 
-def _note(run: Run, parts: Parts, data: ImageData, device: torch.device, group: Group) -> None:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    run.note_environment(
-        DataUsed(data.name, len(parts.train), len(parts.test), data.digest()), device=name, processes=group.size
-    )
+def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch: Watch) -> Evaluation:
+    """Evaluates the network exactly, unless that was done before."""
+    group, file = watch.group, run.evaluation_file
+    found = group.by_first(lambda: read(Evaluation, file) if file.exists() else None)
+    if found is not None:
+        return found
+    subset, at = 1000 if parts.test.images.is_cuda else 200, group.by_first(lambda: trained_at(config, run, 0))
+    return evaluate(run, model, parts.test, make_ball(config), config.norm, subset, watch, trained=at)
 
 
 ERRORS = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
@@ -228,38 +227,3 @@ def _write_events(run: Run, found: Finished) -> None:
         attacked = {} if attack is None else {name: getattr(attack, name) for name in ATTACK_ERRORS}
         events.write("cascade", 0, plain(found.cascade.errors) | attacked)
     events.close()
-
-
-def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch: Watch) -> Evaluation:
-    """Evaluates the network exactly, unless that was done before."""
-
-    def before() -> Evaluation | None:
-        return read(Evaluation, run.evaluation_file) if run.evaluation_file.exists() else None
-
-    found = watch.group.by_first(before)
-    if found is not None:
-        return found
-    subset, ball = 1000 if parts.test.images.is_cuda else 200, make_ball(config)
-    test, group = parts.test, watch.group
-    return evaluate(
-        run, model, test, ball, config.norm, subset=subset, tell=watch.tell, group=group, say=watch.say,
-        trained=group.by_first(lambda: trained_at(config, run, 0)),
-    )  # fmt: skip
-
-
-def _parts(
-    config: TrainConfig,
-    train_data: ImageData,
-    test_data: ImageData,
-    device: torch.device,
-    build: Callable[[ImageData], nn.Module],
-) -> Parts:
-    if config.limit_train is not None:
-        train_data = train_data.take(config.limit_train)
-    if config.limit_test is not None:
-        test_data = test_data.take(config.limit_test)
-    held_out = None
-    if config.validation > 0:
-        train_data, held_out = train_data.split(config.validation, config.seed)
-        held_out = held_out.to(device)
-    return Parts(train_data.to(device), held_out, test_data.to(device), build)

@@ -6,31 +6,36 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
+from autodual._files import in_one_line
 from autodual.data import ImageData, augment
-from autodual.evaluation.processes import ALONE, Group, Share
+from autodual.evaluation.processes import UNWATCHED, Group, Share, StepProgress, StoppedError, Watch
 from autodual.runs import checkpoint
 from autodual.runs.checkpoint import Extra, Position
 from autodual.runs.config import TrainConfig, eps_at, lr_at, trained_eps
 from autodual.runs.folder import Run
 from autodual.runs.records import EpochLine
-from autodual.training.events import StepLog
 from autodual.training.setup import make_ball, make_engine, make_optimiser, set_lr
 from autodual.training.step import (
+    SUMMARY,
     Objective,
     RobustObjective,
     StandardObjective,
     kept_random_state,
     make_step,
     seed_globally,
-)
+)  # fmt: skip
+
+CHECKPOINT_SECONDS = 60.0
 
 # How an epoch is cut into batches, and the one size that some networks cannot be trained with.
 
@@ -58,37 +63,90 @@ def check_single(model: nn.Module, image: Tensor) -> None:
         ) from error
 
 
-CHECKPOINT_SECONDS = 60.0
+# Scalars for TensorBoard, in the run folder; a resumed run hides what it is going to write again.
 
 
-class StoppedError(AutodualError):
-    """The run was asked to stop, and can be resumed."""
+def summary_writer() -> Any:
+    """PyTorch's writer of event files, which needs a package of its own."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ArgumentError(
+            f"tensorboard: event files need the package tensorboard ({error}): pip install 'autodual[tensorboard]'"
+        ) from None
+    return SummaryWriter
 
 
-@dataclass
-class StepProgress:
-    """What an observer is told after every step."""
+class Events:
+    """One folder of event files. Opened at the first scalar; whatever was there from `since` on does not count from then.
 
-    stage: int
-    epoch: int
-    epochs: int
-    batch: int
-    batches: int
-    summary: Tensor
-    """What `step.SUMMARY` lists, about the `own` examples of this process."""
-    own: int
-    examples: int
-    """Examples of the whole batch, which processes share."""
-    eps: float | None = None
-    """Size of the perturbation that this step was trained against; None if there is none."""
+    A disk that is full shows itself at any call: the writer has a thread of its own.
+    """
+
+    def __init__(self, folder: Path, since: int = 0) -> None:
+        self.folder, self.since = folder, since
+        self.writer: Any = None
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        with in_one_line(self.folder):
+            if self.writer is None:
+                self.writer = summary_writer()(str(self.folder), purge_step=self.since)
+            for name, value in values.items():
+                self.writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def flush(self) -> None:
+        if self.writer is not None:
+            with in_one_line(self.folder):
+                self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            with in_one_line(self.folder):
+                self.writer.close()
 
 
-Observer = Callable[[StepProgress], None]
+class StepLog:
+    """What the steps of a stage say, as means over whole batches, shared by all processes or not.
+
+    Summaries stay on their device until `write`: to look at each at once would wait for the device. Steps count from 0, and
+    epochs end at the number of steps done; so a run that goes on after n steps writes n and above, and nothing twice.
+    """
+
+    def __init__(self, folder: Path, since: int, group: Group) -> None:
+        self.events, self.next, self.group = Events(folder, since), since, group
+        self.kept: list[Tensor] = []
+        self.scales: list[list[float]] = []
+
+    def add(self, summary: Tensor, own: int, whole: int) -> None:
+        """own: examples that this process's summary is about; whole: those of the batch."""
+        self.kept.append(summary.clone())  # the next step may use the memory again
+        count = 1 / whole if own > 0 else 0.0
+        self.scales.append([count if name.endswith("error") else own / whole for name in SUMMARY])
+
+    def write(self) -> None:
+        """All processes together; the first one has the files."""
+        found: list[list[float]] = []
+        if self.kept:
+            rows = torch.stack(self.kept)
+            found = self.group.add_up_(rows * torch.tensor(self.scales, dtype=rows.dtype, device=rows.device)).tolist()
+
+        def write_rows() -> None:
+            for step, row in enumerate(found, start=self.next):
+                self.events.write("step", step, dict(zip(SUMMARY, row, strict=True)))
+            self.events.flush()
+
+        self.group.by_first(write_rows)
+        self.next += len(found)
+        self.kept, self.scales = [], []
+
+    def end_epoch(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        self.write()
+        self.group.by_first(lambda: self.events.write(kind, step, values))
 
 
 @dataclass
 class Loop:
-    """Trains one network on some examples. `stop` is asked after every step."""
+    """Trains one network on some examples. The watch is asked after every step whether to stop."""
 
     config: TrainConfig
     run: Run
@@ -96,11 +154,11 @@ class Loop:
     model: nn.Module
     data: ImageData
     validate: Callable[[nn.Module, int], dict[str, float]] | None = None
-    observe: Observer = lambda progress: None
-    stop: Callable[[], bool] = lambda: False
-    say: Callable[[str], None] = lambda line: None
-    group: Group = ALONE
+    watch: Watch = UNWATCHED
     log: StepLog | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.group = self.watch.group
 
     def fit(self) -> None:
         """Trains from the newest whole checkpoint of this stage, or from the start, to the end."""
@@ -132,35 +190,48 @@ class Loop:
         step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch, self._images)
         batches = count(len(self.data), config.batch)
         saved = time.monotonic()
+        # Processes draw different numbers; a process alone draws those that it always drew.
+        rank = () if self.group.alone else (self.group.rank,)
         for epoch in range(position.epoch, config.epochs):
             started, first = time.monotonic(), position.batch
             eps.fill_(eps_at(config, epoch))
             set_lr(optimiser, lr_at(config, epoch))
-            order = torch.randperm(len(self.data), generator=_seeded("cpu", config, self.stage, "order", epoch)).to(
-                device
-            )
+            shuffled = torch.Generator("cpu").manual_seed(_seed(config, self.stage, "order", epoch))
+            order = torch.randperm(len(self.data), generator=shuffled).to(device)
             for batch in range(first, batches):
                 index = cut(order, batch, config.batch)
                 share = self.group.share(index)
-                generator.manual_seed(_seed(config, self.stage, "step", position.step, *self._rank()))
-                seed_globally(_seed(config, self.stage, "model", position.step, *self._rank()), device)
+                generator.manual_seed(_seed(config, self.stage, "step", position.step, *rank))
+                seed_globally(_seed(config, self.stage, "model", position.step, *rank), device)
                 summary = step(self.data.images[share.index], self.data.labels[share.index], share.weight)
                 self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
-                self.observe(StepProgress(self.stage, epoch, config.epochs, *counts, trained_eps(config, epoch)))
-                stop, due = self.group.any(self.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
+                self.watch.step(StepProgress(self.stage, epoch, config.epochs, *counts, trained_eps(config, epoch)))
+                stop, due = self.group.any(self.watch.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
                 if stop or due:
                     self._save(optimiser, position, sums)
                     saved = time.monotonic()
                     if stop:
                         raise StoppedError(f"{self.run.folder}: stopped as asked; go on with --resume")
-            if self._due(epoch):
+            every = config.evaluate_every
+            due = every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == config.epochs)
+            if due:
                 self._save(optimiser, position, sums)  # a validation may take long, and be interrupted
-            self._end_epoch(epoch, position.step, sums, time.monotonic() - started, first > 0)
+            self._end_epoch(epoch, position.step, sums, None if first > 0 else time.monotonic() - started)
+            if due and self.validate is not None:
+                self.group.same_(self.model)
+                self.model.eval()
+                self._log("validation", position.step, self.validate(self.model, epoch))
+                self.model.train()
             position = Position(self.stage, epoch + 1, 0, position.step)
             sums.zero_()
         self._save(optimiser, position, sums)
+
+    def _images(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The images augmented, as float32 in [0, 1]."""
+        images = augment(images, generator, self.config.crop, self.config.flip)
+        return images.float() if images.is_floating_point() else images.float() / self.data.scale
 
     def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor) -> None:
         if share.counted > 0:
@@ -169,45 +240,25 @@ class Loop:
         if self.log is not None:
             self.log.add(summary, share.counted, whole)
 
-    def _images(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The images augmented, as float32 in [0, 1]."""
-        images = augment(images, generator, self.config.crop, self.config.flip)
-        return images.float() if images.is_floating_point() else images.float() / self.data.scale
-
-    def _end_epoch(self, epoch: int, step: int, sums: Tensor, seconds: float, partial: bool) -> None:
+    def _end_epoch(self, epoch: int, step: int, sums: Tensor, seconds: float | None) -> None:
         loss, robust, wrong = (self.group.add_up_(sums.clone()) / len(self.data)).tolist()
         if not math.isfinite(loss):
             raise AutodualError(
                 f"stage {self.stage}, epoch {epoch}: the loss is {loss}; try a smaller lr, clip_gradients, or a slower eps schedule"
             )
         figures = {"lr": lr_at(self.config, epoch), "loss": loss, "robust_error": robust, "error": wrong}
-        size = trained_eps(self.config, epoch)
-        spent = None if partial else round(seconds, 3)
+        size, spent = trained_eps(self.config, epoch), None if seconds is None else round(seconds, 3)
         line = EpochLine("epoch", self.stage, epoch, step, size, **figures, seconds=spent, examples=len(self.data))
         self.group.by_first(lambda: self.run.record(line))
         self._log("epoch", step, figures if size is None else {"eps": size} | figures)
-        if self.validate is not None and self._due(epoch):
-            self.group.same_(self.model)
-            self.model.eval()
-            self._log("validation", step, self.validate(self.model, epoch))
-            self.model.train()
+
+    def _log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        if self.log is not None:
+            self.log.end_epoch(kind, step, figures)
 
     def _close_log(self) -> None:
         if self.log is not None:
-            self.log.close()
-
-    def _log(self, kind: str, step: int, figures: dict[str, float]) -> None:
-        if self.log is not None:
-            self.log.end_epoch(kind, step, **figures)
-
-    def _due(self, epoch: int) -> bool:
-        """Whether a validation follows this epoch."""
-        every = self.config.evaluate_every
-        return every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == self.config.epochs)
-
-    def _rank(self) -> tuple[int, ...]:
-        """Processes draw different numbers; a process alone draws those that it always drew."""
-        return () if self.group.alone else (self.group.rank,)
+            self.log.events.close()
 
     def _save(self, optimiser: torch.optim.Optimizer, position: Position, sums: Tensor) -> None:
         whole = self.group.add_up_(sums.clone())
@@ -223,9 +274,9 @@ class Loop:
     def _resume(self, optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[Position, Tensor]:
         path, damaged = self.group.by_first(lambda: checkpoint.newest(self.run.checkpoints))
         for fault in damaged:
-            self.say(f"damaged checkpoint passed over: {fault}")
+            self.watch.say(f"damaged checkpoint passed over: {fault}")
         if damaged and path is None:
-            self.say("no checkpoint is left to go on from: this stage begins again")
+            self.watch.say("no checkpoint is left to go on from: this stage begins again")
         if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
             position, extra = checkpoint.restore(path, self.model, optimiser)
             self.group.by_first(lambda: self.run.cut_metrics(extra.metrics))
@@ -245,7 +296,3 @@ def make_objective(config: TrainConfig, model: nn.Module, eps: Tensor) -> Object
 def _seed(config: TrainConfig, *what: object) -> int:
     text = ":".join(map(str, (config.seed, *what)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-
-
-def _seeded(device: str, config: TrainConfig, *what: object) -> torch.Generator:
-    return torch.Generator(device).manual_seed(_seed(config, *what))

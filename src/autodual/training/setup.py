@@ -18,11 +18,9 @@ from autodual.runs.config import TrainConfig
 from autodual.sets import L2Ball, LinfBall, Perturbation
 
 ESTIMATORS = {
-    "quiet-gradient": QuietGradient(),
-    "median": Median(),
-    "geometric-mean": GeometricMean(),
+    "quiet-gradient": QuietGradient(), "median": Median(), "geometric-mean": GeometricMean(),
     "maximum-likelihood": MaximumLikelihood(),
-}
+}  # fmt: skip
 PLAIN: dict[str, Callable[..., nn.Module]] = {"small": models.small, "large": models.large, "resnet": models.resnet}
 SIZED: dict[str, Callable[..., nn.Module]] = {"wide": models.wide, "deep": models.deep}
 
@@ -35,8 +33,13 @@ def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | N
         )
     if is_factory(name) or name.endswith(".py"):
         return _behind(statistics, [_from_factory(name, shape, classes)])
+    if name == "digits" and (tuple(shape), classes) != ((1, 8, 8), 10):
+        raise ArgumentError(
+            f"model: digits takes images [1, 8, 8] of 10 classes, but the data is {list(shape)} of {classes}; use small, or "
+            "file.py:factory"
+        )
     if name == "digits":
-        return _behind(statistics, _digits(shape, classes))
+        return _behind(statistics, digits_network())
     kind, _, rest = name.partition(":")
     mean, std = (None, None) if statistics is None else statistics
     try:
@@ -101,19 +104,9 @@ def check_scores(what: str, model: nn.Module, shape: Shape, classes: int) -> Non
         )
 
 
-def _digits(shape: Shape, classes: int) -> Iterable[nn.Module]:
-    if (tuple(shape), classes) != ((1, 8, 8), 10):
-        raise ArgumentError(
-            f"model: digits takes images [1, 8, 8] of 10 classes, but the data is {list(shape)} of {classes}; use small, or "
-            "file.py:factory"
-        )
-    return digits_network()
-
-
 def _behind(statistics: Statistics | None, layers: Iterable[nn.Module]) -> nn.Module:
     """The layers in a row, normalised images first; a single one stays as it is."""
-    first = [] if statistics is None else [models.Normalize(*statistics)]
-    whole = [*first, *layers]
+    whole = [*layers] if statistics is None else [models.Normalize(*statistics), *layers]
     return whole[0] if len(whole) == 1 else nn.Sequential(*whole)
 
 

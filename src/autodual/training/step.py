@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -59,17 +59,15 @@ class StandardObjective(Objective):
         self.model, self.ball = model, ball
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
-        clean = self.model(x)
-        worst = clean if self.ball is None else self.model(self._attacked(x, labels, self.ball))
+        clean = worst = self.model(x)
+        if self.ball is not None:
+            training = self.model.training
+            self.model.eval()
+            found = attack(self.model, x, labels, self.ball, steps=ATTACK_STEPS).examples
+            self.model.train(training)
+            worst = self.model(found)
         loss = F.cross_entropy(worst, labels)
         return _summary(loss, clean, worst, labels, loss)
-
-    def _attacked(self, x: Tensor, labels: Tensor, ball: Perturbation) -> Tensor:
-        training = self.model.training
-        self.model.eval()
-        found = attack(self.model, x, labels, ball, steps=ATTACK_STEPS).examples
-        self.model.train(training)
-        return found
 
 
 class RobustObjective(Objective):
@@ -117,13 +115,9 @@ class Step:
     """
 
     def __init__(
-        self,
-        objective: nn.Module,
-        optimiser: torch.optim.Optimizer,
-        generator: torch.Generator,
-        clip_gradients: float | None,
+        self, objective: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator, clip_gradients: float | None,
         prepare: Prepare = as_it_is,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.objective, self.optimiser = objective, optimiser
         self.generator, self.clip_gradients, self.prepare = generator, clip_gradients, prepare
         self.draws: dict[int, Draws | None] = {}
@@ -140,7 +134,8 @@ class Step:
         summary: Tensor = self.objective(x, labels, None if draws is None else draws.renew_(self.generator))
         (summary[0] if weight == 1.0 else weight * summary[0]).backward()
         if self.clip_gradients is not None:
-            nn.utils.clip_grad_norm_(_parameters(self.optimiser), self.clip_gradients, foreach=True)
+            parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.clip_gradients, foreach=True)
         self.optimiser.step()
         return summary.detach()
 
@@ -161,7 +156,9 @@ class GraphStep(Step):
     """Plain steps with batches of this size."""
 
     def __call__(self, x: Tensor, labels: Tensor, weight: float = 1.0) -> Tensor:
-        if len(x) != self.batch or self._exact():
+        draws = self.draws.get(self.batch)
+        exact = draws is not None and draws.exact  # such bounds take memory as they find it, which a graph cannot
+        if len(x) != self.batch or exact:
             return super().__call__(x, labels, weight)
         if self.graph is None:
             with torch.cuda.device(x.device):
@@ -173,11 +170,6 @@ class GraphStep(Step):
         self.labels.copy_(labels)
         self.graph.replay()
         return self.summary
-
-    def _exact(self) -> bool:
-        """Whether bounds are exact instead: those take memory as they find it, which a graph cannot."""
-        draws = self.draws.get(self.batch)
-        return draws is not None and draws.exact
 
     def _aside(self, x: Tensor, labels: Tensor) -> Tensor:
         """A plain step on a stream of its own, as it must be before a capture."""
@@ -201,23 +193,15 @@ class GraphStep(Step):
 
 
 def make_step(
-    objective: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    generator: torch.Generator,
-    clip_gradients: float | None,
-    batch: int,
+    objective: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator, clip_gradients: float | None, batch: int,
     prepare: Prepare = as_it_is,
-) -> Step:
+) -> Step:  # fmt: skip
     """A CUDA graph where the step allows it: projections on a GPU, in one process.
 
     A captured model draws no random numbers of its own: bounds of a random network, by dropout, say, are refused.
     """
-    static = (
-        generator.device.type == "cuda"
-        and isinstance(objective, RobustObjective)
-        and isinstance(objective.loss.engine, Projected)
-    )
-    if not static:
+    projected = isinstance(objective, RobustObjective) and isinstance(objective.loss.engine, Projected)
+    if generator.device.type != "cuda" or not projected:
         return Step(objective, optimiser, generator, clip_gradients, prepare)
     step = GraphStep(objective, optimiser, generator, clip_gradients, prepare)
     step.batch = batch
@@ -229,7 +213,3 @@ def inner(objective: nn.Module) -> Objective:
     found = objective.module if isinstance(objective, nn.parallel.DistributedDataParallel) else objective
     assert isinstance(found, Objective)
     return found
-
-
-def _parameters(optimiser: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
-    return (p for group in optimiser.param_groups for p in group["params"])

@@ -1,10 +1,10 @@
-"""From a run folder back to Python: the trained network, and what it was trained against."""
+"""From a run folder back to Python: the trained network, what it was trained against, and what `certify` and `attack` ask about it."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,18 +12,36 @@ import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
+from autodual._files import read_content
 from autodual._tensor import Shape
 from autodual.cascades import Combination, load_combination
-from autodual.data import any_mean_std, form_of, is_factory
+from autodual.data import ImageData, any_mean_std, form_of, is_factory, load, mean_std
+from autodual.engines import BoundEngine, Dual, HighProbability
 from autodual.engines.prepare import capture
+from autodual.evaluation.evaluate import Broken, attacked, check_claims
+from autodual.evaluation.judge import Judged, problem_of
+from autodual.evaluation.processes import own_device
 from autodual.graph.digest import digest_network
 from autodual.runs.checkpoint import load_model
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run, versions
-from autodual.runs.lines import read_problem, record_about
+from autodual.runs.lines import (
+    LINES_LIMIT,
+    CertificateLine,
+    Problem,
+    Say,
+    parse_lines,
+    read_problem,
+    record_about,
+    split_lines,
+)  # fmt: skip
+from autodual.runs.records import Evaluation, read_if_sound
 from autodual.sets import Perturbation
 from autodual.training.fitting import OWN
 from autodual.training.setup import make_ball, make_device, make_model
+
+RECIPES = ("best", "paper")
+RESULTS_VARIABLE = "AUTODUAL_RESULTS"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +91,9 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
     if config.cascade > 1 and not Run(place).cascade_folder.is_dir():
         raise ArgumentError(f"{place}: its cascade is not finished; go on with `autodual train --resume --out {place}`")
     fresh = _named(config) if model is None else model
-    found, cascade = with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
+    found, cascade = _with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
     if model is None:
-        check_as_evaluated(place, config.model, found, form_of(config.dataset, config.data_folder)[0])
+        _check_as_evaluated(place, config.model, found, form_of(config.dataset, config.data_folder)[0])
     return TrainedRun(found, make_ball(config), cascade, config)
 
 
@@ -112,19 +130,21 @@ def load_pretrained(
             f"name must be that of a row, such as 'cifar-large-2', got {name!r}; for a folder, use ad.load_run"
         )
     root = _results_folder(folder)
-    recipes = RECIPES if recipe is None else (recipe,)
-    places = [root / each / name for each in recipes] + ([root / name] if recipe is None else [])
+    places = [root / name] if recipe is None else []
+    places = [root / each / name for each in (RECIPES if recipe is None else (recipe,))] + places
     place = next((place for place in places if Run(place).model_file.exists()), None)
+    if place is None and any(Run(place).evaluation_file.exists() for place in places):
+        raise ArgumentError(
+            f"{name}: was reproduced, but its weights are too large to be kept in {root}; train it with `autodual reproduce {name}`"
+        )
     if place is None:
-        raise ArgumentError(_not_there(name, root, places))
+        there = {path.parent.name for depth in ("*", "*/*") for path in root.glob(f"{depth}/model.safetensors")}
+        known = ", ".join(sorted(there)) or "none"
+        raise ArgumentError(f"{name}: {root} has no weights of such a row; it has those of {known}")
     config, on = trained_config(place), make_device(str(device))
     model = _named(config).to(on).eval()
     load_model(Run(place).model_file, model, expect_half=True)
     return TrainedRun(model, make_ball(config), None, config)
-
-
-RECIPES = ("best", "paper")
-RESULTS_VARIABLE = "AUTODUAL_RESULTS"
 
 
 def _results_folder(folder: Path | str | None) -> Path:
@@ -143,16 +163,37 @@ def _results_folder(folder: Path | str | None) -> Path:
     )
 
 
-def _not_there(name: str, root: Path, places: list[Path]) -> str:
-    if any(Run(place).evaluation_file.exists() for place in places):
-        return f"{name}: was reproduced, but its weights are too large to be kept in {root}; train it with `autodual reproduce {name}`"
-    pattern = "/model.safetensors"
-    found = {path.parent.name for depth in ("*", "*/*") for path in root.glob(depth + pattern)}
-    known = ", ".join(sorted(found)) or "none"
-    return f"{name}: {root} has no weights of such a row; it has those of {known}"
+def _named(config: TrainConfig) -> nn.Module:
+    """The untrained network that the config names; leaves the CPU's random state alone."""
+    shape, classes = form_of(config.dataset, config.data_folder)
+    statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
+    with torch.random.fork_rng(devices=[]):
+        return make_model(config.model, shape, classes, statistics)
 
 
-def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -> None:
+def trained_config(place: Path) -> TrainConfig:
+    """The config of a run folder that has a trained model."""
+    run = Run(place)
+    if not run.config_file.exists():
+        raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
+    config = run.config()
+    if not run.model_file.exists():
+        raise ArgumentError(
+            f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
+        )
+    return config
+
+
+def _with_weights(
+    place: Path, build: Callable[[int], nn.Module], ball: Perturbation
+) -> tuple[nn.Module, Combination | None]:
+    """The network of a run folder, and its cascade for this ball if it has one; build(stage) makes untrained modules."""
+    model, saved = build(0), Run(place).cascade_folder
+    load_model(Run(place).model_file, model)
+    return model, load_combination(saved, build).around(ball) if saved.is_dir() else None
+
+
+def _check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -> None:
     """Refuse a network of file.py:factory that is not the one of the run's certificates: the file has changed, or is another one.
 
     What certificates of another version of this package, of PyTorch or of Python noted is not compared: a graph may look
@@ -170,32 +211,103 @@ def check_as_evaluated(place: Path, name: str, model: nn.Module, shape: Shape) -
         )
 
 
-def trained_config(place: Path) -> TrainConfig:
-    """The config of a run folder that has a trained model."""
-    run = Run(place)
-    if not run.config_file.exists():
-        raise ArgumentError(f"{place}: is no run folder; it has no config.yaml")
-    config = run.config()
-    if not run.model_file.exists():
-        raise ArgumentError(
-            f"{place}: has no trained model yet; finish it with `autodual train --resume --out {place}`"
-        )
-    return config
+# What `certify` and `attack` are asked about: a run folder, or bare weights.
 
 
-def with_weights(
-    place: Path, build: Callable[[int], nn.Module], ball: Perturbation
-) -> tuple[nn.Module, Combination | None]:
-    """The network of a run folder, and its cascade for this ball if it has one; build(stage) makes untrained modules."""
-    model = build(0)
-    load_model(Run(place).model_file, model)
-    saved = Run(place).cascade_folder
-    return model, load_combination(saved, build).around(ball) if saved.is_dir() else None
+@dataclass(frozen=True)
+class Target:
+    """A trained model in evaluation mode, test data on its device, and the perturbation."""
+
+    place: Path
+    """A run folder, or a file of weights."""
+    config: TrainConfig
+    own: TrainConfig
+    """The run's config before changes; the default options for bare weights."""
+    model: nn.Module
+    data: ImageData
+    ball: Perturbation
+    combination: Combination | None
+    """The cascade of the run with this ball, if it is one."""
+
+    def check_certificates(self, engine: BoundEngine, found: Judged, say: Say) -> None:
+        """Fail if the attack of the run's evaluation breaks what is certified now. say: told of what only rounding breaks.
+
+        Broken examples are attacked again: the record may be edited, and one of a published run does not say in which arithmetic its
+        attack holds.
+        """
+        run = Run(self.place)
+        known = None if isinstance(engine, HighProbability) else read_if_sound(Evaluation, run.evaluation_file)
+        if known is None or not self._is_proved_by(run.certificates_file):
+            return  # what is only probable may be wrong
+        doubtful = torch.zeros_like(found.certified)
+        for flags in (known.attacked, known.attacked_as_run or ()):
+            if len(flags) == len(doubtful):
+                doubtful |= found.certified & torch.tensor(flags)
+        broken = Broken(torch.zeros_like(doubtful), torch.zeros_like(doubtful))
+        index = doubtful.nonzero().squeeze(1)
+        if len(index) > 0:
+            again = attacked(self.model, self.data.select(index.to(self.data.device)), self.ball)
+            broken.exact[index], broken.as_run[index] = again.exact, again.as_run
+        check_claims(f"{engine!r}", found.certified, found.certified_as_run, broken, say)
+
+    def check_attack(self, broken: Broken, say: Say) -> None:
+        """Fail if the attack breaks what the run folder has certificates of. say: told of what only rounding breaks."""
+        labels = self.data.labels.tolist()
+        for file in sorted(self.place.glob("certificates*.jsonl")) if self.place.is_dir() else ():
+            if not self._is_proved_by(file):
+                continue
+            certified, as_run = torch.zeros_like(broken.exact), torch.zeros_like(broken.exact)
+            lines = split_lines(read_content(file, LINES_LIMIT))[: len(labels)]
+            for index, line in enumerate(parse_lines(CertificateLine, lines, labels)):
+                if not isinstance(line, str):
+                    certified[index], as_run[index] = line.certified, line.certified_as_run
+            check_claims(file, certified, as_run, broken, say)
+
+    def _is_proved_by(self, file: Path) -> bool:
+        """Whether the lines of a file are proofs about this network, data and perturbation, by whatever engine, version and device."""
+        noted = read_if_sound(Problem, record_about(file, "problem"))
+        if noted is None or noted.basis is not None or noted.combination is not None:
+            return False
+        now = problem_of([self.model], self.data, self.ball, Dual())
+        return noted.difference(now, "engine", "device", "autodual", "torch") is None
 
 
-def _named(config: TrainConfig) -> nn.Module:
-    """The untrained network that the config names; leaves the CPU's random state alone."""
-    shape, classes = form_of(config.dataset, config.data_folder)
-    statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
-    with torch.random.fork_rng(devices=[]):
-        return make_model(config.model, shape, classes, statistics)
+def own_config(place: Path) -> TrainConfig:
+    """The config of a run folder; the default options for a file of weights."""
+    if place.is_dir():
+        return trained_config(place)
+    if place.is_file():
+        return TrainConfig()
+    raise ArgumentError(f"{place}: {'is neither a file nor a folder' if place.exists() else 'no such file or folder'}")
+
+
+def open_target(
+    place: Path, own: TrainConfig, config: TrainConfig, given: Collection[str], limit: int | None = None
+) -> Target:
+    """Loads a network and its test data. own: what `own_config` says; config: with the options `given` over it. limit: takes only the
+    first test images."""
+    for name in ("model", "dataset"):  # weights alone, and runs of ad.fit, do not know theirs
+        if getattr(config, name) == OWN or (place.is_file() and name not in given):
+            raise ArgumentError(
+                f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
+            )
+    data = load(config.dataset, "test", config.data_folder)
+    if limit is not None:
+        data = data.take(limit)
+    # The weights hold the values that they were trained with; these only have their shape.
+    trained_on = own.dataset if place.is_dir() else config.dataset
+    statistics = mean_std(trained_on, data) if config.normalise else None
+    device, ball = own_device(make_device(config.device)), make_ball(config)
+
+    def build(stage: int) -> nn.Module:
+        return make_model(config.model, data.shape, len(data.classes), statistics).to(device).eval()
+
+    combination: Combination | None = None
+    if place.is_dir():
+        model, combination = _with_weights(place, build, ball)
+        if (config.model, config.normalise) == (own.model, own.normalise):
+            _check_as_evaluated(place, config.model, model, data.shape)
+    else:
+        model = build(0)
+        load_model(place, model)
+    return Target(place, config, own, model, data.to(device), ball, combination)
