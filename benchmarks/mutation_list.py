@@ -355,9 +355,9 @@ ENGINES = [
 
 CERTIFICATES = [
     mutation(
-        "label off by one", "spec.py",
-        "return Spec(identity[labels].unsqueeze(0) - identity.unsqueeze(1))",
-        "return Spec(identity[(labels + 1) % classes].unsqueeze(0) - identity.unsqueeze(1))",
+        "label off by one", "kernels/margins.py",
+        "return identity[labels].unsqueeze(0) - identity.unsqueeze(1)",
+        "return identity[(labels + 1) % classes].unsqueeze(0) - identity.unsqueeze(1)",
         "certificates/test_certificate.py",
     ),
     mutation(
