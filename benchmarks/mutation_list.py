@@ -425,14 +425,15 @@ CASCADES = [
         "cascades/test_paper.py", "cascades/test_soundness.py",
     ),
     mutation(
-        "routed stage may answer another label", "cascades/routed.py",
+        "routed stage may answer another label", "cascades/sound.py",
         "return self.silent_from <= threshold, self.answers_below > threshold",
         "return self.silent_from <= torch.inf, self.answers_below > threshold",
         "cascades/test_routed.py", "cascades/test_soundness.py",
     ),
     mutation(
-        "routed stage answers below its threshold", "cascades/routed.py",
-        "answers = margin > self.thresholds[j]  #", "answers = margin > 0.5 * self.thresholds[j]  #",
+        "routed stage answers below its threshold", "cascades/sound.py",
+        "answers = margin_of(scores[j], top) > self.thresholds[j]  #",
+        "answers = margin_of(scores[j], top) > 0.5 * self.thresholds[j]  #",
         "cascades/test_routed.py", "cascades/test_soundness.py",
     ),
     mutation(

@@ -39,9 +39,8 @@ class Lower:
     @classmethod
     def of(cls, proof: Proof, x: Tensor) -> Lower:
         """[N, K] each."""
-        bound, slack, run_error = (
-            values.detach().expand(len(x), -1) for values in (proof.lower, proof.slack, proof.run_error)
-        )
+        found = (proof.lower, proof.slack, proof.run_error)
+        bound, slack, run_error = (values.detach().expand(len(x), -1) for values in found)
         known = bound.isfinite() & slack.isfinite()
         return cls(torch.where(known, bound, -torch.inf), torch.where(known, slack, 0.0), run_error)
 
@@ -89,10 +88,8 @@ class Lower:
         bounds, slacks = torch.stack([p.bound for p in parts]), torch.stack([p.slack for p in parts])
         size = torch.where(bounds.isfinite(), bounds.abs() + slacks, 0.0).sum(0)
         slack = slacks.sum(0) + size * of_sum(2 * len(parts) + 4, bounds.dtype)
-        bound, known = (
-            bounds.sum(0),
-            (bounds == torch.inf).all(0),
-        )  # at the label: other sums that are infinite have overflowed
+        # Infinite at the label alone: any other sum that is infinite has overflowed.
+        bound, known = bounds.sum(0), (bounds == torch.inf).all(0)
         return cls(torch.where(known | (bound < torch.inf), bound, -torch.inf), slack, run_error)
 
 
@@ -124,52 +121,52 @@ class Stage:
             proof = _sound(prove_margins(self.prepared, x, labels, ball, engine, everyone), engine)
         return Lower.of(proof, x).beyond(labels)
 
-    def certifies(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Tensor:
-        """[N] bool: proved that the stage gives every input of the ball this label; the test that `certify` makes."""
-        return self.certify(x, labels, ball, engine).certified
-
     def labels_exactly(self, x: Tensor, labels: Tensor, ball: Perturbation, some: Tensor) -> Tensor:
         """[N] bool: those of `some` [N] to which the stage would give this label without any rounding, too. Certificates are about
         that label: who certifies another one nearby would give that one to x."""
         index = some.nonzero().squeeze(1)
         if len(index) == 0:
             return some
-        return some.index_copy(0, index, self.certifies(x[index], labels[index], ball.with_eps(0.0), IBP()))
+        return some.index_copy(0, index, self.certify(x[index], labels[index], ball.with_eps(0.0), IBP()).certified)
 
     def margins(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
         """[N, C]: lower bounds on z_label - z_j in the dtype of x; +inf at the label."""
         with at_stage(self.number):
-            proof = self._prove(x, margins(labels, self.classes, x.dtype), ball, engine)
-        return Lower.of(proof, x).beyond(labels)
+            return self._lower(x, margins(labels, self.classes, x.dtype), ball, engine).beyond(labels)
 
     def margins_in_double(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
         """Bounds in float64, where float32 could not tell; None where they cannot be had."""
         every, spec = torch.arange(len(x), device=x.device), margins(labels, self.classes, torch.float64)
-        proof = look(self.prepared, x, spec, ball, engine, every)
-        return None if proof is None else Lower.of(_sound(proof, engine), x).beyond(labels)
+        found = self._lower_in_double(x, spec, ball, engine, every)
+        return None if found is None else found.beyond(labels)
 
     def differences(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
         """[N, C, C]: at [a, b], a lower bound on z_a - z_b; -inf on the diagonal."""
         spec = self._pairs(x)
         with at_stage(self.number):
-            parts = [
-                Lower.of(self._prove(part, spec, ball, engine), part) for part in x.split(self._examples_at_once(x))
-            ]
+            parts = [self._lower(part, spec, ball, engine) for part in x.split(self._examples_at_once(x))]
         return self._square(parts)
 
     def differences_in_double(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
         """Bounds in float64, where float32 could not tell; None where they cannot be had."""
         spec, parts = self._pairs(x.double()), list[Lower]()
         for part in torch.arange(len(x), device=x.device).split(self._examples_at_once(x.double())):
-            proof = look(self.prepared, x, spec, ball, engine, part)
-            if proof is None:
+            found = self._lower_in_double(x, spec, ball, engine, part)
+            if found is None:
                 return None
-            parts.append(Lower.of(_sound(proof, engine), x[part]))
+            parts.append(found)
         return self._square(parts)
 
-    def _prove(self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine) -> Proof:
-        """Bounds on the rows of `spec` that hold for certain, whatever they are worth."""
-        return _sound(prove_rows(self.prepared, x, spec, ball, engine), engine)
+    def _lower(self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine) -> Lower:
+        """Bounds on the rows of `spec`."""
+        return Lower.of(_sound(prove_rows(self.prepared, x, spec, ball, engine), engine), x)
+
+    def _lower_in_double(
+        self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, some: Tensor
+    ) -> Lower | None:
+        """Bounds on the rows of `spec` for some examples, in float64; None where they cannot be had."""
+        proof = look(self.prepared, x, spec, ball, engine, some)
+        return None if proof is None else Lower.of(_sound(proof, engine), x[some])
 
     def _pairs(self, x: Tensor) -> Spec:
         identity = torch.eye(self.classes, dtype=x.dtype, device=x.device)
