@@ -109,7 +109,7 @@ SETS = [
         "sets/test_eps.py::test_a_size_that_float32_does_not_hold_is_rounded_up",
     ),
     mutation(
-        "attack outside the ball", "sets/norm_sets.py",
+        "attack outside the ball", "sets/input_sets.py",
         "return self.project(torch.addcmul(x, self.radius, direction.sign(), value=size))",
         "return torch.addcmul(x, self.radius, direction.sign(), value=size)",
         "sets/test_within.py", "certificates/test_attack.py",
@@ -121,12 +121,12 @@ SETS = [
         "sets/test_within.py",
     ),
     mutation(
-        "box rounded inwards", "sets/norm_sets.py",
+        "box rounded inwards", "sets/input_sets.py",
         "radius + (wide - radius).detach(), Interval(lower, upper)", "radius, Interval(lower, upper)",
         "sets/test_ends.py",
     ),
     mutation(
-        "examples of a box in float64 not those asked for", "sets/norm_sets.py",
+        "examples of a box in float64 not those asked for", "sets/input_sets.py",
         "box.known_as(lambda: self.double()[examples])", "box.known_as(lambda: self.double())",
         "sets/test_parts.py",
     ),
@@ -557,7 +557,7 @@ TRAINING = [
         "training/test_batches.py",
     ),
     mutation(
-        "mean and deviation exchanged", "models/networks.py",
+        "mean and deviation exchanged", "models.py",
         "return (x - self.mean) / self.std", "return (x - self.std) / self.mean",
         "models/test_normalize.py",
     ),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual import AffineDual, DualNetwork
-from autodual.dual.network import evaluate
+from autodual.dual.network import Evaluation, OnDemand
 from autodual.dual.piecewise import DualReLU
 from autodual.engines import (
     IBP,
@@ -100,11 +100,8 @@ def require_inside(interval: Interval, values: Tensor, what: str) -> None:
 
 def node_values(network: DualNetwork, x: Tensor) -> list[Tensor]:
     """What every node computes for a batch of inputs."""
-    values = [x]
-    for node in network.nodes[1:]:
-        assert node.layer is not None
-        values.append(evaluate(node.layer, *(values[i] for i in node.inputs)))
-    return values
+    values = OnDemand(network, Evaluation(x))
+    return [values.at(index) for index in range(len(network.nodes))]
 
 
 def attack_points(network: DualNetwork, input_set: InputSet, samples: int, steps: int, seed: int) -> list[Tensor]:

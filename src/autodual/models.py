@@ -1,4 +1,7 @@
-"""The paper's networks: small, large, wide(k), deep(k) and resnet, and normalisation as their first layer. [SPAD sec. 4, app. G]"""
+"""The networks of Wong, Schmidt, Metzen and Kolter (2018), as plain modules that know nothing of bounds. [SPAD sec. 4, app. G]
+
+They are small, large, wide(k), deep(k) and resnet, with normalisation as their first layer if it is wanted.
+"""
 
 from __future__ import annotations
 
