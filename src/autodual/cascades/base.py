@@ -136,7 +136,7 @@ class Combination(ABC):
 
     @contextlib.contextmanager
     def _opened(self, x: Tensor, labels: Tensor | None = None) -> Iterator[list[Stage]]:
-        """The stages for inputs like x, with which anything may be computed inside."""
+        """Yields the stages for inputs like x; inside, products have full precision and nothing has gradients."""
         _check_parts(self.ball, x)
         with full_precision(), torch.no_grad():
             stages = open_stages(self.models, x)
@@ -182,12 +182,12 @@ class Combination(ABC):
         return best
 
     def save(self, folder: str | Path) -> None:
-        """One folder: the weights of every stage as safetensors, everything else as JSON; nothing is pickled."""
+        """Writes one folder: the weights of every stage as safetensors, everything else as JSON. Nothing is pickled."""
         save(Path(folder), self.models, self.ball, self.engine, kind=self.kind, **self._options())
 
     @classmethod
     def load(cls, folder: str | Path, build: Callable[[int], nn.Module]) -> Self:
-        """The combination that `save` wrote. build(stage): an untrained module for the weights of that stage."""
+        """Reads the combination that `save` wrote. build(stage): an untrained module for the weights of that stage."""
         saved = Saved.read(Path(folder), cls.kind)
         return cls(saved.models(build), ball=saved.ball, engine=saved.engine, **cls._own_of(saved))
 
@@ -210,7 +210,7 @@ class Combination(ABC):
 
 
 def load_combination(folder: str | Path, build: Callable[[int], nn.Module]) -> Combination:
-    """Whichever combination is saved in the folder; build(stage) makes an untrained module for each stage."""
+    """Loads the combination that a folder holds, of whatever kind; build(stage) makes an untrained module for each stage."""
     place, record = read_record(Path(folder))
     kind, kinds = record.get("kind"), Combination.kinds
     if not isinstance(kind, str) or kind not in kinds:
@@ -221,7 +221,7 @@ def load_combination(folder: str | Path, build: Callable[[int], nn.Module]) -> C
 def together(
     answers: Answers, as_run: Tensor, labels: Tensor, ball: Perturbation, exactly: Callable[[Tensor], Tensor]
 ) -> Evaluated:
-    """`_evaluate` where a certificate is about all models together: a right answer with a certificate is sound.
+    """Evaluates answers whose certificates are about all models together: a right answer with a certificate is sound.
 
     as_run: [N] bool, where the certificate holds for the models as they run, too.
     And a certificate at x' holds at x, too, if the ball is symmetric; so where x is answered rightly, no wrong label is certified.
@@ -256,7 +256,7 @@ def _check_parts(ball: Perturbation, x: Tensor) -> None:
 
 
 def into_range(ball: Perturbation, points: Tensor) -> Tensor:
-    """Rounding may carry a point of a clipped ball out of the range by one unit in the last place."""
+    """Puts points back into the range of a clipped ball: rounding may carry them out by one unit in the last place."""
     return points.clamp(*ball.clip) if isinstance(ball, LinfBall) and ball.clip is not None else points
 
 
@@ -284,7 +284,7 @@ def inside(ball: Perturbation, x: Tensor, points: Tensor) -> Tensor:
 def search(
     goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: Effort, tell: Callable[[float], None]
 ) -> Tensor:
-    """[M, *shape]: for each of the M examples `some`, the point found whose largest violation is smallest.
+    """Searches the balls of the M examples `some` for points [M, *shape] whose largest violation is smallest.
 
     tell: hears after every step which part of all steps is done, and may end the search by an error of its own.
     """

@@ -140,8 +140,7 @@ class CascadeCertificate:
         return collapse(self.answers.label.tolist(), self.labels.tolist())
 
     def by_stage(self) -> list[dict[str, int]]:
-        """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the
-        former."""
+        """Counts, for each stage: its answers, and how many are certified, correct, certified and correct, certified and wrong."""
         right, certified = self.answers.label == self.labels, self.answers.certified
         rows = []
         for stage in range(self.stages):
@@ -237,7 +236,7 @@ NORMS: dict[type[Perturbation], str] = {LinfBall: "linf", L2Ball: "l2", L1Ball: 
 
 
 def save(folder: Path, models: tuple[nn.Module, ...], ball: Perturbation, engine: BoundEngine, **more: Json) -> None:
-    """Replaces what the folder held before, once all is written; the record last, whose checksums tell a half-replaced folder."""
+    """Writes the folder. The record is replaced last: its checksums tell a folder that was replaced by half."""
     record = {"format": FORMAT, "version": VERSION, "stages": len(models)} | more
     record |= {"ball": _ball_record(ball), "engine": _engine_record(engine)}
     contents = [encode_tensors(_weights(model, j)) for j, model in enumerate(models)]
@@ -252,7 +251,7 @@ def save(folder: Path, models: tuple[nn.Module, ...], ball: Perturbation, engine
 
 @dataclass(frozen=True)
 class Saved:
-    """What `stages.json` says, checked."""
+    """The checked record of a folder, `stages.json`."""
 
     folder: Path
     record: dict[str, Json]

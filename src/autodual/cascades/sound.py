@@ -193,7 +193,7 @@ class Reach:
 
     @classmethod
     def of(cls, lower: Tensor, labels: Tensor) -> Reach:
-        """From lower bounds on the differences of all pairs of scores, [N, C, C]; what is unknown helps nobody."""
+        """Reads both numbers off lower bounds on the differences of all pairs of scores, [N, C, C]. What is unknown helps nobody."""
         classes = lower.shape[1]
         own = torch.nn.functional.one_hot(labels, classes).bool()
         from_label = lower.gather(1, labels.reshape(-1, 1, 1).expand(-1, 1, classes)).squeeze(1)
@@ -207,15 +207,17 @@ class Reach:
 
 
 def reach(stage: Stage, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Reach:
-    """Bounds on the scores as they are computed at inference, where they are compared with a threshold."""
+    """What a stage does, by bounds on the scores as they are computed at inference, where they are compared with a threshold."""
     return Reach.of(stage.differences(x, ball, engine).at_least(x.dtype), labels)
 
 
 def does(
     stage: Stage, threshold: float, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine
 ) -> tuple[Tensor, Tensor]:
-    """What `Reach` says with a threshold, also where only bounds in float64 can tell. The scores at inference stay in the dtype of the
-    network, and keep their error."""
+    """What a stage does with a threshold, as `Reach.with_threshold` says it, also where only bounds in float64 can tell.
+
+    The scores at inference stay in the dtype of the network, and keep their error.
+    """
     found = stage.differences(x, ball, engine)
     silent, answers = Reach.of(found.at_least(x.dtype), labels).with_threshold(threshold)
     if x.dtype != torch.float32:
@@ -256,8 +258,11 @@ class Validation:
         )
 
     def thresholds(self, count: int) -> list[float]:
-        """One threshold after the other, from the last to the first, since what a stage is worth depends on those behind it; again
-        until nothing gets better. A good choice, not always the best. count: values tried per threshold and sweep."""
+        """Chooses thresholds: a good choice, not always the best. count: values tried per threshold and sweep.
+
+        One threshold is improved after the other, from the last to the first, since what a stage is worth depends on those behind it;
+        again until nothing gets better.
+        """
         thresholds = [math.inf] * len(self.reaches)
         best = self.value(thresholds)
         for _ in range(SWEEPS):
@@ -282,7 +287,7 @@ class Validation:
         return int(proved.sum()), int(right.sum())
 
     def candidates(self, stage: int, count: int) -> list[float]:
-        """Numbers of certified examples change only at the numbers in `Reach`: the middles between neighbours say it all."""
+        """Thresholds to try: middles between neighbouring numbers of `Reach`. Counts of certified examples change only at those."""
         found = self.reaches[stage]
         points = torch.cat([found.answers_below, found.silent_from])
         points = points[points.isfinite() & (points >= 0)].unique()
@@ -353,26 +358,20 @@ class SumEnsemble(Combination):
         rest = (~as_run).nonzero().squeeze(1)
         if len(rest) == 0:
             return certified, as_run
-        ours = (x[rest], label[rest], self.ball, self.engine)
-        joint = joint.at(rest)
+        joint, ours = joint.at(rest), (x[rest], label[rest], self.ball, self.engine)
         apart = Lower.total([stage.margins(*ours) for stage in stages], joint.run_error)
         best = joint.better(apart)
-        certified = certified.index_copy(0, rest, certified[rest] | best.certified)
-        as_run = as_run.index_copy(0, rest, best.certified_as_run)
+        certified[rest], as_run[rest] = certified[rest] | best.certified, best.certified_as_run
         possible = torch.maximum(joint.bound + joint.slack, apart.bound + apart.slack) > 0
         unclear = rest[possible.all(1) & ~best.certified_as_run]
-        if len(unclear) == 0 or x.dtype != torch.float32:
-            return certified, as_run
-        sharper = self._bounds_in_double(whole, stages, x[unclear], label[unclear])
-        return (
-            certified.index_copy(0, unclear, certified[unclear] | sharper.certified),
-            as_run.index_copy(0, unclear, sharper.certified_as_run),
-        )
-
-    def _bounds_in_double(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> Lower:
-        found = [stage.margins_in_double(x, label, self.ball, self.engine) for stage in (whole, *stages)]
-        joint, *apart = [Lower.nothing(x, stages[0].classes).beyond(label) if one is None else one for one in found]
-        return joint.better(Lower.total(apart, joint.run_error))
+        if len(unclear) > 0 and x.dtype == torch.float32:
+            ours = (x[unclear], label[unclear], self.ball, self.engine)
+            sharper = [stage.margins_in_double(*ours) for stage in (whole, *stages)]
+            nothing = Lower.nothing(x[unclear], whole.classes).beyond(label[unclear])
+            joint, *parts = [nothing if one is None else one for one in sharper]
+            best = joint.better(Lower.total(parts, joint.run_error))
+            certified[unclear], as_run[unclear] = certified[unclear] | best.certified, best.certified_as_run
+        return certified, as_run
 
     def _goals(self, stages: list[Stage], x: Tensor, labels: Tensor, guide: BoundEngine) -> Iterator[Goal]:
         whole = self._whole(stages, x)
@@ -387,7 +386,7 @@ class SumEnsemble(Combination):
 
 
 class SummedScores(nn.Module):
-    """x -> the sum of what the models give to x."""
+    """The sum of the scores that models give to an input, as one module."""
 
     def __init__(self, models: tuple[nn.Module, ...]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One model of several, ready to be bounded: its margins, what rounding leaves of them, and the checks that all models share."""
+"""One model of several, ready to be bounded: bounds on its margins, and what rounding leaves of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lower:
 
     @classmethod
     def of(cls, proof: Proof, x: Tensor) -> Lower:
-        """[N, K] each."""
+        """Takes the bounds of a proof, [N, K]; unknown where they or their slack are not finite."""
         found = (proof.lower, proof.slack, proof.run_error)
         bound, slack, run_error = (values.detach().expand(len(x), -1) for values in found)
         known = bound.isfinite() & slack.isfinite()
@@ -46,7 +46,7 @@ class Lower:
 
     @classmethod
     def nothing(cls, x: Tensor, rows: int) -> Lower:
-        """[N, K] each: nothing is known."""
+        """Bounds that say nothing, [N, K]."""
         unknown = torch.full((len(x), rows), -torch.inf, dtype=torch.float64, device=x.device)
         return cls(unknown, torch.zeros_like(unknown), torch.full_like(unknown, torch.inf))
 
@@ -98,7 +98,7 @@ class Lower:
 
 @dataclass(frozen=True)
 class Stage:
-    """Dual layers at today's parameters. Lives for one call."""
+    """One model with the parameters that it has now. It lives for one call."""
 
     number: int
     prepared: Prepared
@@ -173,7 +173,7 @@ class Stage:
         return Spec((identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(-1, 1, self.classes))
 
     def _examples_at_once(self, x: Tensor) -> int:
-        """An engine splits examples, not rows."""
+        """How many examples to bound at once, so that all pairs of classes fit into memory: an engine splits examples, not rows."""
         widest = max(math.prod(node.shape) for node in self.network.nodes)
         example = self.classes**2 * widest * x.element_size() * COPIES
         return max(1, Budget.of(None, x.device).max_bytes // example)

@@ -29,7 +29,7 @@ HALVES: frozenset[Family] = frozenset({"median", "stream"})
 """Families whose samples and streams may be bfloat16; they compute in float32 all the same."""
 
 tried: dict[tuple[Family, int], bool] = {}
-"""By family and the number of a GPU: whether these kernels work there."""
+"""Whether the kernels of a family work on the GPU of a number; what was not tried is not there."""
 
 
 def usable(family: Family, *tensors: Tensor) -> bool:
@@ -95,9 +95,9 @@ class Constant(float):
 
 
 def start(family: Family) -> Any:
-    """The module of a family, with Triton imported into it, and its marked functions and constants as Triton has them.
+    """Imports Triton into the module of a family, makes Triton programs of its marked functions, and returns the module.
 
-    Triton looks among the globals of a program's file for whatever the program calls, so that is where they must be.
+    Triton looks for whatever a program calls among the globals of its file, so that is where programs and constants must be.
     """
     import triton
     import triton.language as tl

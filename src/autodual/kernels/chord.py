@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def relu_band(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope, and half of the height, which is both centre and radius of the band."""
+    """Returns the slope of the band and half of its height, which is both its centre and its radius."""
     if kernels.usable("chord", lower, upper):
         return _Band.apply(lower, upper)
     return _plain_band(lower, upper)
 
 
 def relaxed_relu(centre: Tensor, radius: Tensor) -> tuple[Tensor, ...] | None:
-    """Both ends of an interval, slope and half height, and the band's middle at the centre; None where kernels cannot be used.
+    """Returns both ends of an interval, slope and half height, and the band's middle at the centre; None where kernels cannot run.
 
     radius: [N or 1, *shape]
     """
@@ -216,7 +216,7 @@ def launch_backward_around(
 
 
 def _laid_out_as(like: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """All with the strides of `like`, which has no gaps: what is next to each other in one is so in all. [N or 1, *shape]"""
+    """Copies tensors [N or 1, *shape] to the strides of `like`, which has no gaps, unless they have them."""
     return [t if t.stride() == like[: len(t)].stride() else torch.empty_like(like[: len(t)]).copy_(t) for t in tensors]
 
 

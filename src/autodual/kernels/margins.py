@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """[classes, N, classes]; on a GPU, NaN for a label outside the classes."""
+    """Returns the rows, [classes, N, classes]. A label outside the classes is an error, or NaN where the kernel runs."""
     if dtype == torch.float32 and len(labels) > 0 and kernels.ready("margins", labels.device):
         return launch_margins(labels, classes)
     identity = torch.eye(classes, dtype=dtype, device=labels.device)

@@ -42,7 +42,7 @@ def median_of_sizes(samples: Tensor) -> Tensor:
 
 
 class _MedianOfSizes(torch.autograd.Function):
-    """The gradient flows through the sample in the middle alone, found again by its value; plainly if it is to have one itself."""
+    """The median, whose gradient flows through the sample in the middle alone, which is found again by its value."""
 
     @staticmethod
     def forward(samples: Tensor) -> Tensor:
@@ -84,12 +84,12 @@ def newton_scale(samples: Tensor, steps: int, power: int) -> Tensor:
 
 
 def correction(k: int, steps: int) -> float:
-    """What the value is multiplied by: the most likely scale is too large by k / (k - 1) on average; the median is left alone."""
+    """The factor that makes up for bias: the most likely scale is too large by k / (k - 1) on average. The median is left alone."""
     return 1 - 1 / k if steps > 0 and k > 1 else 1.0
 
 
 class _NewtonScale(torch.autograd.Function):
-    """Keeps the samples and the scale; the backward pass reads the samples once more."""
+    """The scale, whose backward pass reads the samples once more."""
 
     generate_vmap_rule = True
 
@@ -198,7 +198,7 @@ def _weights(samples: Tensor, scale: Tensor, steps: int, power: int) -> tuple[Te
 
 
 def _gradient(samples: Tensor, scale: Tensor, given: Tensor, steps: int, power: int) -> Tensor:
-    """`given` times the quotient of `_weights`: the samples are read once, the gradients written once."""
+    """The gradient on the samples: `given` times the quotient of `_weights`. Samples are read once, gradients written once."""
     if not _in_place():
         weights, total = _weights(samples, scale, steps, power)
         return weights * (given / total)
@@ -215,7 +215,7 @@ def _gradient(samples: Tensor, scale: Tensor, given: Tensor, steps: int, power: 
 
 
 def _write_gradient(samples: Tensor, scale: Tensor, given: Tensor, result: Tensor, factor: float, power: int) -> None:
-    """`_weights` for some units, into the memory of the result. With p = 1 / (1 + u^2), u^2 p is 1 - p."""
+    """Writes the gradient on the samples of some units into `result`. With p = 1 / (1 + u^2), u^2 p is 1 - p."""
     limits = torch.finfo(samples.dtype)
     none, largest = scale < limits.tiny, limits.max**0.5 / 2
     ratio = torch.mul(samples, factor / torch.where(none, 1.0, scale), out=result).clamp_(-largest, largest)

@@ -35,7 +35,7 @@ def is_narrow(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def is_narrow_back(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether `spread` is faster, with gifts that are not much larger than x."""
+    """Whether `spread` is faster than the library: its intermediate result must not be much larger than x."""
     return weight[0].numel() <= MORE * len(weight) and is_narrow(x, weight, groups)
 
 
@@ -308,20 +308,20 @@ def launch_on_weight(given: Tensor, images: Tensor, kernel: Shape, geometry: Geo
 
 
 def _laid_out(a: Tensor) -> tuple[Tensor, bool]:
-    """Without gaps in memory, and whether channels lie inside."""
+    """Closes gaps in memory, and says whether channels lie inside."""
     inside = a.is_contiguous(memory_format=torch.channels_last)
     return (a, True) if inside and a.shape[1] > 1 else (a.contiguous(), False)
 
 
 def _at_a_time(filters: int, taps: int) -> int:
-    """Larger blocks are faster, unless much of the last one lies idle."""
+    """How many filters a program treats at a time. Larger blocks are faster, unless much of the last one lies idle."""
     if taps <= 32 or filters <= 3 * SEVERAL:
         return SEVERAL
     return 2 * SEVERAL if filters < 8 * SEVERAL else 4 * SEVERAL
 
 
 def _padded(count: int) -> int:
-    """As tensor cores take it."""
+    """The next number that tensor cores take: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(count)))
 
 

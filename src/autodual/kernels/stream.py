@@ -1,4 +1,4 @@
-"""What an activation does to a stream, with a backward pass that keeps no random numbers. [DESIGN section 2: V <- D V + r * Cauchy]"""
+"""A stream of projections through an activation, V <- D V + r * Cauchy. Its backward pass keeps no random numbers. [docs/projections]"""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def pass_and_add(
 
 
 class _PassOn(torch.autograd.Function):
-    """The random numbers are made again from their angles when gradients need them: half the memory, at the price of a tan.
+    """slope * V + radius * Cauchy. Gradients make the random numbers again from their angles: half the memory, at the price of a tan.
 
     Where a gradient is to be differentiated again, it is computed plainly.
     """
@@ -291,12 +291,12 @@ def _in_order(a: Tensor, inside: bool) -> Tensor:
 
 
 def _shaped(a: Tensor, inside: bool) -> Tensor:
-    """What `_in_order` has put in order, as it was."""
+    """Undoes `_in_order`."""
     return a.movedim(-1, -3) if inside else a
 
 
 def _strides(stream: Tensor | None, features: int) -> tuple[int, int]:
-    """From one projection of a stream in order to the next, and from one example to the next: none where examples share it."""
+    """Strides of a stream in order, between projections and between examples; the latter is zero where examples share it."""
     if stream is None:
         return 0, 0
     return stream.shape[1] * features, features if stream.shape[1] > 1 else 0

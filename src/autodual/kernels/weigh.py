@@ -58,7 +58,7 @@ def _plain(rows: Tensor, slope: Tensor | None, radius: Tensor) -> tuple[Tensor |
 
 
 class _Weigh(torch.autograd.Function):
-    """Both results in one pass, and their gradients too; plainly where those are to be differentiated again."""
+    """Both results in one pass, and their gradients in another; plain code where those are to be differentiated again."""
 
     @staticmethod
     def forward(rows: Tensor, slope: Tensor | None, radius: Tensor) -> tuple[Tensor | None, Tensor]:

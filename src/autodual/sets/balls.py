@@ -17,7 +17,7 @@ from autodual.sets.norms import L1, L2, Norm
 
 
 class Perturbation(ABC):
-    """What may be done to any input: turns a batch of inputs into the sets around them."""
+    """A way to change inputs: it turns a batch of inputs into the sets around them."""
 
     eps: float | Tensor
 
@@ -156,7 +156,7 @@ def _check_eps(eps: float | Tensor) -> None:
 
 
 def _is_range(clip: object) -> bool:
-    """Whether it is two numbers, or tensors of one, the first of which is the smaller."""
+    """Whether `clip` is two numbers, or tensors of one number, in ascending order."""
     if not isinstance(clip, list | tuple) or len(clip) != 2:
         return False
     numbers = all(isinstance(end, Real) or (isinstance(end, Tensor) and end.numel() == 1) for end in clip)
@@ -164,7 +164,7 @@ def _is_range(clip: object) -> bool:
 
 
 def _as_tensor(eps: float | Tensor, x: Tensor) -> Tensor:
-    """eps on the device of x, and not smaller; a number is written there by the device itself, since a copy would wait for it."""
+    """Puts eps on the device of x, and never makes it smaller. The device writes a number itself, since a copy would wait for it."""
     if isinstance(eps, Tensor):
         return _not_smaller(eps, x)
     if not torch.compiler.is_compiling():  # a compiled step trains, and certifies nothing
@@ -174,7 +174,7 @@ def _as_tensor(eps: float | Tensor, x: Tensor) -> Tensor:
 
 
 def _not_smaller(eps: Tensor, x: Tensor) -> Tensor:
-    """A tensor in the dtype of x, rounded up where it has to be rounded."""
+    """Casts eps to the dtype of x, and rounds up where it has to be rounded."""
     cast = eps.to(x)
     if torch.finfo(cast.dtype).bits >= torch.finfo(eps.dtype).bits:
         return cast
@@ -183,7 +183,7 @@ def _not_smaller(eps: Tensor, x: Tensor) -> Tensor:
 
 
 def _with_x(lower: Tensor, x: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of a clipped set with x inside, which may be an end of `clip` as float32 rounds it."""
+    """Moves the ends of a clipped set so that x lies inside: it may be an end of `clip` as float32 rounds it."""
     return torch.where(lower > x, x, lower), torch.where(upper < x, x, upper)
 
 

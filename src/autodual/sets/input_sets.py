@@ -36,7 +36,7 @@ class InputSet(ABC):
         """The sets of some of the examples."""
 
     def double(self) -> InputSet | None:
-        """This set, or one around it, in float64; None if it cannot say. Bounds of float32 that rounding blurs are computed there."""
+        """This set, or one around it, in float64, where bounds are computed again that rounding blurs; None if there is none."""
         return None
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Box(InputSet):
     """Makes this box in float64, where its own ends are rounded."""
 
     def known_as(self, twin: Callable[[], Box]) -> Box:
-        """This box, which `twin` makes in float64 from what it was made from."""
+        """Remembers how to make this box in float64, from what it was made from."""
         self._twin = twin
         return self
 
@@ -204,7 +204,7 @@ class NormSet(InputSet):
         return self.project(x + size * (self.vertex(direction) - self.centre))
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest point of the set, but for rounding, which goes inwards: a point that is returned lies in the set."""
+        """The nearest point of the set, up to rounding, which goes inwards: the point that is returned lies in the set."""
         centre, radius = self.centre.double(), self.radius.double()
         shift = (x.double() - centre).flatten(1)
         radius = radius.expand(len(x), *radius.shape[1:]).reshape(-1, 1)

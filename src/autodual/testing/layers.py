@@ -1,4 +1,4 @@
-"""check_dual_layer: proves a dual layer right, or says where it is wrong."""
+"""check_dual_layer checks a dual layer, and says where it is wrong; and the contract of affine layers."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class AffineCheck:
             require_below(torch.where(outside, entries, 0.0), what)
 
     def _narrowed(self, operands: list[Tensor], size: Tensor) -> None:
-        """With some channels of the result, or of the operand, the layer is what it was on these."""
+        """The layer narrowed to some channels of the result, or of the operand, computes what the whole computes on these."""
         layer, whole = self.layer, self.layer.linear(*operands)
         some = torch.arange(0, self.shape[0], 2)
         part = layer.narrowed(results=some)
