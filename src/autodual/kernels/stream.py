@@ -1,4 +1,4 @@
-"""A stream of projections through an activation, V <- D V + r * Cauchy. Its backward pass keeps no random numbers. [docs/projections]"""
+"""A stream of projections through an activation, V <- D V + r * Cauchy; its gradients keep no random numbers. [docs/projections]"""
 
 from __future__ import annotations
 
