@@ -119,7 +119,7 @@ SETS = [
         "sets/test_eps.py::test_a_size_that_float32_does_not_hold_is_rounded_up",
     ),
     mutation(
-        "attack outside the ball", "sets/norm_sets.py",
+        "attack outside the ball", "sets/input_sets.py",
         "return self.project(torch.addcmul(x, self.radius, direction.sign(), value=size))",
         "return torch.addcmul(x, self.radius, direction.sign(), value=size)",
         "sets/test_within.py", "certificates/test_attack.py",
@@ -131,12 +131,12 @@ SETS = [
         "sets/test_within.py",
     ),
     mutation(
-        "box rounded inwards", "sets/norm_sets.py",
+        "box rounded inwards", "sets/input_sets.py",
         "radius + (wide - radius).detach(), Interval(lower, upper)", "radius, Interval(lower, upper)",
         "sets/test_ends.py",
     ),
     mutation(
-        "examples of a box in float64 not those asked for", "sets/norm_sets.py",
+        "examples of a box in float64 not those asked for", "sets/input_sets.py",
         "box.known_as(lambda: self.double()[examples])", "box.known_as(lambda: self.double())",
         "sets/test_parts.py",
     ),
@@ -365,9 +365,9 @@ ENGINES = [
 
 CERTIFICATES = [
     mutation(
-        "label off by one", "spec.py",
-        "return Spec(identity[labels].unsqueeze(0) - identity.unsqueeze(1))",
-        "return Spec(identity[(labels + 1) % classes].unsqueeze(0) - identity.unsqueeze(1))",
+        "label off by one", "kernels/margins.py",
+        "return identity[labels].unsqueeze(0) - identity.unsqueeze(1)",
+        "return identity[(labels + 1) % classes].unsqueeze(0) - identity.unsqueeze(1)",
         "certificates/test_certificate.py",
     ),
     mutation(
@@ -435,14 +435,15 @@ CASCADES = [
         "cascades/test_paper.py", "cascades/test_soundness.py",
     ),
     mutation(
-        "routed stage may answer another label", "cascades/routed.py",
+        "routed stage may answer another label", "cascades/sound.py",
         "return self.silent_from <= threshold, self.answers_below > threshold",
         "return self.silent_from <= torch.inf, self.answers_below > threshold",
         "cascades/test_routed.py", "cascades/test_soundness.py",
     ),
     mutation(
-        "routed stage answers below its threshold", "cascades/routed.py",
-        "answers = margin > self.thresholds[j]  #", "answers = margin > 0.5 * self.thresholds[j]  #",
+        "routed stage answers below its threshold", "cascades/sound.py",
+        "answers = margin_of(scores[j], top) > self.thresholds[j]  #",
+        "answers = margin_of(scores[j], top) > 0.5 * self.thresholds[j]  #",
         "cascades/test_routed.py", "cascades/test_soundness.py",
     ),
     mutation(
@@ -566,7 +567,7 @@ TRAINING = [
         "training/test_batches.py",
     ),
     mutation(
-        "mean and deviation exchanged", "models/networks.py",
+        "mean and deviation exchanged", "models.py",
         "return (x - self.mean) / self.std", "return (x - self.std) / self.mean",
         "models/test_normalize.py",
     ),

@@ -1,6 +1,6 @@
-"""Files that are whole or not there, after a power cut too: written beside their place, then moved onto it. Weights: safetensors.
+"""Reads and writes files. What is written is whole or not there, after a power cut too: it is moved to its place when it is complete.
 
-Whatever is read may be anything: a file of gigabytes, a pipe, a device, JSON a million levels deep. It is refused in one line.
+What is read may be anything: a file of gigabytes, a pipe, a device, JSON a million levels deep. It is refused in one line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEADER_LIMIT = 100_000_000
 
 
 def read_content(path: Path, limit: int) -> bytes:
-    """The bytes of a plain file of at most `limit` bytes; nothing else is even opened, since a pipe may never answer."""
+    """Reads a plain file of at most `limit` bytes. Nothing else is even opened, since a pipe may never answer."""
     try:
         check_plain(path)
         with path.open("rb") as stream:
@@ -64,7 +64,7 @@ def append_lines(stream: IO[bytes], records: Iterable[Any]) -> None:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse what is there but is no plain file. OSError if nothing is there, or if links lead nowhere."""
+    """Refuses a folder, a pipe or a device. OSError if nothing is there, or if links lead nowhere."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -72,7 +72,7 @@ def check_plain(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file of any origin says; ArgumentError if it cannot be read or is not JSON."""
+    """Reads a JSON file of any origin; ArgumentError if it cannot be read or is not JSON."""
     content = read_content(path, RECORD_LIMIT)
     try:
         return parse_json(content)
@@ -81,8 +81,10 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON of any origin. ValueError for all that has no place in a record: NaN, numbers that no float or 64-bit integer holds,
-    and values inside values beyond DEPTH_LIMIT."""
+    """Parses JSON of any origin.
+
+    ValueError for what has no place in a record: NaN, numbers that no float or 64-bit integer holds, values nested beyond DEPTH_LIMIT.
+    """
     text = content if isinstance(content, str) else content.decode("utf-8")
     try:
         found = json.loads(text, parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole)
@@ -128,13 +130,13 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def to_json(record: Any) -> str:
-    """As JSON that every reader understands: without NaN, which JSON does not know."""
+    """Writes a record as JSON that every reader understands: NaN, which JSON does not know, is refused."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary place for a file or folder that becomes `path` at the end, or leaves no trace."""
+    """Yields a temporary place for a file or folder, which becomes `path` at the end, or leaves no trace."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         holder = Path(tempfile.mkdtemp(prefix=".writing-", dir=path.parent))
@@ -153,7 +155,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _move(source: Path, target: Path, aside: Path) -> None:
-    """Onto a file or folder that may exist, which is put back if that fails. Names are synced, too, where the system can."""
+    """Replaces a file or folder that may exist, and puts it back if that fails. Names are synced, too, where the system can."""
     if source.is_dir() and target.exists():
         os.replace(target, aside)
     try:
@@ -168,7 +170,7 @@ def _move(source: Path, target: Path, aside: Path) -> None:
 
 
 def _sync(path: Path, flags: int = os.O_RDWR) -> None:
-    """Onto the disk; of a folder, the names in it."""
+    """Waits until a file is on the disk; for a folder, the names in it."""
     handle = os.open(path, flags)
     try:
         os.fsync(handle)
@@ -183,7 +185,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 def claim(handle: IO[Any], path: Path, refusal: str) -> None:
-    """Lock the file until it is closed; a second process is refused with these words. Where there are no locks, that is said."""
+    """Locks the file until it is closed. A second process is refused with these words; where there are no locks, a warning says so."""
     try:
         import fcntl
     except ImportError:  # Windows: two processes on one file are the user's own affair there
@@ -208,12 +210,12 @@ def digest(path: Path) -> str:
 
 
 def encode_tensors(tensors: dict[str, Tensor]) -> bytes:
-    """As a safetensors file holds them. They must lie in the CPU's memory, each in a place of its own."""
+    """Encodes tensors as a safetensors file. They must lie in the CPU's memory, each in a place of its own."""
     return bytes(_safetensors().save(tensors))
 
 
 def decode_tensors(content: bytes, source: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; `source` is its name in messages."""
+    """Decodes the tensors of a safetensors file; `source` is its name in messages."""
     from_bytes = _safetensors().load
     from safetensors import SafetensorError
 
@@ -228,7 +230,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> bytes:
-    """The bytes of a safetensors file; a large one must be as long as its head says, which is looked at first."""
+    """Reads the bytes of a safetensors file. The head is looked at first: a large file must be as long as that says."""
     try:
         check_plain(path)
         size = path.stat().st_size
@@ -244,7 +246,7 @@ def read_weights(path: Path) -> bytes:
 
 
 def _end_of_tensors(head: bytes) -> int:
-    """Where the last tensor ends, counted from the end of the head; -1 if that is not said."""
+    """Returns where the last tensor ends, counted from the end of the head; -1 if the head does not say."""
     try:
         entries = [entry for name, entry in parse_json(head).items() if name != "__metadata__"]
         return max((int(entry["data_offsets"][1]) for entry in entries), default=0)
@@ -253,7 +255,7 @@ def _end_of_tensors(head: bytes) -> int:
 
 
 def _safetensors() -> ModuleType:
-    """The library, imported when it is needed."""
+    """Imports safetensors, which is needed only here."""
     try:
         import safetensors.torch
     except ImportError:

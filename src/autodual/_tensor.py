@@ -34,7 +34,7 @@ def split_leading(a: Tensor, rows: int) -> Tensor:
 
 
 def channels_inside(a: Tensor) -> Tensor:
-    """[N, C, H, W] with the channels of a position next to each other in memory, where that convolves faster; else as it is.
+    """Lays out [N, C, H, W] with the channels of a position next to each other in memory, if that convolves faster.
 
     It does on a CPU, and on a GPU's tensor cores, which certificates must not use.
     """
@@ -57,7 +57,7 @@ def has_channels_inside(a: Tensor) -> bool:
 
 
 def laid_out_like(rows: Tensor, values: Tensor) -> Tensor:
-    """Rows [R, 1, *shape] that all examples share, in the order in which values [N, *shape] lie in memory.
+    """Lays out rows [R, 1, *shape] that all examples share as values [N, *shape] lie in memory.
 
     A CPU multiplies tensors of two orders several times slower, and the shared rows are the small ones. Other rows stay as they are.
     """
@@ -97,17 +97,17 @@ def flat_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def flat(a: Tensor, leading: int) -> Tensor:
-    """All but the leading dimensions as one, also where there are no others: an example may be a single number."""
+    """Flattens all but the leading dimensions. There may be no others: an example may be a single number."""
     return a.flatten(leading) if a.dim() > leading else a.unsqueeze(-1)
 
 
 def added(terms: list[Tensor]) -> Tensor:
-    """Their sum, of which there must be one at least, from the first to the last."""
+    """Adds up one or more terms, from the first to the last."""
     return sum(terms[1:], terms[0])
 
 
 def put_at(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
-    """[N, *shape] with other values [N or 1, len(units)] at some units."""
+    """Returns values [N, *shape] with others, [N or 1, len(units)], at some units."""
     return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
 
 
@@ -119,7 +119,7 @@ def safe_sqrt(a: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32, no bf16 products and no autocast inside: certificates rest on the rounding of the dtype they state.
+    """Switches TF32, bf16 products and autocast off inside: certificates rest on the rounding of the dtype they state.
 
     Autocast belongs to a thread, but PyTorch has one set of TF32 switches for the whole process. So they are strict while any
     thread is inside, and what was said before the first one came holds again when the last one leaves. If somebody sets one in
@@ -159,7 +159,7 @@ class _Precision:
             return self._broken
 
     def leave(self) -> int:
-        """How often it was broken so far: since `enter`, if that is another number than it returned."""
+        """Returns how often strictness was broken so far. If `enter` returned another number, it was broken in between."""
         with self._lock:
             self._make_strict()
             self._inside -= 1

@@ -30,9 +30,8 @@ class Interval:
     @property
     def centre(self) -> Tensor:
         middle = (self.lower + self.upper) / 2
-        return torch.where(
-            middle.isinf(), self.lower / 2 + self.upper / 2, middle
-        )  # only their sum may have overflowed
+        apart = self.lower / 2 + self.upper / 2  # only the sum may have overflowed
+        return torch.where(middle.isinf(), apart, middle)
 
     @property
     def radius(self) -> Tensor:
@@ -52,13 +51,13 @@ class Interval:
         return Interval(self.lower - below, self.upper + above)
 
     def intersect(self, other: Interval) -> Interval:
-        """What both allow. Where rounding makes them miss each other, this interval is kept as it is."""
+        """The intersection. Where rounding makes both miss each other, this interval is kept as it is."""
         lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
         crossed = lower > upper
         return Interval(torch.where(crossed, self.lower, lower), torch.where(crossed, self.upper, upper))
 
     def contains(self, value: Tensor, tolerance: float = 0.0) -> Tensor:
-        """Elementwise; NaN is contained in nothing."""
+        """Whether each value lies in its interval; NaN lies in none."""
         return (value >= self.lower - tolerance) & (value <= self.upper + tolerance)
 
     def finite(self) -> Tensor:

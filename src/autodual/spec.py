@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autodual import kernels
+from autodual.kernels.margins import margin_rows
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,7 @@ class Spec:
 
 def margins(labels: Tensor, classes: int, dtype: torch.dtype) -> Spec:
     """Row j of example n reads z_label - z_j; the row j = label is zero. [SPAD Eq. 3: c = e_y - e_target]"""
-    if dtype == torch.float32 and len(labels) > 0 and kernels.ready("starting", labels.device):
-        return Spec(kernels.programs("starting").margins(labels, classes))
-    identity = torch.eye(classes, dtype=dtype, device=labels.device)
-    return Spec(identity[labels].unsqueeze(0) - identity.unsqueeze(1))
+    return Spec(margin_rows(labels, classes, dtype))
 
 
 def outputs(classes: int, dtype: torch.dtype, device: torch.device) -> Spec:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.cascades import Cascade, RoutedCascade, SumEnsemble
-from autodual.cascades.base import Combination
-from autodual.cascades.search import inside
+from autodual.cascades.base import Combination, inside
 from autodual.engines.results import Proof
 from small import DOUBLE, batch, mlp, tilted
 

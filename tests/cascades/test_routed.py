@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.cascades import Cascade, RoutedCascade
-from autodual.cascades.routed import reach
+from autodual.cascades.sound import reach
 from autodual.cascades.stage import open_stages
 from small import DOUBLE, batch, mlp
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autodual.dual import build
 from autodual.engines import capture
-from autodual.testing._errors import check_errors
+from autodual.testing.layers import check_errors
 from small import Net
 
 

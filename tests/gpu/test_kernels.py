@@ -12,6 +12,7 @@ import autodual as ad
 from autodual import kernels
 from autodual.dual.piecewise import DualReLU
 from autodual.interval import Interval
+from autodual.kernels import median
 from autodual.kernels.median import median_of_sizes
 from autodual.kernels.stream import Angles, fresh_stream, pass_and_add
 
@@ -141,17 +142,15 @@ def test_newton_scale_is_captured_as_a_graph(k: int) -> None:
 
 
 def test_newton_scale_runs_on_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autodual.kernels.gpu import median as kernel
-
     calls = []
-    for name in ("newton_scale", "gradient_of_newton_scale"):
-        plain = getattr(kernel, name)
+    for name in ("launch_scale", "launch_gradient_of_newton_scale"):
+        plain = getattr(median, name)
         monkeypatch.setattr(
-            kernel, name, lambda *given, _name=name, _plain=plain: (calls.append(_name), _plain(*given))[1]
+            median, name, lambda *given, _name=name, _plain=plain: (calls.append(_name), _plain(*given))[1]
         )
     samples = _cauchy(50, 30).cuda().requires_grad_()
     ad.QuietGradient().scale(samples).sum().backward()
-    assert calls == ["newton_scale", "gradient_of_newton_scale"]
+    assert calls == ["launch_scale", "launch_gradient_of_newton_scale"]
 
 
 @pytest.mark.parametrize("k", [50, 100])
@@ -246,10 +245,10 @@ def test_the_band_of_nan_is_nan() -> None:
 
 
 def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(family: str, device: torch.device) -> None:
+    def fail(device: torch.device) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr("autodual.kernels.trial.attempt", fail)
+    monkeypatch.setattr(median, "trial", fail)
     kernels.tried.clear()
     try:
         with pytest.warns(UserWarning, match="no compiler"):

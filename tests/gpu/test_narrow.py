@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual._tensor import full_precision
 from autodual.dual.conv import DualConv
+from autodual.kernels import narrow
 from autodual.kernels.narrow import Geometry, convolve, is_narrow, spread
 
 pytestmark = pytest.mark.gpu
@@ -93,16 +94,14 @@ def test_only_where_rounding_to_tf32_is_allowed() -> None:
 
 
 def test_a_dual_layer_uses_it(watch: Callable[..., list[str]]) -> None:
-    from autodual.kernels.gpu import narrow as kernel
-
-    calls = watch(kernel, "convolve", "spread")
+    calls = watch(narrow, "launch_convolve", "launch_spread")
     x, weight = torch.rand(2, 1, 8, 8, device="cuda"), torch.rand(4, 1, 3, 3, device="cuda")
     layer = DualConv(weight, torch.rand(4, device="cuda"), (1, 1), (1, 1), (1, 1), 1)
     exact = F.conv2d(x, weight, layer.bias_vector, padding=1)
     torch.testing.assert_close(layer.apply(x), exact, rtol=4 * TF32, atol=0)
     torch.testing.assert_close(layer.absolute(x), F.conv2d(x, weight, padding=1), rtol=4 * TF32, atol=0)
     layer.transpose(torch.rand(2, 4, 8, 8, device="cuda"), ((1, 8, 8),))
-    assert calls == ["convolve", "convolve", "spread"]
+    assert calls == ["launch_convolve", "launch_convolve", "launch_spread"]
 
 
 def test_certificates_never_rest_on_tf32() -> None:

@@ -14,7 +14,7 @@ from autodual import kernels
 from autodual.dual.base import ElementwiseDual
 from autodual.dual.piecewise import DualReLU
 from autodual.interval import Interval
-from autodual.kernels import weigh
+from autodual.kernels import chord, weigh
 from autodual.spec import margins
 
 pytestmark = pytest.mark.gpu
@@ -70,9 +70,7 @@ def test_rows_that_are_not_weighed_by_the_kernel() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["own radius", "shared radius"])
 @pytest.mark.parametrize("wanted", [(2, 4), (0, 1, 2, 3, 4), (3,), (1,)], ids=str)
 def test_a_relu_around_a_centre(shared: bool, wanted: tuple[int, ...], watch: Callable[..., list[str]]) -> None:
-    from autodual.kernels.gpu import chord
-
-    calls = watch(chord, "forward_around", "backward_around")
+    calls = watch(chord, "launch_forward_around", "launch_backward_around")
     torch.manual_seed(0)
     centre = torch.randn(4, 3, 9, 9, device="cuda")
     radius = torch.rand(1 if shared else 4, 3, 9, 9, device="cuda")
@@ -89,7 +87,7 @@ def test_a_relu_around_a_centre(shared: bool, wanted: tuple[int, ...], watch: Ca
     width = (centre.abs() + radius + 1e-9).detach()
     for a, b in zip(*(_gradients([r[i] for i in wanted], weights, (centre, radius)) for r in results), strict=True):
         assert bool(((a - b).abs() <= 1e-5 * sum(w.abs() for w in weights).sum(0) * (1 + 1 / width)).all())
-    assert calls == ["forward_around", "backward_around"]
+    assert calls == ["launch_forward_around", "launch_backward_around"]
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1000])

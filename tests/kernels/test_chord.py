@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +9,7 @@ from torch import Tensor
 import autodual.kernels
 from autodual.dual.piecewise import DualReLU
 from autodual.interval import Interval
+from autodual.kernels import chord
 from autodual.kernels.chord import _plain_band, _plain_relaxed
 
 
@@ -43,10 +41,8 @@ def _backward_around(centre: Tensor, radius: Tensor, *gradients: Tensor) -> tupl
 
 @pytest.fixture(autouse=True)
 def _kernel_in_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = ModuleType("autodual.kernels.gpu.chord")
-    kernel.forward, kernel.backward = _forward, _backward  # type: ignore[attr-defined]
-    kernel.forward_around, kernel.backward_around = _forward_around, _backward_around  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
+    for launcher in (_forward, _backward, _forward_around, _backward_around):
+        monkeypatch.setattr(chord, f"launch{launcher.__name__}", launcher)
     monkeypatch.setattr(autodual.kernels, "usable", lambda *tensors: True)
 
 

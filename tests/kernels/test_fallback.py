@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from autodual import kernels
+from autodual.kernels import median
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
     """A machine with Triton, whose trial ends so."""
-    trial = ModuleType("autodual.kernels.trial")
 
-    def attempt(family: str, device: torch.device) -> None:
+    def trial(device: torch.device) -> None:
         if error is not None:
             raise error
 
-    trial.attempt = attempt  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, trial.__name__, trial)
+    monkeypatch.setattr(kernels, "start", lambda family: SimpleNamespace(trial=trial))
     monkeypatch.setattr(kernels, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +71,37 @@ def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
 def test_tensors_that_kernels_cannot_take() -> None:
     assert not kernels.usable("median", torch.zeros(3))
     assert not kernels.usable("median", torch.zeros(0), torch.zeros(3))
+
+
+def test_programs_are_made_where_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for Triton: every marked function is compiled once, with its options, in the module that it stands in."""
+    made: list[tuple[str, dict[str, object]]] = []
+
+    class Program:
+        def __init__(self, function: object, **options: object) -> None:
+            made.append((getattr(function, "__name__", ""), options))
+
+    triton, language, extra = (ModuleType(name) for name in ("triton", "triton.language", "triton.language.extra"))
+    triton.jit, triton.language = Program, language  # type: ignore[attr-defined]
+    language.constexpr, extra.libdevice = lambda number: ("constexpr", number), object()  # type: ignore[attr-defined]
+    for module in (triton, language, extra):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    names = vars(median)
+    before = dict(names)
+    try:
+        assert kernels.start("median") is median
+        assert isinstance(names["_by_comparing"], Program)
+        assert names["TINY"] == ("constexpr", torch.finfo(torch.float32).tiny)
+        assert (names["triton"], names["tl"]) == (triton, language)
+        assert ("_by_comparing", {"do_not_specialize": ["units", "factor"]}) in made
+        assert all(names[name] is value for name, value in before.items() if name.startswith(("launch_", "newton_")))
+        count = len(made)
+        assert kernels.start("median") is median
+        assert len(made) == count
+    finally:
+        names.clear()
+        names.update(before)
+
+
+def test_nothing_imports_triton_before() -> None:
+    assert "triton" not in vars(median)

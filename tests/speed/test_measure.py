@@ -121,27 +121,27 @@ def test_the_steps_of_a_graph_are_taken_plainly_where_they_are_counted() -> None
 
 def test_kernels_are_counted_by_what_goes_in_and_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """With stand-ins: Triton's do not run without a GPU. tests/gpu has the real ones."""
-    narrow = ModuleType("autodual.kernels.gpu.narrow")
+    narrow = ModuleType("autodual.kernels.narrow")
     source = """
 import torch
-def convolve(images, weight, bias, *geometry): return images.new_empty(2, 4, 8, 8)
-def spread(images, weight, size, *geometry): return images.new_empty(2, 3, 8, 8)
-def on_weight(given, images, kernel, *geometry): return given.new_empty(4, 3, 3, 3)
+def launch_convolve(images, weight, bias, *geometry): return images.new_empty(2, 4, 8, 8)
+def launch_spread(images, weight, size, *geometry): return images.new_empty(2, 3, 8, 8)
+def launch_on_weight(given, images, kernel, *geometry): return given.new_empty(4, 3, 3, 3)
 def _inner(images): return images
 """
     exec(source, narrow.__dict__)
     monkeypatch.setitem(sys.modules, narrow.__name__, narrow)
-    before, given = narrow.convolve, torch.rand(2, 4, 8, 8)
+    before, given = narrow.launch_convolve, torch.rand(2, 4, 8, 8)
     with Counting().with_kernels() as work:
-        narrow.convolve(IMAGE, FILTERS, torch.rand(4), (1, 1))
+        narrow.launch_convolve(IMAGE, FILTERS, torch.rand(4), (1, 1))
         assert (work.read, work.written) == (4 * (384 + 108 + 4), 4 * (512 + 4))  # and the bias was made
-        narrow.spread(given, FILTERS, (8, 8), (1, 1))
-        narrow.on_weight(given, IMAGE, (3, 3), (1, 1))
+        narrow.launch_spread(given, FILTERS, (8, 8), (1, 1))
+        narrow.launch_on_weight(given, IMAGE, (3, 3), (1, 1))
         narrow._inner(given)
     assert work.operations == {TF32: 3 * 2 * 512 * 27}
     assert work.read == 4 * ((384 + 108 + 4) + (512 + 108) + (512 + 384))
     assert work.written == 4 * (512 + 4 + 384 + 108)
-    assert narrow.convolve is before
+    assert narrow.launch_convolve is before
 
 
 def test_rates_are_parts_of_the_ceilings_of_their_own_arithmetic() -> None:

@@ -6,5 +6,6 @@ from autodual.cascades.paper import Cascade as Cascade
 from autodual.cascades.records import Answers as Answers
 from autodual.cascades.records import CascadeAttack as CascadeAttack
 from autodual.cascades.records import CascadeCertificate as CascadeCertificate
-from autodual.cascades.routed import RoutedCascade as RoutedCascade
-from autodual.cascades.sum import SumEnsemble as SumEnsemble
+from autodual.cascades.sound import RoutedCascade as RoutedCascade
+from autodual.cascades.sound import SumEnsemble as SumEnsemble
+from autodual.cascades.sound import SummedScores as SummedScores

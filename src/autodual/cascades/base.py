@@ -1,28 +1,62 @@
-"""Several models that answer together: one interface for every way to combine them."""
+"""Several models that answer together: one interface for every way to combine them, and the search for inputs that break it."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
-from autodual.cascades import folder as folders
-from autodual.cascades.records import Answers, CascadeAttack, CascadeCertificate
-from autodual.cascades.search import Effort, Goal, check_one_size, check_parts, is_symmetric, search
+from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCertificate, Json, Saved, read_record, save
 from autodual.cascades.stage import Stage, check_models, open_stages
-from autodual.certificates.arguments import check_ball, check_label_range, check_problem
+from autodual.certificates.arguments import check_ball, check_label_range, check_perturbation, check_problem
+from autodual.certificates.attacks import FIRST_STEP, LAST_STEP
 from autodual.certificates.proof import describe
 from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import check_engine, check_input
 from autodual.engines.results import BoundEngine
-from autodual.sets import Perturbation
+from autodual.sets import LinfBall, Perturbation
+
+ORDERS = {"linf": math.inf, "l2": 2.0, "l1": 1.0}
+ROUNDING = 4.0
+"""So many units in the last place of x and eps may separate a point of the ball from the ball."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One way in which the models together can be made to answer wrongly."""
+
+    relevant: Tensor
+    """[N] bool: the examples for which it is possible at all."""
+    certified: bool
+    """Whether the wrong answer would come with a certificate."""
+    violations: Callable[[Tensor, Tensor], Tensor]
+    """(points [M, *shape], which examples they belong to [M]) -> [M, V]: the goal is reached where all V are below zero;
+    -inf is a condition that does not matter to the example."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search. The first start is the clean input, the others are random."""
+
+    steps: int
+    restarts: int
+    generator: torch.Generator | None
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(v, int) and not isinstance(v, bool) for v in (self.steps, self.restarts))
+        if not whole or self.steps < 0 or self.restarts < 1:
+            raise ArgumentError(
+                f"attack needs whole numbers, steps >= 0 and restarts >= 1, got {self.steps!r} and {self.restarts!r}"
+            )
 
 
 class Evaluated(NamedTuple):
@@ -52,21 +86,26 @@ class Combination(ABC):
 
     def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
         self.models = check_models(models)
-        check_one_size(ball)
+        check_perturbation(ball)
+        if isinstance(ball.eps, Tensor) and ball.eps.numel() != 1:  # stages see different parts of a batch
+            raise ArgumentError(
+                f"ball.eps must be one number for all inputs of a combination of models, got shape {tuple(ball.eps.shape)}"
+            )
         self.ball = ball
         self.engine = Dual() if engine is None else engine
         check_engine(self.engine)
 
     def around(self, ball: Perturbation) -> Self:
         """These models, answering under another perturbation."""
-        return self._again(ball, self.engine)
+        return type(self)(self.models, ball=ball, engine=self.engine, **self._own())
 
     def with_engine(self, engine: BoundEngine) -> Self:
         """These models, bounded in another way."""
-        return self._again(self.ball, engine)
+        return type(self)(self.models, ball=self.ball, engine=engine, **self._own())
 
-    def _again(self, ball: Perturbation, engine: BoundEngine) -> Self:
-        return type(self)(self.models, ball, engine)
+    def _own(self) -> dict[str, Any]:
+        """What the constructor takes beyond models, ball and engine."""
+        return {}
 
     @abstractmethod
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
@@ -84,20 +123,26 @@ class Combination(ABC):
         """The answer to every received input, and whether it comes with a certificate."""
         check_input(x, "x")
         check_ball(self.ball, x)
-        check_parts(self.ball, x)
-        with full_precision(), torch.no_grad():
-            return self._answer(open_stages(self.models, x), x)
+        with self._opened(x) as stages:
+            return self._answer(stages, x)
 
     def certify(self, x: Tensor, labels: Tensor) -> CascadeCertificate:
         """What is answered to clean inputs, and what is proved about the balls around them."""
         labels = check_problem(x, labels, self.ball)
-        check_parts(self.ball, x)
-        with full_precision(), torch.no_grad():
-            stages = open_stages(self.models, x)
-            check_label_range(labels, stages[0].classes)
+        with self._opened(x, labels) as stages:
             found = self._evaluate(stages, x, labels)
         known = (describe(self.ball), repr(self.engine))
         return CascadeCertificate(self.kind, self.answering(), labels, *found, *known)
+
+    @contextlib.contextmanager
+    def _opened(self, x: Tensor, labels: Tensor | None = None) -> Iterator[list[Stage]]:
+        """Yields the stages for inputs like x; inside, products have full precision and nothing has gradients."""
+        _check_parts(self.ball, x)
+        with full_precision(), torch.no_grad():
+            stages = open_stages(self.models, x)
+            if labels is not None:
+                check_label_range(labels, stages[0].classes)
+            yield stages
 
     def attack(
         self,
@@ -119,66 +164,64 @@ class Combination(ABC):
         guide = self.engine if guide is None else guide
         check_engine(guide)
         labels = check_problem(x, labels, self.ball)
-        check_parts(self.ball, x)
-        with full_precision(), torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False):
             x, labels = x.detach().clone(), labels.clone()
-            stages = open_stages(self.models, x)
-            check_label_range(labels, stages[0].classes)
-            best = CascadeAttack(x, labels, self._answer(stages, x))
-            goals = list(self._goals(stages, x, labels, guide))
-            for number, goal in enumerate(goals):
-                done = best.certified_wrong if goal.certified else best.found
-                some = (goal.relevant & ~done).nonzero().squeeze(1)
-                if len(some) > 0:
-                    tell_part = partial(_tell_part, tell, number, len(goals))
-                    points = search(goal, x, some, self.ball, effort, tell_part)
-                    best = _worse(best, some, points, self.predict(points))
+            with self._opened(x, labels) as stages:
+                best = CascadeAttack(x, labels, self._answer(stages, x))
+                goals = list(self._goals(stages, x, labels, guide))
+                for number, goal in enumerate(goals):
+                    done = best.certified_wrong if goal.certified else best.found
+                    some = (goal.relevant & ~done).nonzero().squeeze(1)
+                    if len(some) > 0:
+
+                        def told(part: float, before: int = number) -> None:
+                            tell((before + part) / len(goals))
+
+                        points = search(goal, x, some, self.ball, effort, told)
+                        best = best.worse(some, points, self.predict(points))
         return best
 
     def save(self, folder: str | Path) -> None:
-        """One folder: the weights of every stage as safetensors, everything else as JSON; nothing is pickled."""
-        folders.save(Path(folder), self.kind, self.models, self.ball, self.engine, self._options())
+        """Writes one folder: the weights of every stage as safetensors, everything else as JSON. Nothing is pickled."""
+        save(Path(folder), self.models, self.ball, self.engine, kind=self.kind, **self._options())
 
     @classmethod
     def load(cls, folder: str | Path, build: Callable[[int], nn.Module]) -> Self:
-        """The combination that `save` wrote. build(stage): an untrained module for the weights of that stage."""
-        saved = folders.read(Path(folder), cls.kind)
-        return cls._rebuild(saved, folders.load_models(saved, build))
+        """Reads the combination that `save` wrote. build(stage): an untrained module for the weights of that stage."""
+        saved = Saved.read(Path(folder), cls.kind)
+        return cls(saved.models(build), ball=saved.ball, engine=saved.engine, **cls._own_of(saved))
 
-    @classmethod
-    def _rebuild(cls, saved: folders.Saved, models: list[nn.Module]) -> Self:
-        return cls(models, saved.ball, saved.engine)
-
-    def _options(self) -> dict[str, folders.Json]:
+    def _options(self) -> dict[str, Json]:
         """What `save` must keep beyond models, ball and engine."""
         return {}
 
-    def _details(self) -> str:
-        """What `_options` keeps, as a person reads it."""
-        return ""
+    @classmethod
+    def _own_of(cls, saved: Saved) -> dict[str, Any]:
+        """What `_options` kept, as `_own` has it."""
+        return {}
 
     def answering(self) -> int:
         """How many stages answer one by one."""
         return len(self.models)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self.models)} models{self._details()}, {describe(self.ball)}, {self.engine!r})"
-        )
+        own = "".join(f", {name}={list(values)}" for name, values in self._own().items())
+        return f"{type(self).__name__}({len(self.models)} models{own}, {describe(self.ball)}, {self.engine!r})"
 
 
 def load_combination(folder: str | Path, build: Callable[[int], nn.Module]) -> Combination:
-    """Whichever combination is saved in the folder; build(stage) makes an untrained module for each stage."""
-    kind, kinds = folders.record_of(Path(folder)).get("kind"), Combination.kinds
+    """Loads the combination that a folder holds, of whatever kind; build(stage) makes an untrained module for each stage."""
+    place, record = read_record(Path(folder))
+    kind, kinds = record.get("kind"), Combination.kinds
     if not isinstance(kind, str) or kind not in kinds:
-        raise ArgumentError(f"{Path(folder) / folders.RECORD}: kind must be one of {', '.join(kinds)}, got {kind!r}")
+        raise ArgumentError(f"{place}: kind must be one of {', '.join(kinds)}, got {kind!r}")
     return kinds[kind].load(folder, build)
 
 
 def together(
     answers: Answers, as_run: Tensor, labels: Tensor, ball: Perturbation, exactly: Callable[[Tensor], Tensor]
 ) -> Evaluated:
-    """`_evaluate` where a certificate is about all models together: a right answer with a certificate is sound.
+    """Evaluates answers whose certificates are about all models together: a right answer with a certificate is sound.
 
     as_run: [N] bool, where the certificate holds for the models as they run, too.
     And a certificate at x' holds at x, too, if the ball is symmetric; so where x is answered rightly, no wrong label is certified.
@@ -190,15 +233,81 @@ def together(
     return Evaluated(answers, sound, sound & as_run, silent)
 
 
-def _tell_part(tell: Callable[[float], None], before: int, of: int, part: float) -> None:
-    tell((before + part) / of)
+# Balls that several models can share: which ones are symmetric, and what lies inside them.
 
 
-def _worse(best: CascadeAttack, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:
-    """The attack with those points that are worse than what it had: a wrong answer, better yet one with a certificate."""
-    found = CascadeAttack(points, best.labels[some], answers)
-    now, before = (a.found.long() + a.certified_wrong.long() for a in (found, best))
-    chosen = now > before[some]
-    index = some[chosen]
-    examples = best.examples.index_copy(0, index, points[chosen])
-    return CascadeAttack(examples, best.labels, best.answers.put(index, answers.at(chosen)))
+def is_symmetric(ball: Perturbation) -> bool:
+    """Whether x lies in the ball around x' whenever x' lies in the ball around x: balls of a norm, also clipped ones if x and x' are
+    in range (inputs that are not are refused). A subclass may do anything, so it does not count."""
+    return type(ball) in NORMS
+
+
+def _check_parts(ball: Perturbation, x: Tensor) -> None:
+    """Refuse a perturbation of the user's own whose sets depend on the place of an example in its batch: stages see parts of it."""
+    if type(ball) in NORMS or len(x) == 1:
+        return
+    rows = torch.randn(4, 1, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
+    forwards, backwards = ball.around(x).minimise(rows), ball.around(x.flip(0)).minimise(rows).flip(1)
+    if not torch.allclose(forwards, backwards, rtol=1e-4, atol=1e-4 * float(forwards.abs().max())):
+        raise ArgumentError(
+            f"ball: {type(ball).__name__} gives an example another set at another place of the batch, but the stages of a combination "
+            f"see parts of a batch; let `around` look at nothing but x and eps"
+        )
+
+
+def into_range(ball: Perturbation, points: Tensor) -> Tensor:
+    """Puts points back into the range of a clipped ball: rounding may carry them out by one unit in the last place."""
+    return points.clamp(*ball.clip) if isinstance(ball, LinfBall) and ball.clip is not None else points
+
+
+def inside(ball: Perturbation, x: Tensor, points: Tensor) -> Tensor:
+    """[N] bool: each point is in the ball around its x, from the definition and up to rounding; NaN is not.
+
+    For a perturbation of another kind: no farther than the set reaches in the direction of the point, seen from the centre. (That is
+    necessary, not sufficient; its own `step` and `sample` are trusted for the rest.)
+    """
+    if type(ball) not in NORMS:
+        region = ball.around(x)
+        away = region.centre - points
+        room = 64 * torch.finfo(x.dtype).eps * (1 + (away * points).flatten(1).abs().sum(1))
+        return (away * points).flatten(1).sum(1) >= region.minimise(away.unsqueeze(0)).squeeze(0) - room
+    eps, order = float(ball.eps), ORDERS[NORMS[type(ball)]]
+    rounding = ROUNDING * torch.finfo(x.dtype).eps * (x.double().abs() + eps)
+    distance, room = (t.flatten(1).norm(order, dim=1) for t in (points.double() - x.double(), rounding))
+    near = distance <= eps + room
+    return near & (into_range(ball, points) == points).flatten(1).all(1)
+
+
+# Gradient search for a point of a set at which several conditions hold at once.
+
+
+def search(
+    goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: Effort, tell: Callable[[float], None]
+) -> Tensor:
+    """Searches the balls of the M examples `some` for points [M, *shape] whose largest violation is smallest.
+
+    tell: hears after every step which part of all steps is done, and may end the search by an error of its own.
+    """
+    clean = x[some]
+    region = ball.within(clean)
+    best, least = clean, clean.new_full((len(clean),), torch.inf)
+    for restart in range(effort.restarts):
+        points = clean if restart == 0 else into_range(ball, region.sample(effort.generator))
+        for step in range(effort.steps + 1):
+            points = points.detach().requires_grad_()
+            with torch.enable_grad():
+                worst = goal.violations(points, some).amax(
+                    1
+                )  # one condition pushes at a time: two would block each other
+                (gradient,) = torch.autograd.grad(worst.sum(), points)
+            points, worst = points.detach(), worst.detach()
+            better = worst < least
+            best, least = torch.where(_spread(better, points), points, best), torch.where(better, worst, least)
+            size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / max(1, effort.steps)
+            points = into_range(ball, region.step(points, -gradient.nan_to_num(), size))
+            tell((restart + (step + 1) / (effort.steps + 1)) / effort.restarts)
+    return torch.where(_spread(inside(ball, clean, best), best), best, clean)
+
+
+def _spread(flags: Tensor, like: Tensor) -> Tensor:
+    return flags.reshape(-1, *[1] * (like.dim() - 1))

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from autodual.cascades.base import Combination, Evaluated
+from autodual._errors import ArgumentError
+from autodual.cascades.base import Combination, Evaluated, Goal, is_symmetric
 from autodual.cascades.records import Answers
-from autodual.cascades.search import Goal, check_symmetric
 from autodual.cascades.stage import Stage
 from autodual.certificates.attacks import attack, margin_of
 from autodual.engines.results import BoundEngine
@@ -52,7 +52,12 @@ class Cascade(Combination):
 
     def __init__(self, models: Sequence[nn.Module], ball: Perturbation, engine: BoundEngine | None = None) -> None:
         super().__init__(models, ball, engine)
-        check_symmetric(ball)
+        if not is_symmetric(ball):
+            raise ArgumentError(
+                f"ball: {type(ball).__name__} is not known to be symmetric. A certificate around the received input x' says "
+                f"something about the clean x only if x lies in the ball around x' whenever x' lies in the ball around x: use "
+                f"LinfBall, L2Ball or L1Ball, or RoutedCascade or SumEnsemble, which do not need it"
+            )
 
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
         return self._run(stages, x, [stage.scores(x).argmax(1) for stage in stages])[0]
@@ -94,13 +99,12 @@ class Cascade(Combination):
         made to certify a wrong label only where it mislabels x, and only that label; and an earlier stage stands in the way only
         where it labels x rightly. Without a certificate, the last stage has to err while none that labels x rightly certifies."""
         predicted = [stage.scores(x).argmax(1) for stage in stages]
+        violations = partial(self._violations, stages, predicted, labels, guide)
         for j in range(len(stages)):
-            wrong = predicted[j] != labels
-            yield Goal(wrong, True, partial(self._violations, stages, predicted, labels, guide, j))
-        errs = attack(
-            self.models[-1], x, labels, self.ball
-        ).success  # a cheap look for where the bounds below are worth their cost
-        yield Goal(errs, False, partial(self._violations, stages, predicted, labels, guide, None))
+            yield Goal(predicted[j] != labels, True, partial(violations, j))
+        # A cheap look for where the bounds below are worth their cost.
+        errs = attack(self.models[-1], x, labels, self.ball).success
+        yield Goal(errs, False, partial(violations, None))
 
     def _violations(
         self,
@@ -121,9 +125,8 @@ class Cascade(Combination):
             lower = guide.minimum(stage.network, region, margins(label, stage.classes, points.dtype)).lower
             return lower.scatter(1, label.unsqueeze(1), torch.inf).amin(1)
 
-        columns = [
-            torch.where(predicted[stage.number][some] == own, certified_margin(stage), -torch.inf)
-            for stage in stages[:target]
-        ]
+        rightly = [predicted[stage.number][some] == own for stage in stages[:target]]
+        before = zip(rightly, stages[:target], strict=True)
+        columns = [torch.where(right, certified_margin(stage), -torch.inf) for right, stage in before]
         final = margin_of(stages[-1].scores(points), own) if target is None else -certified_margin(stages[target])
         return torch.stack([*columns, final], dim=1)

@@ -1,17 +1,23 @@
-"""What several models answer together, what of it is proved, and what an attack made of it."""
+"""What is kept of several models: their answers, what is proved and was found about them, and the models themselves as a folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
+from autodual._files import decode_tensors, encode_tensors, read_json, read_weights, replacing, to_json
 from autodual.certificates.certificate import collapse
+from autodual.engines import IBP, BoundEngine, Crown, Dual, ForwardDual
+from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,15 @@ class Answers:
     stage: Tensor
     """Which stage answers, counted from 0; always 0 for a sum, which answers as one."""
 
-    def at(self, index: Tensor) -> Answers:
+    def at(self, index: Tensor | slice) -> Answers:
         return Answers(self.label[index], self.certified[index], self.stage[index])
+
+    @classmethod
+    def join(cls, parts: Sequence[Answers]) -> Answers:
+        """The answers of several batches, in order."""
+        if len(parts) == 0:
+            raise ArgumentError("join: needs at least one part")
+        return cls(*(torch.cat([getattr(p, name) for p in parts]) for name in ("label", "certified", "stage")))
 
     def put(self, index: Tensor, other: Answers) -> Answers:
         """These answers, with `other` at the places `index`."""
@@ -62,9 +75,17 @@ class CascadeAttack:
     @classmethod
     def join(cls, parts: Sequence[CascadeAttack]) -> CascadeAttack:
         """The record of several batches, in order."""
-        _some(parts)
-        examples, labels = torch.cat([p.examples for p in parts]), torch.cat([p.labels for p in parts])
-        return cls(examples, labels, _join_answers([p.answers for p in parts]))
+        answers = Answers.join([p.answers for p in parts])
+        return cls(torch.cat([p.examples for p in parts]), torch.cat([p.labels for p in parts]), answers)
+
+    def worse(self, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:
+        """This attack with those points of some examples that are worse than its own: a wrong answer, better yet a certified one."""
+        found = CascadeAttack(points, self.labels[some], answers)
+        now, before = (a.found.long() + a.certified_wrong.long() for a in (found, self))
+        chosen = now > before[some]
+        index = some[chosen]
+        examples = self.examples.index_copy(0, index, points[chosen])
+        return CascadeAttack(examples, self.labels, self.answers.put(index, answers.at(chosen)))
 
 
 @dataclass(frozen=True)
@@ -119,8 +140,7 @@ class CascadeCertificate:
         return collapse(self.answers.label.tolist(), self.labels.tolist())
 
     def by_stage(self) -> list[dict[str, int]]:
-        """Who answers what: how many answers each stage gives, and how many of them are certified, correct, and both or only the
-        former."""
+        """Counts, for each stage: its answers, and how many are certified, correct, certified and correct, certified and wrong."""
         right, certified = self.answers.label == self.labels, self.answers.certified
         rows = []
         for stage in range(self.stages):
@@ -178,40 +198,163 @@ class CascadeCertificate:
         }
         if attack is not None:
             lists |= {"attacked": attack.found, "attacked_certified": attack.certified_wrong}
-        return json.dumps(
-            self.summary(attack) | {name: values.tolist() for name, values in lists.items()}, allow_nan=False
-        )
+        numbers = self.summary(attack) | {name: values.tolist() for name, values in lists.items()}
+        return json.dumps(numbers, allow_nan=False)
 
     def take(self, count: int) -> CascadeCertificate:
         """The certificate of the first examples."""
-        answers = Answers(
-            *(values[:count] for values in (self.answers.label, self.answers.certified, self.answers.stage))
-        )
-        names = ("labels", "sound", "sound_as_run", "no_wrong_certificate")
-        cut: dict[str, Any] = {name: getattr(self, name)[:count] for name in names}
-        return replace(self, answers=answers, **cut)
+        cut: dict[str, Any] = {name: getattr(self, name)[:count] for name in _PER_EXAMPLE}
+        return replace(self, answers=self.answers.at(slice(count)), **cut)
 
     @classmethod
     def join(cls, parts: Sequence[CascadeCertificate]) -> CascadeCertificate:
         """The certificate of several batches, in order."""
-        _some(parts)
-        first = parts[0]
+        answers = Answers.join([p.answers for p in parts])
         same = {(p.kind, p.stages, p.perturbation, p.engine) for p in parts}
         if len(same) > 1:
             raise ArgumentError(f"join: these certificates are not about one combination: {sorted(map(str, same))}")
-        names = ("labels", "sound", "sound_as_run", "no_wrong_certificate")
-        joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in parts]) for name in names}
-        return replace(first, answers=_join_answers([p.answers for p in parts]), **joined)
+        joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in parts]) for name in _PER_EXAMPLE}
+        return replace(parts[0], answers=answers, **joined)
+
+
+_PER_EXAMPLE = ("labels", "sound", "sound_as_run", "no_wrong_certificate")
 
 
 def _mean(flags: Tensor) -> float:
     return flags.double().mean().item()
 
 
-def _some(parts: Sequence[object]) -> None:
-    if len(parts) == 0:
-        raise ArgumentError("join: needs at least one part")
+# Several models as one folder: weights as safetensors, everything else as JSON. Nothing in it is executed.
+
+Json: TypeAlias = Any
+RECORD = "stages.json"
+FORMAT, VERSION = "autodual combination", 1
+SAVED_ENGINES: dict[str, type[BoundEngine]] = {e.__name__: e for e in (Dual, Crown, IBP, ForwardDual)}
+"""The engines whose bounds are proofs."""
+NORMS: dict[type[Perturbation], str] = {LinfBall: "linf", L2Ball: "l2", L1Ball: "l1"}
+"""The balls of a norm, and the norm's name."""
 
 
-def _join_answers(parts: Sequence[Answers]) -> Answers:
-    return Answers(*(torch.cat([getattr(p, name) for p in parts]) for name in ("label", "certified", "stage")))
+def save(folder: Path, models: tuple[nn.Module, ...], ball: Perturbation, engine: BoundEngine, **more: Json) -> None:
+    """Writes the folder. The record is replaced last: its checksums tell a folder that was replaced by half."""
+    record = {"format": FORMAT, "version": VERSION, "stages": len(models)} | more
+    record |= {"ball": _ball_record(ball), "engine": _engine_record(engine)}
+    contents = [encode_tensors(_weights(model, j)) for j, model in enumerate(models)]
+    record["sha256"] = [hashlib.sha256(content).hexdigest() for content in contents]
+    files = {RECORD: to_json(record).encode()}  # the first to enter the stack, so the last to be moved to its place
+    files |= {f"stage-{j}.safetensors": content for j, content in enumerate(contents)}
+    with ExitStack() as stack:
+        places = [stack.enter_context(replacing(folder / name)) for name in files]
+        for place, content in zip(places, files.values(), strict=True):
+            place.write_bytes(content)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The checked record of a folder, `stages.json`."""
+
+    folder: Path
+    record: dict[str, Json]
+    ball: Perturbation
+    engine: BoundEngine
+
+    @classmethod
+    def read(cls, folder: Path, kind: str) -> Saved:
+        """The record of a folder that holds a combination of this kind."""
+        place, record = read_record(folder)
+        if record.get("kind") != kind:
+            raise ArgumentError(f"{place}: holds a combination of the kind {record.get('kind')!r}, not {kind!r}")
+        stages, digests = record.get("stages"), record.get("sha256")
+        if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
+            raise ArgumentError(f"{place}: stages must be a whole number, at least 1, got {stages!r}")
+        if not isinstance(digests, list) or len(digests) != stages or not all(isinstance(d, str) for d in digests):
+            raise ArgumentError(f"{place}: sha256 must list one checksum for each of the {stages} stages")
+        try:
+            return cls(folder, record, _ball_of(record.get("ball")), _engine_of(record.get("engine")))
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(f"{place}: {error}") from None
+
+    def models(self, build: Callable[[int], nn.Module]) -> list[nn.Module]:
+        """Modules from `build` with the weights of the folder, in evaluation mode."""
+        models = []
+        for j, digest in enumerate(self.record["sha256"]):
+            place = self.folder / f"stage-{j}.safetensors"
+            content = read_weights(place)
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ArgumentError(f"{place}: is damaged or was exchanged: its checksum is not the one in {RECORD}")
+            model = build(j)
+            if not isinstance(model, nn.Module):
+                raise ArgumentError(f"build({j}) must return a torch.nn.Module, got {type(model).__name__}")
+            models.append(_fill(model, decode_tensors(content, place), j, place).eval())
+        return models
+
+
+def read_record(folder: Path) -> tuple[Path, dict[str, Json]]:
+    """The file that describes a folder, and what it says."""
+    place = folder / RECORD
+    record = read_json(place)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise ArgumentError(f"{place}: does not describe a combination of models that autodual has saved")
+    if record.get("version") != VERSION:
+        raise ArgumentError(f"{place}: has version {record.get('version')!r}; this autodual reads version {VERSION}")
+    return place, record
+
+
+def _fill(model: nn.Module, weights: dict[str, Tensor], stage: int, place: Path) -> nn.Module:
+    for name, tensor in model.state_dict().items():
+        if name in weights and weights[name].dtype != tensor.dtype:
+            raise ArgumentError(
+                f"{place}: {name} was saved as {weights[name].dtype}, but build({stage}) has it as {tensor.dtype}"
+            )
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ArgumentError(f"{place}: does not fit the module that build({stage}) returned: {error}") from None
+    return model
+
+
+def _weights(model: nn.Module, stage: int) -> dict[str, Tensor]:
+    weights = {}
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ArgumentError(f"stage {stage}: {name} is a {type(value).__name__}; only tensors can be saved")
+        # Tensors that are shared are written twice.
+        weights[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return weights
+
+
+def _ball_record(ball: Perturbation) -> dict[str, Json]:
+    if type(ball) not in NORMS:
+        raise ArgumentError(f"{type(ball).__name__} cannot be saved; LinfBall, L2Ball and L1Ball can")
+    record: dict[str, Json] = {"norm": NORMS[type(ball)], "eps": float(ball.eps)}
+    return record | {"clip": None if ball.clip is None else list(ball.clip)} if isinstance(ball, LinfBall) else record
+
+
+def _ball_of(record: Json) -> Perturbation:
+    kinds = {name: kind for kind, name in NORMS.items()}
+    if not isinstance(record, dict) or record.get("norm") not in kinds:
+        raise ArgumentError(f"ball must have a norm out of {', '.join(kinds)}, got {record!r}")
+    options = {name: value for name, value in record.items() if name != "norm"}
+    if options.get("clip") is not None:
+        options["clip"] = tuple(float(end) for end in options["clip"])
+    return kinds[record["norm"]](**options)
+
+
+def _engine_record(engine: BoundEngine) -> dict[str, Json]:
+    name = type(engine).__name__
+    if SAVED_ENGINES.get(name) is not type(engine):
+        raise ArgumentError(f"engine {engine!r} cannot be saved; {', '.join(SAVED_ENGINES)} can")
+    options = {f.name: getattr(engine, f.name) for f in fields(engine)}  # type: ignore[arg-type]
+    nested = {k: _engine_record(v) if isinstance(v, BoundEngine) else v for k, v in options.items()}
+    return {"name": name, "options": nested}
+
+
+def _engine_of(record: Json) -> BoundEngine:
+    if (
+        not isinstance(record, dict)
+        or record.get("name") not in SAVED_ENGINES
+        or not isinstance(record.get("options"), dict)
+    ):
+        raise ArgumentError(f"engine must have a name out of {', '.join(SAVED_ENGINES)} and options, got {record!r}")
+    options = {k: _engine_of(v) if isinstance(v, dict) else v for k, v in record["options"].items()}
+    return SAVED_ENGINES[record["name"]](**options)

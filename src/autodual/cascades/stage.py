@@ -1,4 +1,4 @@
-"""One model of several, ready to be bounded: its margins, what rounding leaves of them, and the checks that all models share."""
+"""One model of several, ready to be bounded: bounds on its margins, and what rounding leaves of them."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ class Lower:
 
     @classmethod
     def of(cls, proof: Proof, x: Tensor) -> Lower:
-        """[N, K] each."""
-        bound, slack, run_error = (
-            values.detach().expand(len(x), -1) for values in (proof.lower, proof.slack, proof.run_error)
-        )
+        """Takes the bounds of a proof, [N, K]; unknown where they or their slack are not finite."""
+        found = (proof.lower, proof.slack, proof.run_error)
+        bound, slack, run_error = (values.detach().expand(len(x), -1) for values in found)
         known = bound.isfinite() & slack.isfinite()
         return cls(torch.where(known, bound, -torch.inf), torch.where(known, slack, 0.0), run_error)
 
     @classmethod
     def nothing(cls, x: Tensor, rows: int) -> Lower:
-        """[N, K] each: nothing is known."""
+        """Bounds that say nothing, [N, K]."""
         unknown = torch.full((len(x), rows), -torch.inf, dtype=torch.float64, device=x.device)
         return cls(unknown, torch.zeros_like(unknown), torch.full_like(unknown, torch.inf))
 
@@ -89,10 +88,8 @@ class Lower:
         bounds, slacks = torch.stack([p.bound for p in parts]), torch.stack([p.slack for p in parts])
         size = torch.where(bounds.isfinite(), bounds.abs() + slacks, 0.0).sum(0)
         slack = slacks.sum(0) + size * of_sum(2 * len(parts) + 4, bounds.dtype)
-        bound, known = (
-            bounds.sum(0),
-            (bounds == torch.inf).all(0),
-        )  # at the label: other sums that are infinite have overflowed
+        # Infinite at the label alone: any other sum that is infinite has overflowed.
+        bound, known = bounds.sum(0), (bounds == torch.inf).all(0)
         return cls(torch.where(known | (bound < torch.inf), bound, -torch.inf), slack, run_error)
 
 
@@ -101,7 +98,7 @@ class Lower:
 
 @dataclass(frozen=True)
 class Stage:
-    """Dual layers at today's parameters. Lives for one call."""
+    """One model with the parameters that it has now. It lives for one call."""
 
     number: int
     prepared: Prepared
@@ -124,59 +121,59 @@ class Stage:
             proof = _sound(prove_margins(self.prepared, x, labels, ball, engine, everyone), engine)
         return Lower.of(proof, x).beyond(labels)
 
-    def certifies(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Tensor:
-        """[N] bool: proved that the stage gives every input of the ball this label; the test that `certify` makes."""
-        return self.certify(x, labels, ball, engine).certified
-
     def labels_exactly(self, x: Tensor, labels: Tensor, ball: Perturbation, some: Tensor) -> Tensor:
         """[N] bool: those of `some` [N] to which the stage would give this label without any rounding, too. Certificates are about
         that label: who certifies another one nearby would give that one to x."""
         index = some.nonzero().squeeze(1)
         if len(index) == 0:
             return some
-        return some.index_copy(0, index, self.certifies(x[index], labels[index], ball.with_eps(0.0), IBP()))
+        return some.index_copy(0, index, self.certify(x[index], labels[index], ball.with_eps(0.0), IBP()).certified)
 
     def margins(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
         """[N, C]: lower bounds on z_label - z_j in the dtype of x; +inf at the label."""
         with at_stage(self.number):
-            proof = self._prove(x, margins(labels, self.classes, x.dtype), ball, engine)
-        return Lower.of(proof, x).beyond(labels)
+            return self._lower(x, margins(labels, self.classes, x.dtype), ball, engine).beyond(labels)
 
     def margins_in_double(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
         """Bounds in float64, where float32 could not tell; None where they cannot be had."""
         every, spec = torch.arange(len(x), device=x.device), margins(labels, self.classes, torch.float64)
-        proof = look(self.prepared, x, spec, ball, engine, every)
-        return None if proof is None else Lower.of(_sound(proof, engine), x).beyond(labels)
+        found = self._lower_in_double(x, spec, ball, engine, every)
+        return None if found is None else found.beyond(labels)
 
     def differences(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
         """[N, C, C]: at [a, b], a lower bound on z_a - z_b; -inf on the diagonal."""
         spec = self._pairs(x)
         with at_stage(self.number):
-            parts = [
-                Lower.of(self._prove(part, spec, ball, engine), part) for part in x.split(self._examples_at_once(x))
-            ]
+            parts = [self._lower(part, spec, ball, engine) for part in x.split(self._examples_at_once(x))]
         return self._square(parts)
 
     def differences_in_double(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
         """Bounds in float64, where float32 could not tell; None where they cannot be had."""
         spec, parts = self._pairs(x.double()), list[Lower]()
         for part in torch.arange(len(x), device=x.device).split(self._examples_at_once(x.double())):
-            proof = look(self.prepared, x, spec, ball, engine, part)
-            if proof is None:
+            found = self._lower_in_double(x, spec, ball, engine, part)
+            if found is None:
                 return None
-            parts.append(Lower.of(_sound(proof, engine), x[part]))
+            parts.append(found)
         return self._square(parts)
 
-    def _prove(self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine) -> Proof:
-        """Bounds on the rows of `spec` that hold for certain, whatever they are worth."""
-        return _sound(prove_rows(self.prepared, x, spec, ball, engine), engine)
+    def _lower(self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine) -> Lower:
+        """Bounds on the rows of `spec`."""
+        return Lower.of(_sound(prove_rows(self.prepared, x, spec, ball, engine), engine), x)
+
+    def _lower_in_double(
+        self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, some: Tensor
+    ) -> Lower | None:
+        """Bounds on the rows of `spec` for some examples, in float64; None where they cannot be had."""
+        proof = look(self.prepared, x, spec, ball, engine, some)
+        return None if proof is None else Lower.of(_sound(proof, engine), x[some])
 
     def _pairs(self, x: Tensor) -> Spec:
         identity = torch.eye(self.classes, dtype=x.dtype, device=x.device)
         return Spec((identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(-1, 1, self.classes))
 
     def _examples_at_once(self, x: Tensor) -> int:
-        """An engine splits examples, not rows."""
+        """How many examples to bound at once, so that all pairs of classes fit into memory: an engine splits examples, not rows."""
         widest = max(math.prod(node.shape) for node in self.network.nodes)
         example = self.classes**2 * widest * x.element_size() * COPIES
         return max(1, Budget.of(None, x.device).max_bytes // example)

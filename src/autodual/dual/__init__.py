@@ -1,6 +1,8 @@
 """GRAPH -> DUAL LAYERS: one small file per family of operations, one registry."""
 
-from autodual.dual import arithmetic, conv, linear, piecewise, pool, shape, smooth
+from importlib import import_module as _import_module
+from pkgutil import iter_modules as _iter_modules
+
 from autodual.dual.base import AffineDual as AffineDual
 from autodual.dual.base import Band as Band
 from autodual.dual.base import DualLayer as DualLayer
@@ -19,5 +21,5 @@ from autodual.dual.network import OnDemand as OnDemand
 from autodual.dual.network import Pass as Pass
 from autodual.dual.network import walk as walk
 
-FAMILIES = (arithmetic, conv, linear, piecewise, pool, shape, smooth)
-"""Importing these fills the registry."""
+for _file in _iter_modules(__path__):  # importing a file of operations registers them
+    _import_module(f"{__name__}.{_file.name}")

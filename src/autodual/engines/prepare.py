@@ -27,7 +27,7 @@ from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.interval import Interval
 from autodual.sets import InputSet, norm_of
-from autodual.sets.norm_sets import rounded_up
+from autodual.sets.input_sets import rounded_up
 
 
 def capture(model: nn.Module, example: Tensor) -> Network:

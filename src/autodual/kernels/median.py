@@ -1,16 +1,9 @@
-"""The scale of k samples for very many units at once: their median, and Newton steps from it towards the most likely scale.
-
-Selecting the middle of k numbers takes a fixed list of comparisons, whatever the numbers are: a sorting network without the
-comparisons that the middle does not depend on. Each comparison is a minimum and a maximum of whole rows, so units are treated
-side by side, and static. On one CPU thread it is about 10 times faster than `Tensor.median` for k = 10, 4 times for 50, twice for
-100, and hardly faster for 300: the list grows faster than k.
-"""
+"""The scale of k samples for very many units at once: their median, and Newton steps from it towards the most likely scale."""
 
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,18 +11,21 @@ from torch import Tensor
 from autodual import kernels
 from autodual._errors import ArgumentError
 from autodual._tensor import has_channels_inside, in_memory_order
+from autodual.kernels import Constant, program
+from autodual.kernels.selection import middle_in_place, middle_in_plain_operations, selection_network
+
+if TYPE_CHECKING:
+    import triton
+    import triton.language as tl
 
 CHUNK = 1 << 16
 """Units that are treated together on a CPU; more would leave the cache."""
 CACHED = 1 << 17
 """Samples whose gradients a CPU computes together, so that they stay in its cache."""
-LARGEST_NETWORK = 300
-"""Beyond so many values, a network has too many comparisons."""
+MOST_COMPARED = 64
+"""Up to so many values, a GPU selects their median by comparing them."""
 SOLVED = 6
 """Newton steps after which the likelihood's equation counts as solved, so that its gradient is the gradient of the value."""
-
-Comparison = tuple[int, int, bool, bool]
-"""(a, b, whether the smaller of both is needed at a, whether the larger is needed at b)."""
 
 
 # The median of the absolute values.
@@ -46,14 +42,13 @@ def median_of_sizes(samples: Tensor) -> Tensor:
 
 
 class _MedianOfSizes(torch.autograd.Function):
-    """The gradient flows through the sample in the middle alone, found again by its value; plainly if it is to have one itself."""
+    """The median, whose gradient flows through the sample in the middle alone, which is found again by its value."""
 
     @staticmethod
     def forward(samples: Tensor) -> Tensor:
         flat = _flat(samples)
         if len(samples) <= kernels.LARGEST_K and kernels.usable("median", samples):
-            program = kernels.programs("median")
-            return _shaped(program.median_of_sizes(flat, _comparisons_for_program(len(samples))), samples)
+            return _shaped(launch_scale(flat), samples)
         return _shaped(torch.cat([middle_in_place(part.abs()) for part in _chunks(flat)]), samples)
 
     @staticmethod
@@ -67,85 +62,8 @@ class _MedianOfSizes(torch.autograd.Function):
             return samples.sgn() * (samples.abs() == middle) * gradients[0]
         if kernels.usable("median", samples, middle, gradients[0]):
             units = (_flat_like(t, samples) for t in (middle, gradients[0]))
-            return _shaped(kernels.programs("median").gradient_of_median(_flat(samples), *units), samples)
+            return _shaped(launch_gradient_of_median(_flat(samples), *units), samples)
         return samples.sgn().mul_(samples.abs() == middle).mul_(gradients[0])
-
-
-def middle_in_plain_operations(samples: Tensor) -> Tensor:
-    """The median of the absolute values for a compiler or a function transform: nothing is written in place."""
-    sizes = samples.abs()
-    if len(sizes) > LARGEST_NETWORK:
-        return sizes.median(0).values
-    rows = list(sizes.unbind(0))
-    for a, b, low, high in selection_network(len(rows)):
-        first, second = rows[a], rows[b]
-        if low:
-            rows[a] = torch.minimum(first, second)
-        if high:
-            rows[b] = torch.maximum(first, second)
-    return rows[(len(rows) - 1) // 2]
-
-
-def middle_in_place(sizes: Tensor) -> Tensor:
-    """The median of sizes [k, units], whose memory is used up: a result goes where one of two values was, or into a spare row."""
-    if len(sizes) > LARGEST_NETWORK:
-        return sizes.median(0).values
-    rows = list(sizes.unbind(0))
-    spare = torch.empty_like(rows[0])
-    for a, b, low, high in selection_network(len(rows)):
-        first, second = rows[a], rows[b]
-        if low and high:
-            torch.minimum(first, second, out=spare)
-            torch.maximum(first, second, out=second)
-            rows[a], spare = spare, first
-        elif low:
-            torch.minimum(first, second, out=first)
-        else:
-            torch.maximum(first, second, out=second)
-    return rows[(len(rows) - 1) // 2]
-
-
-def _comparisons_for_program(k: int) -> tuple[tuple[int, int], ...] | None:
-    """The comparisons of a GPU's registers; None where there are too many values for them."""
-    return tuple((a, b) for a, b, *_ in selection_network(k)) if k <= kernels.MOST_COMPARED else None
-
-
-def selection_network(k: int) -> tuple[Comparison, ...]:
-    """Comparisons that leave the lower middle of k values at its place."""
-    return _selection_network(k)
-
-
-# What `torch.compiler.assume_constant_result` does, in every version from 2.6 on: a compiler calls the function instead of tracing it.
-# The decorator itself would import the compiler, for a second, wherever this file is imported.
-selection_network._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@cache
-def _selection_network(k: int) -> tuple[Comparison, ...]:
-    needed = {(k - 1) // 2}
-    kept: list[Comparison] = []
-    for a, b in reversed(_sorting_network(k)):
-        low, high = a in needed, b in needed
-        if low or high:
-            kept.append((a, b, low, high))
-            needed |= {a, b}
-    return tuple(reversed(kept))
-
-
-def _sorting_network(k: int) -> list[tuple[int, int]]:
-    """Batcher's merge exchange: comparators that sort any k numbers."""
-    pairs: list[tuple[int, int]] = []
-    block = 1
-    while block < k:
-        step = block
-        while step >= 1:
-            for start in range(step % block, k - step, 2 * step):
-                for a in range(start, min(start + step, k - step)):
-                    if a // (2 * block) == (a + step) // (2 * block):
-                        pairs.append((a, a + step))
-            step //= 2
-        block *= 2
-    return pairs
 
 
 # Newton steps from the median, and a gradient that uses every sample.
@@ -157,18 +75,21 @@ def newton_scale(samples: Tensor, steps: int, power: int) -> Tensor:
     NaN where a sample is NaN, infinite where one is infinite. Where the median is zero or below the smallest normal number, it is
     returned as it is, and has no gradient.
     """
-    if torch.compiler.is_compiling():
-        return _for_a_compiler(samples, steps, power)
-    return _NewtonScale.apply(samples, steps, power)
+    if not torch.compiler.is_compiling():
+        return _NewtonScale.apply(samples, steps, power)
+    with torch.no_grad():  # plain operations, which a compiler fuses
+        weights, total = _weights(samples, _value(samples, steps), steps, power)
+        weights = weights / total
+    return (weights * samples).sum(0)  # the scale is homogeneous: the sum of the samples times their gradients
 
 
 def correction(k: int, steps: int) -> float:
-    """What the value is multiplied by: the most likely scale is too large by k / (k - 1) on average; the median is left alone."""
+    """The factor that makes up for bias: the most likely scale is too large by k / (k - 1) on average. The median is left alone."""
     return 1 - 1 / k if steps > 0 and k > 1 else 1.0
 
 
 class _NewtonScale(torch.autograd.Function):
-    """Keeps the samples and the scale; the backward pass reads the samples once more."""
+    """The scale, whose backward pass reads the samples once more."""
 
     generate_vmap_rule = True
 
@@ -228,15 +149,6 @@ def _no_second_derivative() -> ArgumentError:
     )
 
 
-def _for_a_compiler(samples: Tensor, steps: int, power: int) -> Tensor:
-    """Plain operations, which a compiler fuses. The scale is homogeneous, so it is the sum of the samples times their gradients."""
-    with torch.no_grad():
-        scale = _value(samples, steps)
-        weights, total = _weights(samples, scale, steps, power)
-        weights = weights / total
-    return (weights * samples).sum(0)
-
-
 def _in_place() -> bool:
     """Whether memory may be written in place: not under a compiler or a function transform."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
@@ -248,8 +160,7 @@ def _value(samples: Tensor, steps: int) -> Tensor:
         return _newton(samples, middle_in_plain_operations(samples), samples.abs().amax(0), steps)
     flat = _flat(samples)
     if k <= kernels.LARGEST_K and kernels.usable("median", samples):
-        found = kernels.programs("median").newton_scale(flat, _comparisons_for_program(k), steps, correction(k, steps))
-        return _shaped(found, samples)
+        return _shaped(launch_scale(flat, steps, correction(k, steps)), samples)
     parts = []
     for part in _chunks(flat):
         sizes = part.abs()
@@ -287,14 +198,14 @@ def _weights(samples: Tensor, scale: Tensor, steps: int, power: int) -> tuple[Te
 
 
 def _gradient(samples: Tensor, scale: Tensor, given: Tensor, steps: int, power: int) -> Tensor:
-    """`given` times the quotient of `_weights`: the samples are read once, the gradients written once."""
+    """The gradient on the samples: `given` times the quotient of `_weights`. Samples are read once, gradients written once."""
     if not _in_place():
         weights, total = _weights(samples, scale, steps, power)
         return weights * (given / total)
     k, factor = len(samples), correction(len(samples), steps)
     values, (scales, gradients) = _flat(samples), (_flat_like(t, samples) for t in (scale, given))
     if k <= kernels.LARGEST_K and kernels.usable("median", samples, scale, given):
-        found = kernels.programs("median").gradient_of_newton_scale(values, scales, gradients, factor, power)
+        found = launch_gradient_of_newton_scale(values, scales, gradients, factor, power)
         return _shaped(found, samples)
     result = torch.empty_like(values)
     width = max(1, CACHED // k) if samples.device.type == "cpu" else max(1, values.shape[1])
@@ -304,7 +215,7 @@ def _gradient(samples: Tensor, scale: Tensor, given: Tensor, steps: int, power: 
 
 
 def _write_gradient(samples: Tensor, scale: Tensor, given: Tensor, result: Tensor, factor: float, power: int) -> None:
-    """`_weights` for some units, into the memory of the result. With p = 1 / (1 + u^2), u^2 p is 1 - p."""
+    """Writes the gradient on the samples of some units into `result`. With p = 1 / (1 + u^2), u^2 p is 1 - p."""
     limits = torch.finfo(samples.dtype)
     none, largest = scale < limits.tiny, limits.max**0.5 / 2
     ratio = torch.mul(samples, factor / torch.where(none, 1.0, scale), out=result).clamp_(-largest, largest)
@@ -333,3 +244,217 @@ def _shaped(flat: Tensor, samples: Tensor) -> Tensor:
     shape = in_memory_order(samples).shape
     whole = flat.reshape(shape if flat.dim() == 2 else shape[1:])
     return whole.movedim(-1, whole.dim() - 3) if has_channels_inside(samples) else whole
+
+
+# The Triton programs, and what launches them.
+#
+# Samples are read once. Few values are put in order by comparisons, which are listed beforehand: every value has a register of its
+# own. More are not moved at all: as integers, the bits of non-negative floats are in the order of the floats, so the middle is found
+# bit by bit, from the highest: a bit is set if, with it, no more values lie below than may. Newton steps from the median towards the
+# maximum-likelihood scale find the values still in registers; in which order they are does not matter.
+
+WARPS = 4
+THREADS = 32 * WARPS
+TINY = Constant(1.1754943508222875e-38)
+"""The smallest normal number: a scale below it has no gradient, and stays the median."""
+LARGEST = Constant(9.0e18)
+"""Samples are cut to so many times the scale, beyond which they weigh nothing."""
+
+
+@program()
+def _exchange(rows, a: tl.constexpr, b: tl.constexpr):  # type: ignore[no-untyped-def]
+    low = tl.minimum(rows[a], rows[b], propagate_nan=tl.PropagateNan.ALL)
+    high = tl.maximum(rows[a], rows[b], propagate_nan=tl.PropagateNan.ALL)
+    return rows[:a] + (low,) + rows[a + 1 : b] + (high,) + rows[b + 1 :]  # noqa: RUF005
+
+
+@program(do_not_specialize=["units", "factor"])
+def _by_comparing(  # type: ignore[no-untyped-def]
+    samples, result, units, factor, comparisons: tl.constexpr, k: tl.constexpr, steps: tl.constexpr, loud: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = column < units
+    wide = units.to(tl.int64)
+    rows = ()
+    for row in tl.static_range(k):
+        size = tl.abs(tl.load(samples + row * wide + column, mask=inside, other=0.0).to(tl.float32))
+        rows = rows + (size,)  # type: ignore[assignment]  # noqa: RUF005
+    for step in tl.static_range(len(comparisons)):
+        rows = _exchange(rows, comparisons[step][0], comparisons[step][1])
+    middle = rows[(k - 1) // 2]  # type: ignore[var-annotated]
+    scale = tl.where(middle < TINY, 1.0, middle)
+    for _ in range(steps):  # not unrolled: six steps of 50 samples would take a minute to compile
+        inverse = 1 / scale
+        total = tl.zeros([block], dtype=tl.float32)
+        squares = tl.zeros([block], dtype=tl.float32)
+        for row in tl.static_range(k):
+            ratio = rows[row] * inverse
+            part = 1 / (1 + ratio * ratio)
+            total += part
+            squares += part * part
+        scale = _newton_step(scale, total, squares, k)
+    if loud:
+        largest = rows[0]  # type: ignore[misc]
+        for row in tl.static_range(1, k):
+            largest = tl.maximum(largest, rows[row])
+        middle = _finished(middle, scale, largest, factor)
+    tl.store(result + column, middle, mask=inside)
+
+
+@program(do_not_specialize=["units", "factor"])
+def _bit_by_bit(  # type: ignore[no-untyped-def]
+    samples, result, units, factor, k: tl.constexpr, padded: tl.constexpr, steps: tl.constexpr, loud: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    columns = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    rows = tl.arange(0, padded)
+    valid = (rows < k)[:, None]
+    inside = valid & (columns < units)[None, :]
+    place = rows.to(tl.int64)[:, None] * units + columns[None, :]
+    sizes = tl.abs(tl.load(samples + place, mask=inside, other=float("inf")).to(tl.float32))
+    bits = sizes.to(tl.int32, bitcast=True)
+    middle_bits = tl.zeros([block], dtype=tl.int32)
+    for step in range(31):
+        candidate = middle_bits | (1 << (30 - step))
+        below = tl.sum((bits < candidate[None, :]).to(tl.int32), 0)
+        middle_bits = tl.where(below <= (k - 1) // 2, candidate, middle_bits)
+    broken = tl.max(bits, 0) > 0x7F800000  # beyond infinity: not a number
+    middle = tl.where(broken, float("nan"), middle_bits.to(tl.float32, bitcast=True))
+    scale = tl.where(middle < TINY, 1.0, middle)
+    for _ in range(steps):  # not unrolled: six steps of 50 samples would take a minute to compile
+        ratio = sizes * (1 / scale)[None, :]
+        part = tl.where(valid, 1 / (1 + ratio * ratio), 0.0)
+        scale = _newton_step(scale, tl.sum(part, 0), tl.sum(part * part, 0), k)
+    if loud:
+        middle = _finished(middle, scale, tl.max(tl.where(valid, sizes, 0.0), 0), factor)
+    tl.store(result + columns, middle, mask=columns < units)
+
+
+@program()
+def _newton_step(scale, total, squares, k: tl.constexpr):  # type: ignore[no-untyped-def]
+    step = (k - 2 * total) / (4 * (total - squares))
+    return scale * tl.exp(tl.minimum(tl.maximum(step, -1.0), 1.0))
+
+
+@program()
+def _finished(middle, scale, largest, factor):  # type: ignore[no-untyped-def]
+    scale = tl.where(middle < TINY, middle, scale * factor)
+    return tl.where((largest == float("inf")) & (middle == middle), float("inf"), scale)
+
+
+@program(do_not_specialize=["units", "factor"])
+def _gradient_in_registers(  # type: ignore[no-untyped-def]
+    samples, scale, gradient, result, units, factor, k: tl.constexpr, power: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    column = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = column < units
+    wide = units.to(tl.int64)
+    found = tl.load(scale + column, mask=inside, other=1.0)
+    given = tl.load(gradient + column, mask=inside, other=0.0)
+    none = found < TINY
+    inverse = factor / tl.where(none, 1.0, found)
+    weights = ()
+    total = tl.zeros([block], dtype=tl.float32)
+    for row in tl.static_range(k):
+        ratio = _cut(tl.load(samples + row * wide + column, mask=inside, other=0.0).to(tl.float32) * inverse)
+        weight = ratio / (1 + ratio * ratio)
+        if power == 2:
+            weight = weight / (1 + ratio * ratio)
+        total += weight * ratio
+        weights = weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005
+    share = tl.where(none, 0.0, given * factor / total)
+    for row in tl.static_range(k):
+        tl.store(result + row * wide + column, weights[row] * share, mask=inside)
+
+
+@program(do_not_specialize=["units", "factor"])
+def _gradient_in_tiles(  # type: ignore[no-untyped-def]
+    samples, scale, gradient, result, units, factor, k: tl.constexpr, padded: tl.constexpr, power: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    columns = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    rows = tl.arange(0, padded)
+    inside = (rows < k)[:, None] & (columns < units)[None, :]
+    place = rows.to(tl.int64)[:, None] * units + columns[None, :]
+    found = tl.load(scale + columns, mask=columns < units, other=1.0)
+    given = tl.load(gradient + columns, mask=columns < units, other=0.0)
+    none = found < TINY
+    inverse = factor / tl.where(none, 1.0, found)
+    ratio = _cut(tl.load(samples + place, mask=inside, other=0.0).to(tl.float32) * inverse[None, :])
+    weight = ratio / (1 + ratio * ratio)
+    if power == 2:
+        weight = weight / (1 + ratio * ratio)
+    share = tl.where(none, 0.0, given * factor / tl.sum(weight * ratio, 0))
+    tl.store(result + place, weight * share[None, :], mask=inside)
+
+
+@program()
+def _cut(ratio):  # type: ignore[no-untyped-def]
+    return tl.where(ratio > LARGEST, LARGEST, tl.where(ratio < -LARGEST, -LARGEST, ratio))
+
+
+@program(do_not_specialize=["units"])
+def _spread(samples, middle, gradient, result, units, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    unit = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = unit < units
+    place = tl.program_id(1).to(tl.int64) * units + unit
+    value = tl.load(samples + place, mask=inside, other=0.0)
+    hit = tl.abs(value) == tl.load(middle + unit, mask=inside, other=-1.0)
+    sign = tl.where(value > 0, 1.0, tl.where(value < 0, -1.0, 0.0))
+    given = tl.load(gradient + unit, mask=inside & hit, other=0.0)
+    tl.store(result + place, tl.where(hit, sign * given, 0.0), mask=inside)
+
+
+def launch_scale(samples: Tensor, steps: int | None = None, factor: float = 1.0) -> Tensor:
+    """[k, *shape] -> [*shape]: the median of the absolute values of contiguous samples.
+
+    With a number of steps: the scale so many Newton steps from the median, times `factor`; infinite where a sample is.
+    """
+    k, units = samples.shape[0], samples[0].numel()
+    result = torch.empty_like(samples[0], dtype=torch.float32)
+    steps, loud = steps or 0, steps is not None
+    if k <= MOST_COMPARED:
+        comparisons = tuple((a, b) for a, b, *_ in selection_network(k))
+        _by_comparing[(triton.cdiv(units, THREADS),)](
+            samples, result, units, factor, comparisons, k, steps, loud, THREADS, num_warps=WARPS
+        )
+        return result
+    padded = triton.next_power_of_2(k)
+    block = 64 if padded <= 64 else 32
+    _bit_by_bit[(triton.cdiv(units, block),)](samples, result, units, factor, k, padded, steps, loud, block)
+    return result
+
+
+def launch_gradient_of_newton_scale(
+    samples: Tensor, scale: Tensor, gradient: Tensor, factor: float, power: int
+) -> Tensor:
+    """The gradient on the samples [k, *shape]; all must be contiguous and in the same order."""
+    result = torch.empty_like(samples)
+    k, units = samples.shape[0], samples[0].numel()
+    given = samples, scale.contiguous(), gradient.contiguous(), result, units, factor, k
+    if k <= MOST_COMPARED:
+        _gradient_in_registers[(triton.cdiv(units, THREADS),)](*given, power, THREADS, num_warps=WARPS)
+    else:
+        padded = triton.next_power_of_2(k)
+        _gradient_in_tiles[(triton.cdiv(units, 32),)](*given, padded, power, 32)
+    return result
+
+
+def launch_gradient_of_median(samples: Tensor, middle: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient on the samples [k, *shape]: that of the middle, with its sign, where a sample is the middle."""
+    result = torch.empty_like(samples)
+    units, block = samples[0].numel(), 1024
+    _spread[(triton.cdiv(units, block), len(samples))](
+        samples, middle.contiguous(), gradient.contiguous(), result, units, block
+    )
+    return result
+
+
+def trial(device: torch.device) -> None:
+    """Launches every program on a few numbers, by comparisons and bit by bit."""
+    few, many = (torch.ones(k, 2, dtype=torch.float32, device=device) for k in (3, MOST_COMPARED + 1))
+    for samples in (few, many):
+        middle = launch_scale(samples)
+        launch_gradient_of_median(samples, middle, middle)
+    for samples in (few, few.bfloat16(), many):
+        scale = launch_scale(samples, 1, 0.5)
+        launch_gradient_of_newton_scale(samples, scale, scale, 0.5, 1)

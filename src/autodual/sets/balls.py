@@ -1,9 +1,9 @@
-"""Norm balls around every input, named by the norm of the perturbation."""
+"""Perturbations: norm balls around every input, named by the norm."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import partial
 from numbers import Real
 from typing import ClassVar, Self
 
@@ -12,9 +12,32 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
-from autodual.sets.base import InputSet, Perturbation
-from autodual.sets.norm_sets import Box, NormSet, difference_rounded_up, rounded_up
+from autodual.sets.input_sets import Box, InputSet, NormSet, difference_rounded_up, rounded_up
 from autodual.sets.norms import L1, L2, Norm
+
+
+class Perturbation(ABC):
+    """A way to change inputs: it turns a batch of inputs into the sets around them."""
+
+    eps: float | Tensor
+
+    @abstractmethod
+    def around(self, x: Tensor) -> InputSet:
+        """The set of inputs that an adversary may choose from instead of each x, rounded outwards: a proof must hold for all of them.
+
+        Each example has a set of its own, whatever others are in the batch: parts of a batch come, too.
+        """
+
+    def within(self, x: Tensor) -> InputSet:
+        """A set rounded inwards: what its `step` and `sample` compute is an allowed input. Attacks search it.
+
+        A perturbation of your own answers for the rounding of its sets.
+        """
+        return self.around(x)
+
+    @abstractmethod
+    def with_eps(self, eps: float | Tensor) -> Perturbation:
+        """A perturbation of this kind with another size."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +75,7 @@ class LinfBall(Perturbation):
         lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
         if x.dtype == torch.float64:
             return Box.between(*_with_x(lower, x, upper))
-        return Box.between(lower, upper).known_as(partial(self._in_double, x))
+        return Box.between(lower, upper).known_as(lambda: self.around(x.double()))
 
     def within(self, x: Tensor) -> InputSet:
         if type(self).around is not LinfBall.around:
@@ -63,9 +86,6 @@ class LinfBall(Perturbation):
         if self.clip is not None:
             lower, upper = lower.clamp(min=self.clip[0]), upper.clamp(max=self.clip[1])
         return Box.between(*_with_x(rounded_up(lower, x.dtype), x, -rounded_up(-upper, x.dtype)))
-
-    def _in_double(self, x: Tensor) -> Box:
-        return self.around(x.double())
 
     def check_inside(self, x: Tensor) -> None:
         """Refuse inputs that are outside `clip` already: an adversary could not choose them.
@@ -130,23 +150,21 @@ def _check_eps(eps: float | Tensor) -> None:
         raise ArgumentError(f"eps must be a floating-point tensor, got {eps.dtype}")
     values = torch.as_tensor(eps)
     if not bool((values >= 0).all()) or not bool(values.isfinite().all()):
-        raise ArgumentError(f"eps must be finite and not negative everywhere, got {_describe(values)}")
+        ends = f"values from {values.min().item()} to {values.max().item()}"
+        got = str(values.item()) if values.dim() == 0 else ends
+        raise ArgumentError(f"eps must be finite and not negative everywhere, got {got}")
 
 
 def _is_range(clip: object) -> bool:
-    """Whether it is two numbers, or tensors of one, the first of which is the smaller."""
+    """Whether `clip` is two numbers, or tensors of one number, in ascending order."""
     if not isinstance(clip, list | tuple) or len(clip) != 2:
         return False
     numbers = all(isinstance(end, Real) or (isinstance(end, Tensor) and end.numel() == 1) for end in clip)
     return numbers and bool(clip[0] < clip[1])
 
 
-def _describe(values: Tensor) -> str:
-    return str(values.item()) if values.dim() == 0 else f"values from {values.min().item()} to {values.max().item()}"
-
-
 def _as_tensor(eps: float | Tensor, x: Tensor) -> Tensor:
-    """eps on the device of x, and not smaller; a number is written there by the device itself, since a copy would wait for it."""
+    """Puts eps on the device of x, and never makes it smaller. The device writes a number itself, since a copy would wait for it."""
     if isinstance(eps, Tensor):
         return _not_smaller(eps, x)
     if not torch.compiler.is_compiling():  # a compiled step trains, and certifies nothing
@@ -156,7 +174,7 @@ def _as_tensor(eps: float | Tensor, x: Tensor) -> Tensor:
 
 
 def _not_smaller(eps: Tensor, x: Tensor) -> Tensor:
-    """A tensor in the dtype of x, rounded up where it has to be rounded."""
+    """Casts eps to the dtype of x, and rounds up where it has to be rounded."""
     cast = eps.to(x)
     if torch.finfo(cast.dtype).bits >= torch.finfo(eps.dtype).bits:
         return cast
@@ -165,7 +183,7 @@ def _not_smaller(eps: Tensor, x: Tensor) -> Tensor:
 
 
 def _with_x(lower: Tensor, x: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of a clipped set with x inside, which may be an end of `clip` as float32 rounds it."""
+    """Moves the ends of a clipped set so that x lies inside: it may be an end of `clip` as float32 rounds it."""
     return torch.where(lower > x, x, lower), torch.where(upper < x, x, upper)
 
 

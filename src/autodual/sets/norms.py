@@ -43,15 +43,15 @@ class Norm(ABC):
         return self.finish(self.gather(self.measure(values), dim))
 
     def measure(self, values: Tensor) -> Tensor:
-        """What one entry counts for in the dual norm."""
+        """What one entry contributes to the dual norm."""
         return values.abs()
 
     def gather(self, measured: Tensor, dim: int | list[int]) -> Tensor:
-        """What entries, or gathered parts of them, count for together."""
+        """Combines the contributions of entries, or of parts that are combined already."""
         return measured.sum(dim)
 
     def finish(self, gathered: Tensor) -> Tensor:
-        """The dual norm, once all entries are gathered."""
+        """The dual norm, from the contributions of all entries."""
         return gathered
 
     def lost(self, underflow: float) -> float:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from types import FunctionType
 from typing import Any, Protocol, get_args
 from unittest.mock import patch
 
@@ -163,8 +162,8 @@ class Work:
     """Floating-point operations of matrix products and convolutions by the arithmetic that they run in, and bytes moved.
 
     Bytes: every operation of PyTorch reads its operands and writes its results once, whatever a cache holds; a value that is
-    broadcast is read once. A program of `autodual.kernels.gpu` reads its arguments and writes its results; what lies in between is
-    not counted. Operations other than products, such as sums and tangents, count as bytes alone.
+    broadcast is read once. A kernel of `autodual.kernels` reads its arguments and writes its results; what lies in between is not
+    counted. Operations other than products, such as sums and tangents, count as bytes alone.
     """
 
     operations: Tally[str] = field(default_factory=Tally)
@@ -210,10 +209,9 @@ class Counting(TorchDispatchMode):
         """Counts the kernels, too, of modules that have been imported: call what is counted once before."""
         with contextlib.ExitStack() as stack:
             for family in get_args(kernels.Family):
-                module = sys.modules.get(f"autodual.kernels.gpu.{family}")
-                for name, function in vars(module).items() if module is not None else ():
-                    own = isinstance(function, FunctionType) and function.__module__ == module.__name__  # type: ignore[union-attr]
-                    if own and not name.startswith("_"):
+                module = sys.modules.get(f"autodual.kernels.{family}")
+                for name, function in list(vars(module).items()) if module is not None else ():
+                    if name.startswith("launch_"):
                         stack.enter_context(patch.object(module, name, self._counted(f"{family}.{name}", function)))
             stack.enter_context(self)
             yield self.work
@@ -244,9 +242,9 @@ def _products(given: Tensor, weights_of_a_filter: int) -> int:
 
 
 _PRODUCTS: dict[str, Callable[[tuple[Any, ...], Tensor], int]] = {
-    "narrow.convolve": lambda args, result: _products(result, args[1][0].numel()),
-    "narrow.spread": lambda args, result: _products(args[0], args[1][0].numel()),
-    "narrow.on_weight": lambda args, result: _products(args[0], result[0].numel()),
+    "narrow.launch_convolve": lambda args, result: _products(result, args[1][0].numel()),
+    "narrow.launch_spread": lambda args, result: _products(args[0], args[1][0].numel()),
+    "narrow.launch_on_weight": lambda args, result: _products(args[0], result[0].numel()),
 }
 """Kernels with products, which run in TF32."""
 

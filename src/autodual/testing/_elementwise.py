@@ -1,28 +1,36 @@
-"""The contract of an ElementwiseDual: sound on every interval, tight, differentiable, and honest about NaN."""
+"""The contract of an ElementwiseDual: sound on every interval, tight, differentiable, and honest about NaN and rounding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from autodual._tensor import Shape
 from autodual.dual import Band, ElementwiseDual, Lines
+from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
 from autodual.interval import Interval
-from autodual.testing._intervals import (
+from autodual.testing._cases import (
     envelope,
     find_kinks,
     generic_intervals,
+    hurting_points,
     interval_cases,
+    require_below,
+    require_close,
+    require_stated,
+    rounding,
     sample_points,
     smallest_radius,
-)
-from autodual.testing._report import require_below, require_close, rounding
+    spread,
+)  # fmt: skip
 
 GRADIENT_INTERVALS = 24
 DIFFERENCE = 1e-6
+PARTS = (1e-6, 0.01, 0.3, 1.0)
+"""Distances at which `moved` is tried, as parts of the interval."""
 RESOLUTION = 1e-8
 """To how much slopes are searched; a line may miss the best one by this times the width of the interval."""
 
@@ -41,8 +49,7 @@ class ElementwiseCheck:
     seed: int
 
     def run(self) -> None:
-        kinks = tuple(sorted({0.0, *self.kinks, *find_kinks(self.layer.value, self.shape)}))
-        generator = torch.Generator().manual_seed(self.seed)
+        kinks, generator = self._kinks(self.layer), torch.Generator().manual_seed(self.seed)
         cases = interval_cases(kinks, generator)
         z = self._spread(Interval(cases.lower.to(self.dtype), cases.upper.to(self.dtype)))
         points = sample_points(z, kinks).double()
@@ -59,13 +66,11 @@ class ElementwiseCheck:
         if self.dtype == torch.float64:
             self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator))
 
+    def _kinks(self, layer: ElementwiseDual) -> tuple[float, ...]:
+        return tuple(sorted({0.0, *self.kinks, *find_kinks(layer.value, self.shape)}))
+
     def _spread(self, z: Interval) -> Interval:
-        """The intervals, repeated for every feature: [K, *shape]."""
-
-        def expand(end: Tensor) -> Tensor:
-            return end.reshape(-1, *[1] * len(self.shape)).expand(-1, *self.shape).clone()
-
-        return Interval(expand(z.lower), expand(z.upper))
+        return Interval(spread(z.lower, self.shape), spread(z.upper, self.shape))
 
     def _sound(self, z: Interval, points: Tensor, values: Tensor) -> None:
         """Image, band and lines contain every sampled value."""
@@ -139,10 +144,8 @@ class ElementwiseCheck:
             flat = torch.zeros_like(image.lower)
             found = self._relaxations(z) | {"image": Lines(flat, image.lower, flat, image.upper)}
         for kind, lines in found.items():
-            harmless = Lines(
-                *_harmless(lines.lower_slope, lines.lower_offset, -1),
-                *_harmless(lines.upper_slope, lines.upper_offset, 1),
-            )
+            below = _harmless(lines.lower_slope, lines.lower_offset, -1)
+            harmless = Lines(*below, *_harmless(lines.upper_slope, lines.upper_offset, 1))
             self._contains(harmless, reachable, points.double(), values, f"{kind} on an unbounded interval")
 
     def _nan(self) -> None:
@@ -190,28 +193,61 @@ class ElementwiseCheck:
     def _slopes(z: Interval, end: str, outputs: _Outputs) -> list[Tensor]:
         """Derivative of every output in one end of its interval."""
         moving = getattr(z, end).clone().requires_grad_()
-        found = [o.expand_as(moving).sum() for o in outputs(replace(z, **{end: moving}))]
-        zero = torch.zeros_like(moving)
-        gradients = [
-            torch.autograd.grad(f, moving, retain_graph=True, allow_unused=True)[0] if f.requires_grad else None
-            for f in found
-        ]
-        return [zero if gradient is None else gradient for gradient in gradients]
+
+        def slope(total: Tensor) -> Tensor:
+            if not total.requires_grad:
+                return torch.zeros_like(moving)
+            return torch.autograd.grad(total, moving, retain_graph=True, materialize_grads=True)[0]
+
+        return [slope(o.expand_as(moving).sum()) for o in outputs(replace(z, **{end: moving}))]
 
     def _outputs(self) -> dict[str, _Outputs]:
-        found: dict[str, _Outputs] = {"the lines": self._lines_outputs}
-        return found | {"the band": self._band_outputs} if self.layer.has_band else found
+        """Everything that the layer computes from an interval, to be differentiated."""
+        found: dict[str, _Outputs] = {"the lines": lambda z: _tensors(self.layer.lines(z))}
+        return found | {"the band": lambda z: _tensors(self.layer.band(z))} if self.layer.has_band else found
 
-    def _band_outputs(self, z: Interval) -> tuple[Tensor, ...]:
-        band = self.layer.band(z)
-        return band.slope, band.centre, band.radius
+    def check_errors(self, exact: ElementwiseDual) -> None:
+        """What this layer, of float32, says about its rounding holds. exact: the layer in float64, with the same constants."""
+        kinks, generator = self._kinks(exact), torch.Generator().manual_seed(self.seed)
+        points = spread(hurting_points(kinks, generator), self.shape)
+        self._value(exact, Interval(points, points), points.unsqueeze(0))
+        cases = interval_cases(kinks, generator)
+        wide = self._spread(Interval(cases.lower.to(self.dtype), cases.upper.to(self.dtype)))
+        self._value(exact, wide, sample_points(wide, kinks))
+        self._moved(exact, Interval(wide.lower.double(), wide.upper.double()), kinks)
 
-    def _lines_outputs(self, z: Interval) -> tuple[Tensor, ...]:
-        lines = self.layer.lines(z)
-        return lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset
+    def _value(self, layer: ElementwiseDual, z: Interval, points: Tensor) -> None:
+        """|value in float32 - f(z)| <= error, for points [S, K, *shape] of intervals [K, *shape]."""
+        exact = torch.stack([layer.value(p) for p in points.double()])
+        stated = self.layer.error(z, exact.abs().amax(0).to(self.dtype), of_sum(MORE_ROUNDINGS, self.dtype))
+        stated = stated if self.layer.exact else stated + of_underflow(0, self.dtype)
+        found = torch.stack([self.layer.value(p) for p in points])
+        what = f"{self.name}: error() understates what the value in float32 is wrong by"
+        require_stated(found, exact, stated, what, l=z.lower, u=z.upper, z=points)
+
+    def _moved(self, layer: ElementwiseDual, z: Interval, kinks: tuple[float, ...]) -> None:
+        """|f(a) - f(b) - slope (a - b)| <= moved, for a and b at most `by` apart."""
+        points = sample_points(z, kinks)
+        lines = layer.lines(z)
+        slopes = [torch.zeros_like(z.lower), torch.ones_like(z.lower), lines.lower_slope, lines.upper_slope]
+        values = layer.value(points)
+        for part in PARTS:
+            by = part * z.width
+            others = torch.minimum(points + by, z.upper)
+            reached = layer.value(others)
+            for slope in slopes:
+                far = (reached - values - slope * (others - points)).abs()
+                terms = values.abs().amax(0), (slope.abs() + 1) * torch.maximum(z.lower.abs(), z.upper.abs())
+                allowed = layer.moved(z, by, slope) + rounding(torch.float64, *terms)
+                what = f"{self.name}: moved() understates how far the function leaves a line"
+                require_below(far - allowed, what, l=z.lower, u=z.upper, by=by, slope=slope, a=others, b=points)
 
 
 _Outputs = Callable[[Interval], tuple[Tensor, ...]]
+
+
+def _tensors(found: Band | Lines) -> tuple[Tensor, ...]:
+    return tuple(getattr(found, field.name) for field in fields(found))
 
 
 def _edges(band: Band) -> Lines:

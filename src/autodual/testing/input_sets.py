@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from autodual.sets import Box, InputSet, NormSet
-from autodual.testing._report import require_below, require_close, rounding
+from autodual.testing._cases import require_below, require_close, rounding
 
 DIRECTIONS = 24
 SAMPLES = 32
@@ -87,9 +87,8 @@ class _InputSetCheck:
             raise AssertionError(f"{self.name}: {what} has shape {tuple(point.shape)}, not {tuple(self.centre.shape)}")
         values = (self.rows * point).flatten(2).sum(-1)
         excess = self.lowest - values - self._rounding(self._sizes(self.rows))
-        require_below(
-            excess, f"{self.name}: {what} lies outside: a linear function is smaller there than `minimise` says"
-        )
+        outside = "lies outside: a linear function is smaller there than `minimise` says"
+        require_below(excess, f"{self.name}: {what} {outside}")
 
     def _attained(self) -> None:
         """minimise is the value at an extreme point, not below it."""
@@ -101,10 +100,9 @@ class _InputSetCheck:
             require_close(lowest, value, allowed, f"{self.name}: minimise against the value at `vertex`")
 
     def _homogeneous(self) -> None:
+        allowed = self._rounding(3 * self._sizes(self.rows))
         what = f"{self.name}: minimise(3 c) against 3 minimise(c)"
-        require_close(
-            self.set.minimise(3 * self.rows), 3 * self.lowest, self._rounding(3 * self._sizes(self.rows)), what
-        )
+        require_close(self.set.minimise(3 * self.rows), 3 * self.lowest, allowed, what)
 
     def _box(self) -> None:
         box, smallest = self.set.box(), InputSet.box(self.set)
@@ -151,14 +149,11 @@ class _InputSetCheck:
 
     def _slices(self) -> None:
         for part in (slice(0, 1), slice(len(self.set) // 2, None), slice(None)):
-            some = self.set[part]
-            count = len(self.centre[part])
+            some, count, place = self.set[part], len(self.centre[part]), f"[{part.start}:{part.stop}]"
             if len(some) != count:
-                raise AssertionError(
-                    f"{self.name}: [{part.start}:{part.stop}] has {len(some)} examples instead of {count}"
-                )
+                raise AssertionError(f"{self.name}: {place} has {len(some)} examples instead of {count}")
             if not torch.equal(some.centre, self.centre[part]):
-                raise AssertionError(f"{self.name}: [{part.start}:{part.stop}] has another centre than those examples")
+                raise AssertionError(f"{self.name}: {place} has another centre than those examples")
             allowed = self._rounding(self._sizes(self.rows)[:, part])
-            what = f"{self.name}: minimise of [{part.start}:{part.stop}] against those examples of the whole"
+            what = f"{self.name}: minimise of {place} against those examples of the whole"
             require_close(some.minimise(self.rows), self.lowest[:, part], allowed, what)

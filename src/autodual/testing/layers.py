@@ -1,34 +1,34 @@
-"""check_dual_layer: proves a dual layer right, or says where it is wrong."""
+"""check_dual_layer checks a dual layer, and says where it is wrong; and the contract of affine layers."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import Shape
-from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, build
+from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, Window, build
 from autodual.engines import capture
 from autodual.engines.ibp import run_error_at
-from autodual.testing._affine import AffineCheck
+from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
+from autodual.testing._cases import (
+    LARGEST,
+    hurting_batch,
+    hurting_points,
+    require_below,
+    require_close,
+    require_stated,
+    rounding,
+    spread,
+)  # fmt: skip
 from autodual.testing._elementwise import ElementwiseCheck
-from autodual.testing._errors import check_errors
-from autodual.testing._report import require_close, rounding
 
 USUAL_SHAPES: tuple[Shape, ...] = ((5,), (3, 8), (3, 8, 8), (2, 5, 5, 5))
 """Tried in this order when an operation does not say what it takes."""
-
-
-class _Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def check_dual_layer(
@@ -99,6 +99,50 @@ def _check_value(name: str, module: nn.Module, network: DualNetwork, example: Te
     require_close(found, expected, allowed, f"{name}: the dual layers' value against the module's")
 
 
+def check_errors(
+    name: str, module: nn.Module, single: DualNetwork, double: DualNetwork, kinks: tuple[float, ...], seed: int
+) -> None:
+    """Compare what layers state about their rounding, which certificates count, with what PyTorch does, on inputs chosen to hurt.
+
+    single: of the module in float32. double: the same graph with its constants cast to float64.
+    """
+    with torch.no_grad():
+        _as_run(name, module, single, double, kinks, seed)
+        for index, node in enumerate(single.nodes):
+            where = name if len(single.nodes) == 2 else f"{name}, {node.name}"
+            shapes, exact = single.operand_shapes(index), double.nodes[index].layer
+            if isinstance(node.layer, ElementwiseDual):
+                assert isinstance(exact, ElementwiseDual)
+                ElementwiseCheck(where, node.layer, shapes[0], SINGLE, kinks, None, None, seed).check_errors(exact)
+            elif isinstance(node.layer, AffineDual):
+                assert isinstance(exact, AffineDual)
+                AffineCheck(where, node.layer, shapes, node.shape, seed).check_errors(exact)
+
+
+def _as_run(
+    name: str, module: nn.Module, single: DualNetwork, double: DualNetwork, kinks: tuple[float, ...], seed: int
+) -> None:
+    """The module as PyTorch runs it is no farther from the exact function than its layers say."""
+    shape = single.nodes[0].shape
+    generator = torch.Generator().manual_seed(seed)
+    layers = [node.layer for node in single.nodes if isinstance(node.layer, ElementwiseDual)]
+    points = hurting_points(kinks, generator) if layers else torch.zeros(0)
+    for x in (hurting_batch(shape, generator), spread(points, shape)):
+        if len(x):
+            found, exact, stated = module(x.clone()), double.forward(x.double()), run_error_at(single, x)
+            what = f"{name}: the module, as it runs in float32, is farther from the exact function than run_error says"
+            require_stated(found, exact, stated, what, value=exact)
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def _guess(module: nn.Module) -> Tensor:
     """A batch that the module accepts, from what it says of its input or from the usual shapes."""
     failures = []
@@ -124,3 +168,201 @@ def _candidates(module: nn.Module) -> list[Shape]:
     shapes = [shape if channels is None else (channels, *shape[1:]) for shape in USUAL_SHAPES]
     named = [d for d in (1, 2, 3) if f"{d}d" in type(module).__name__]
     return sorted(shapes, key=lambda shape: len(shape) - 1 not in named)
+
+
+# The contract of an AffineDual: W x + b, its transpose, |W|, the window that a position reads, and what rounding may do.
+
+BATCH = 3
+MOST_COLUMNS = 1024
+"""Columns of W that are looked at per operand; larger operands are looked at in random places."""
+SINGLE = torch.float32
+ULPS = 8
+"""Units in the last place of W and b that every layer's constants may be wrong by without saying so."""
+COLUMNS = 256
+"""Columns of W whose constants are compared, per operand."""
+
+
+@dataclass(frozen=True)
+class AffineCheck:
+    """One affine layer, at one place of a network, under test."""
+
+    name: str
+    layer: AffineDual
+    operand_shapes: tuple[Shape, ...]
+    shape: Shape
+    seed: int
+
+    def run(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad():
+            columns = [_basis(shape, generator, MOST_COLUMNS) for shape in self.operand_shapes]
+            matrices = [self.layer.linear(*self._alone(i, basis)) for i, basis in enumerate(columns)]
+            operands = self._random(generator)
+            size = self.layer.absolute(*(o.abs() for o in operands))
+            self._linear(operands, size, generator)
+            self._transpose(operands, size, generator)
+            self._absolute(columns, matrices, generator)
+            self._windows(columns, matrices)
+            self._narrowed(operands, size)
+            self._cropped(operands, size)
+
+    def _random(self, generator: torch.Generator) -> list[Tensor]:
+        shapes = self.operand_shapes
+        return [torch.randn(BATCH, *shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+    def _alone(self, operand: int, basis: Tensor) -> list[Tensor]:
+        """Operands that are zero, but for one."""
+        zeros = [basis.new_zeros(len(basis), *shape) for shape in self.operand_shapes]
+        return [*zeros[:operand], basis, *zeros[operand + 1 :]]
+
+    def _linear(self, operands: list[Tensor], size: Tensor, generator: torch.Generator) -> None:
+        """apply = linear + bias, and linear is linear."""
+        bias = self.layer.bias()
+        linear, whole = self.layer.linear(*operands), self.layer.apply(*operands)
+        if tuple(linear.shape) != (BATCH, *self.shape):
+            raise AssertionError(f"{self.name}: linear has shape {tuple(linear.shape)}, not {(BATCH, *self.shape)}")
+        shift = linear.new_zeros(self.shape) if bias is None else bias.to(linear).expand(self.shape)
+        allowed = rounding(torch.float64, size, shift.expand_as(size))
+        require_close(whole, linear + shift, allowed, f"{self.name}: apply against linear + bias")
+        others = self._random(generator)
+        mixed = self.layer.linear(*(2 * a - 3 * b for a, b in zip(operands, others, strict=True)))
+        apart = 2 * linear - 3 * self.layer.linear(*others)
+        allowed = rounding(torch.float64, 3 * (size + self.layer.absolute(*(o.abs() for o in others))))
+        require_close(mixed, apart, allowed, f"{self.name}: linear is not linear: W (2 a - 3 b) against 2 W a - 3 W b")
+
+    def _transpose(self, operands: list[Tensor], size: Tensor, generator: torch.Generator) -> None:
+        """<W x, y> = <x, W' y>, and the transpose is the one that autodiff finds."""
+        y = torch.randn(BATCH, *self.shape, dtype=torch.float64, generator=generator)
+        pulled = self.layer.transpose(y, self.operand_shapes)
+        by_autodiff = AffineDual.transpose(self.layer, y, self.operand_shapes)
+        if len(pulled) != len(operands):
+            raise AssertionError(f"{self.name}: transpose returns {len(pulled)} tensors for {len(operands)} operands")
+        total = (size * y.abs()).sum()
+        for i, (found, expected) in enumerate(zip(pulled, by_autodiff, strict=True)):
+            what = f"{self.name}: transpose for operand {i} against the one found by autodiff"
+            require_close(found, expected, rounding(torch.float64, expected, expected.abs().amax()), what)
+        left = (self.layer.linear(*operands) * y).sum()
+        right = torch.stack([(a * b).sum() for a, b in zip(operands, pulled, strict=True)]).sum()
+        require_close(left, right, rounding(torch.float64, total), f"{self.name}: <W x, y> against <x, W' y>")
+
+    def _absolute(self, columns: list[Tensor], matrices: list[Tensor], generator: torch.Generator) -> None:
+        """absolute(r) = |W| r, for r >= 0 in the places that were looked at."""
+        radii, expected = [], torch.zeros(self.shape, dtype=torch.float64)
+        for basis, matrix in zip(columns, matrices, strict=True):
+            r = torch.rand(len(basis), dtype=torch.float64, generator=generator)
+            radii.append(torch.tensordot(r, basis, 1).unsqueeze(0))
+            expected = expected + torch.tensordot(r, matrix.abs(), 1)
+        found = self.layer.absolute(*radii)[0]
+        require_close(found, expected, rounding(torch.float64, expected), f"{self.name}: absolute(r) against |W| r")
+
+    def _windows(self, columns: list[Tensor], matrices: list[Tensor]) -> None:
+        """No entry of W lies outside the declared window."""
+        window = self.layer.window(self.operand_shapes)
+        if window is None:
+            return
+        for i, (basis, matrix) in enumerate(zip(columns, matrices, strict=True)):
+            entries = matrix.abs().sum(1)  # over the result's channels: [C, *space]
+            outside = ~_inside(window, basis, self.operand_shapes[i], self.shape[1:])
+            what = f"{self.name}: a position of the result reads operand {i} outside of its {window}"
+            require_below(torch.where(outside, entries, 0.0), what)
+
+    def _narrowed(self, operands: list[Tensor], size: Tensor) -> None:
+        """The layer narrowed to some channels of the result, or of the operand, computes what the whole computes on these."""
+        layer, whole = self.layer, self.layer.linear(*operands)
+        some = torch.arange(0, self.shape[0], 2)
+        part = layer.narrowed(results=some)
+        broadcast = any(len(s) != len(self.shape) or s[0] != self.shape[0] for s in self.operand_shapes)
+        if part is not None and not (layer.channelwise and broadcast):  # then engines leave it alone
+            what = f"{self.name}: narrowed(results=...) against these channels of the whole"
+            given = [o[:, some] for o in operands] if layer.channelwise else operands
+            require_close(part.linear(*given), whole[:, some], rounding(torch.float64, size[:, some]), what)
+        if layer.channelwise or len(operands) != 1:
+            return
+        some = torch.arange(0, self.operand_shapes[0][0], 2)
+        part = layer.narrowed(operands=some)
+        if part is not None:
+            (x,) = operands
+            expected = layer.linear(torch.zeros_like(x).index_copy(1, some, x[:, some]))
+            what = f"{self.name}: narrowed(operands=...) against the whole with zeros in the other channels"
+            require_close(part.linear(x[:, some]), expected, rounding(torch.float64, size), what)
+
+    def _cropped(self, operands: list[Tensor], size: Tensor) -> None:
+        """On the patch that two neighbouring positions read, with zeros outside, the cropped layer gives their values."""
+        window = self.layer.window(self.operand_shapes)
+        count = tuple(min(2, n) for n in self.shape[1:])
+        part = None if window is None else self.layer.cropped((self.shape[0], *count))
+        if window is None or part is None:
+            return
+        for start in {(0,) * len(count), tuple(n - c for n, c in zip(self.shape[1:], count, strict=True))}:
+            patches = [_patch(o, window, start, count) for o in operands]
+            place = (slice(None), slice(None), *(slice(a, a + c) for a, c in zip(start, count, strict=True)))
+            whole, allowed = self.layer.linear(*operands)[place], rounding(torch.float64, size[place])
+            what = f"{self.name}: cropped(...) on the patch at {start} against the whole"
+            require_close(part.linear(*patches), whole, allowed, what)
+
+    def check_errors(self, exact: AffineDual) -> None:
+        """What this layer, of float32, says about its rounding holds. exact: the layer in float64, with the same constants."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for operand in range(len(self.operand_shapes)):
+            self._constants(exact, operand, generator)
+        self._apply(exact, [hurting_batch(shape, generator) for shape in self.operand_shapes])
+
+    def _constants(self, exact: AffineDual, operand: int, generator: torch.Generator) -> None:
+        """W and b in float32 are within a few units in the last place, and constant_error, of what they are in float64."""
+        x = self._alone(operand, _basis(self.operand_shapes[operand], generator, COLUMNS).to(SINGLE))
+        found = self.layer.linear(*x).double()  # exact: products with 1 and 0
+        expected, size = exact.linear(*(v.double() for v in x)), _size(exact, x)
+        bias, exact_bias = self.layer.bias(), exact.bias()
+        if bias is not None and exact_bias is not None:
+            found, expected = found + bias.to(SINGLE).double(), expected + exact_bias.double()
+        constants = self.layer.constant_error(*x)
+        allowed = ULPS * torch.finfo(SINGLE).eps * size + torch.finfo(SINGLE).tiny
+        allowed = allowed if constants is None else allowed + constants.double()
+        what = f"{self.name}: constant_error() understates what the constants of float32 are wrong by"
+        require_below((found - expected).abs() - allowed, what, found=found, expected=expected)
+
+    def _apply(self, layer: AffineDual, x: list[Tensor]) -> None:
+        """|apply in float32 - (W x + b)| <= gamma_terms (|W| |x| + |b|) + constant_error."""
+        found, exact = self.layer.apply(*x), layer.apply(*(v.double() for v in x))
+        terms = self.layer.terms(self.operand_shapes, self.shape)[0] + MORE_ROUNDINGS
+        size, constants = _size(layer, x), self.layer.constant_error(*(v.abs() for v in x))
+        stated = of_sum(terms, SINGLE) * size + of_underflow(terms, SINGLE)
+        stated = stated if constants is None else stated + constants
+        stated = torch.where(size < LARGEST, stated, torch.inf)
+        what = f"{self.name}: terms() and constant_error() understate what evaluating the layer in float32 is wrong by"
+        require_stated(found, exact, stated, what, value=exact)
+
+
+def _patch(x: Tensor, window: Window, start: Shape, count: Shape) -> Tensor:
+    """What `count` positions from `start` on read of x, with zeros outside of it."""
+    pads: list[int] = []
+    for d in reversed(range(len(count))):
+        first = start[d] * window.stride[d] + window.low[d]
+        last = (start[d] + count[d] - 1) * window.stride[d] + window.high[d]
+        pads += [-first, last + 1 - x.shape[2 + d]]
+    return torch.nn.functional.pad(x, pads)
+
+
+def _basis(shape: Shape, generator: torch.Generator, most: int) -> Tensor:
+    """[C, *shape]: unit vectors, all of them or a random choice."""
+    count = torch.Size(shape).numel()
+    chosen = torch.randperm(count, generator=generator)[:most]
+    return torch.nn.functional.one_hot(chosen, count).double().reshape(-1, *shape)
+
+
+def _inside(window: Window, basis: Tensor, operand: Shape, space: Shape) -> Tensor:
+    """[C, *space]: does a position of the result declare to read the place of each unit vector?"""
+    places = torch.stack(torch.unravel_index(basis.flatten(1).argmax(1), operand))[1:]
+    inside = torch.ones(len(basis), *space, dtype=torch.bool)
+    for d, (place, size) in enumerate(zip(places, space, strict=True)):
+        position = torch.arange(size).reshape(-1, *[1] * (len(space) - 1 - d))
+        place = place.reshape(-1, *[1] * len(space))
+        start = position * window.stride[d]
+        inside &= (place >= start + window.low[d]) & (place <= start + window.high[d])
+    return inside
+
+
+def _size(layer: AffineDual, x: list[Tensor]) -> Tensor:
+    """|W| |x| + |b|."""
+    size, bias = layer.absolute(*(v.abs().double() for v in x)), layer.bias()
+    return size if bias is None else size + bias.abs().double()

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual._tensor import full_precision
-from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
+from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble, SummedScores
 from autodual.cascades.records import CascadeAttack, CascadeCertificate
-from autodual.cascades.sum import SummedScores
 from autodual.certificates.certificate import collapse
 from autodual.data import ImageData
 from autodual.engines import Dual

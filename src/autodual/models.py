@@ -1,4 +1,7 @@
-"""The paper's networks: small, large, wide(k), deep(k) and resnet, and normalisation as their first layer. [SPAD sec. 4, app. G]"""
+"""The networks of Wong, Schmidt, Metzen and Kolter (2018), as plain modules that know nothing of bounds. [SPAD sec. 4, app. G]
+
+They are small, large, wide(k), deep(k) and resnet, with normalisation as their first layer if it is wanted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def check_factor(family: str, k: int, what: str) -> None:
 def assemble(
     family: str, in_channels: int, mean: Channels, std: Channels, layers: Iterable[nn.Module]
 ) -> nn.Sequential:
-    """The layers in a row, behind a Normalize when mean and std are given."""
+    """Puts the layers in a row, behind a Normalize if mean and std are given."""
     if mean is None and std is None:
         return nn.Sequential(*layers)
     if mean is None or std is None:
@@ -63,7 +66,7 @@ def halved_twice(width: int) -> int:
 
 
 def initialise_convolutions(model: nn.Module) -> None:
-    """Weights from N(0, sqrt(2 / (kernel area * output channels))), biases zero: He's rule, fan out."""
+    """Draws weights from N(0, sqrt(2 / (kernel area * output channels))) and sets biases to zero: He's rule, fan out."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             area = math.prod(module.kernel_size)

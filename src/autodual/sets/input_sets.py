@@ -1,7 +1,12 @@
-"""Boxes and norm balls as input sets."""
+"""What may change: the set of inputs over which a statement is to hold, and the boxes and norm balls that are such sets.
+
+A set of your own is a subclass of `InputSet` with `centre`, `minimise` and `__getitem__`; `autodual.testing.check_input_set`
+checks it. Everything else, attacks included, follows from the support function.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -9,8 +14,75 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual.interval import Interval
-from autodual.sets.base import InputSet
-from autodual.sets.norms import LINF, Norm
+from autodual.sets.norms import BY_DUAL_ORDER, LINF, Norm
+
+
+class InputSet(ABC):
+    """A convex set of inputs for each example of a batch, known by the minimum of every linear function over it."""
+
+    centre: Tensor
+    """A point of the set, [N, *shape]."""
+    dual_norm: float | None = None
+    """1, 2 or inf when the minimum of c'x is c'centre - norm(radius * c); None for a set of another kind."""
+    radius: Tensor
+    """Only for sets with a `dual_norm`: broadcastable to the centre."""
+
+    @abstractmethod
+    def minimise(self, coefficients: Tensor) -> Tensor:
+        """min over x in the set of sum(coefficients * x): [R, N or 1, *shape] -> [R, N]."""
+
+    @abstractmethod
+    def __getitem__(self, examples: slice) -> InputSet:
+        """The sets of some of the examples."""
+
+    def double(self) -> InputSet | None:
+        """This set, or one around it, in float64, where bounds are computed again that rounding blurs; None if there is none."""
+        return None
+
+    def __len__(self) -> int:
+        return int(self.centre.shape[0])
+
+    def box(self) -> Interval:
+        """The smallest box around the set."""
+        shape = self.centre.shape
+        basis = torch.eye(shape[1:].numel(), dtype=self.centre.dtype, device=self.centre.device)
+        rows = basis.reshape(-1, 1, *shape[1:])
+        lower, upper = self.minimise(rows), -self.minimise(-rows)
+        return Interval(lower.T.reshape(shape), upper.T.reshape(shape))
+
+    def vertex(self, direction: Tensor) -> Tensor:
+        """A point of the set that is farthest in `direction` [N, *shape]: the gradient of the support function."""
+        if torch.is_inference_mode_enabled() or self.centre.is_inference():
+            raise ArgumentError(
+                f"{type(self).__name__}: its extreme points come from gradients of `minimise`, which torch.inference_mode() forbids; "
+                f"use torch.no_grad() instead, and inputs that were not made in inference mode, or give the set a method `vertex`"
+            )
+        with torch.enable_grad():
+            negative = (-direction).detach().unsqueeze(0).requires_grad_()
+            lowest = self.minimise(negative).sum()
+        return torch.autograd.grad(lowest, negative)[0].squeeze(0)
+
+    def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
+        """Move from x towards the farthest point in `direction`, staying in the set."""
+        return x + min(size, 1.0) * (self.vertex(direction) - x)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A random point of each example's set; here, a random mixture of the centre and a random extreme point."""
+        noise = torch.randn(self.centre.shape, dtype=self.centre.dtype, device=self.centre.device, generator=generator)
+        weight = torch.rand(len(self), dtype=noise.dtype, device=noise.device, generator=generator)
+        weight = weight.reshape(-1, *[1] * (noise.dim() - 1))
+        return self.centre + weight * (self.vertex(noise) - self.centre)
+
+
+def norm_of(region: InputSet) -> Norm | None:
+    """The norm whose dual is the set's `dual_norm`; None for a set of another kind."""
+    if region.dual_norm is None:
+        return None
+    if region.dual_norm not in BY_DUAL_ORDER:
+        raise ArgumentError(
+            f"{type(region).__name__}: dual_norm must be 1, 2 or inf, or None for a set of another kind, got {region.dual_norm!r}"
+        )
+    return BY_DUAL_ORDER[region.dual_norm]
 
 
 class Box(InputSet):
@@ -57,7 +129,7 @@ class Box(InputSet):
     """Makes this box in float64, where its own ends are rounded."""
 
     def known_as(self, twin: Callable[[], Box]) -> Box:
-        """This box, which `twin` makes in float64 from what it was made from."""
+        """Remembers how to make this box in float64, from what it was made from."""
         self._twin = twin
         return self
 
@@ -132,7 +204,7 @@ class NormSet(InputSet):
         return self.project(x + size * (self.vertex(direction) - self.centre))
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest point of the set, but for rounding, which goes inwards: a point that is returned lies in the set."""
+        """The nearest point of the set, up to rounding, which goes inwards: the point that is returned lies in the set."""
         centre, radius = self.centre.double(), self.radius.double()
         shift = (x.double() - centre).flatten(1)
         radius = radius.expand(len(x), *radius.shape[1:]).reshape(-1, 1)
