@@ -203,7 +203,7 @@ class ImageData:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def select(self, index: Tensor | slice) -> ImageData:
-        """The images at these positions, or where this mask is true, in that order."""
+        """A record of the chosen images only: those at the positions that `index` has, in its order, or those where a mask is true."""
         return replace(self, images=self.images[index], labels=self.labels[index])
 
     def take(self, n: int) -> ImageData:

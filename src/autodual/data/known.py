@@ -141,7 +141,7 @@ def data_folder(folder: Path | str | None = None) -> Path:
 
 
 def find_file(data: KnownData, name: str, folder: Path | str | None = None) -> Path | None:
-    """The file or its .gz, in the data set's own sub-folder or in the data folder itself; None where there is neither."""
+    """Where a file or its .gz lies: in the data set's own sub-folder, or in the data folder itself. None where it is in neither."""
     root = data_folder(folder)
     for place in (root / data.folder, root):
         for path in (place / name, place / f"{name}.gz"):
@@ -151,7 +151,7 @@ def find_file(data: KnownData, name: str, folder: Path | str | None = None) -> P
 
 
 def find_files(data: KnownData, names: Iterable[str], folder: Path | str | None = None) -> list[Path]:
-    """All of these files; the first that is missing is named."""
+    """Where the named files of a data set lie. ArgumentError names the first that is missing."""
     found = []
     for name in names:
         path = find_file(data, name, folder)

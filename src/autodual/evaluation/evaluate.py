@@ -95,7 +95,7 @@ def check_together(
 
 
 def _refuse_broken(source: object, wrong: Tensor, where: str, advice: str = ADVICE) -> None:
-    """Fail if there are any of these [N], which are certified, and broken by an attack. where: in which arithmetic."""
+    """Fail if any example [N] is certified and broken by an attack in the same arithmetic, which `where` names."""
     examples = wrong.nonzero().squeeze(1)
     if len(examples) == 0:
         return

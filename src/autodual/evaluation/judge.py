@@ -87,7 +87,7 @@ class Judged:
 
     @classmethod
     def read(cls, lines: Sequence[CertificateLine]) -> Judged:
-        """What these lines say."""
+        """The columns of lines that were read from a file."""
         margins = torch.tensor([torch.nan if line.margin is None else line.margin for line in lines])
         slack = torch.tensor([torch.inf if line.slack is None else line.slack for line in lines])
         labels, predicted, proved, as_run = _columns(lines, "label", "predicted", "certified", "certified_as_run")
@@ -169,7 +169,7 @@ class Ledger:
     def fill(
         self, kind: type[L], problem: Problem, find: Callable[[slice], list[L]], data: ImageData, what: str
     ) -> list[L]:
-        """All lines about `problem`: those that the file holds, and the others, which `find` makes for some examples at a time."""
+        """Returns all lines about `problem`. `find` makes, for some examples at a time, the lines that the file does not hold yet."""
         file = LineFile(self.path, kind, data.labels.tolist(), self.watch.say)
         problem, step = replace(problem, asked=self.asked), self.step or batch_size(data)
         try:
@@ -188,7 +188,7 @@ class Ledger:
 
 
 def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine) -> Problem:
-    """What lines about these examples are about, and what computes them."""
+    """The question that lines about these examples answer, and what computes the answers."""
     x = data.scaled(slice(0, 1))
     return Problem(
         format=Problem.FORMAT, perturbation=repr(ball), engine=repr(engine), examples=len(data), data=data.digest(),
@@ -226,7 +226,7 @@ def cascade_to_file(ledger: Ledger, combination: Combination, data: ImageData) -
 
 
 def cascade_problem(combination: Combination, data: ImageData) -> Problem:
-    """What lines of a cascade are about."""
+    """The question that lines of a cascade answer."""
     problem = problem_of(combination.models, data, combination.ball, combination.engine)
     return replace(problem, combination=repr(combination))
 
@@ -261,7 +261,7 @@ class Recheck(Generic[L]):
     """A file of certificates, and how its lines are found again."""
 
     problem: Problem
-    """As it is noted beside the file."""
+    """The note beside the file."""
     kind: type[L]
     lines: list[L | str]
     """Per example, in order: the record, or what is wrong with its line."""
@@ -292,7 +292,7 @@ class Recheck(Generic[L]):
         return told
 
     def differences(self, sample: list[int], tell: Callable[[int], None]) -> list[str]:
-        """Sentences about lines that cannot be right, and about those of the sample that are not what is found now.
+        """Sentences about lines that cannot be right, and about lines of the sample that differ from what is found now.
 
         What differs when the sample is computed by itself is computed once more among the examples that it was computed with:
         how far rounding goes, and where float64 is used, may depend on these. Where certificates are random, the numbers that an

@@ -34,7 +34,7 @@ class Share:
     weight: float
     """Weight of its gradient in the mean over processes, which is then the gradient of the whole batch."""
     counted: int
-    """Examples that it counts; those that all processes take are counted by the first."""
+    """Examples that this process counts. The first process counts those that all of them take."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Group:
         return self.size == 1
 
     def any(self, *flags: bool) -> list[bool]:
-        """For each flag, whether it is true for one of us: one small message, on the CPU, so that no device is waited for."""
+        """Tells for each flag whether it is true in any process. One small message on the CPU, so that no device is waited for."""
         if self.alone:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
@@ -63,7 +63,7 @@ class Group:
         return [vote > 0 for vote in votes.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
-        """What every process says, in order."""
+        """Returns the values of all processes, in the order of their ranks."""
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.size
@@ -71,7 +71,7 @@ class Group:
         return found
 
     def from_all(self, act: Callable[[], T]) -> list[T]:
-        """What every process finds or does, in order; if one fails, all fail with its error."""
+        """Calls `act` in every process, and returns all results in the order of ranks. If one fails, all fail with its error."""
         if self.alone:
             return [act()]
         result, error, fault = _attempt(act, self.rank)
@@ -84,7 +84,7 @@ class Group:
         return [value for value, _ in found]
 
     def by_first(self, act: Callable[[], T]) -> T:
-        """What the first process finds or does; all get its result, or fail with its error."""
+        """Calls `act` in the first process only. All processes get its result, or fail with its error."""
         if self.alone:
             return act()
         result, error, fault = _attempt(act, self.rank) if self.first else (None, None, None)
@@ -96,7 +96,7 @@ class Group:
         return found
 
     def same_(self, model: nn.Module) -> None:
-        """The first process's weights for all. Gradients keep parameters equal; batch statistics are each process's own."""
+        """Copies the first process's weights to all. Gradients keep parameters equal; batch statistics are each process's own."""
         if self.alone:
             return
         for value in model.state_dict().values():
@@ -110,7 +110,8 @@ class Group:
         return numbers
 
     def share(self, index: Tensor) -> Share:
-        """Our part of a batch. One with fewer than two examples for each of us is taken whole by all: one has no batch statistics."""
+        """This process's part of a batch. All take the whole of a batch that has fewer than two examples for each: one example has no
+        batch statistics."""
         if len(index) < 2 * self.size:
             return Share(index, 1.0, len(index) if self.first else 0)
         own = index[self.rank :: self.size]
@@ -142,7 +143,7 @@ def _told(error: AutodualError) -> AutodualError:
 
 
 def own_device(chosen: torch.device) -> torch.device:
-    """The device of this process, of those that torchrun has started: each has a GPU of its own."""
+    """The device of this process: every process that torchrun has started has a GPU of its own."""
     if _world_size() == 1 or chosen.type != "cuda":
         return chosen
     if chosen.index is not None:

@@ -97,7 +97,7 @@ def round_to_half_(model: nn.Module) -> None:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all tensors: weights that are tied share their memory, which the file format refuses."""
+    """Copies of all tensors on the CPU. Tied weights share their memory, which the file format refuses."""
     return {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
 
 

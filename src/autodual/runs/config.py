@@ -142,7 +142,7 @@ class TrainConfig:
 
 
 def _fitted(name: str, value: Any, hint: Any) -> Any:
-    """The value, if it has the right type; whole numbers are fine where others are, and so are fractions such as "2/255"."""
+    """Returns the value as the type that the option has, or refuses it. Numbers may be whole, or fractions such as "2/255"."""
     for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         origin = get_origin(choice)
         if choice is type(None) and value is None:

@@ -282,7 +282,7 @@ def read_problem(path: Path) -> Problem | None:
 
 
 def split_lines(content: bytes) -> list[bytes]:
-    """The lines with their ends; only a line feed ends one, also after a carriage return."""
+    """Splits bytes into lines that keep their ends. Only a line feed ends a line, also after a carriage return."""
     *whole, rest = content.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest else [])
 

@@ -36,7 +36,7 @@ class Finished:
     cascade: CascadeSummary | None = None
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values: those of evaluation.json, and those of cascade.json under `cascade`."""
+        """The values of evaluation.json, and under `cascade` the values of cascade.json."""
         return plain(self.evaluation) | ({} if self.cascade is None else {"cascade": plain(self.cascade)})
 
 
@@ -219,7 +219,7 @@ ATTACK_ERRORS = ("attacked_error", "attacked_certified_error")
 
 
 def _write_events(run: Run, found: Finished) -> None:
-    """The figures at the end; those that an earlier process wrote do not count any more."""
+    """Writes the final figures as events. Figures that an earlier process wrote do not count any more."""
     events, whole = Events(run.events), found.evaluation
     events.write("evaluation", 0, {name: value for name in ERRORS if (value := getattr(whole, name)) is not None})
     if found.cascade is not None:

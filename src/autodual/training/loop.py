@@ -118,7 +118,7 @@ class StepLog:
         self.scales: list[list[float]] = []
 
     def add(self, summary: Tensor, own: int, whole: int) -> None:
-        """own: examples that this process's summary is about; whole: those of the batch."""
+        """Keeps the summary of a step. own: examples of this process that it is about; whole: examples of the batch."""
         self.kept.append(summary.clone())  # the next step may use the memory again
         count = 1 / whole if own > 0 else 0.0
         self.scales.append([count if name.endswith("error") else own / whole for name in SUMMARY])

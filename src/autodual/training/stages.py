@@ -115,7 +115,7 @@ def train_stage(
 
 
 def collapse_of(model: nn.Module, data: ImageData) -> str | None:
-    """Whether a network that was trained on these images has given up; looks at some of them, drawn from all over."""
+    """A sentence about a network that gives one answer for everything; None for any other. Looks at a random part of the images."""
     drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKED_AT]
     some = data.select(drawn.to(data.images.device))
     parts = [slice(first, first + batch_size(some)) for first in range(0, len(some), batch_size(some))]
@@ -205,7 +205,7 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
 def _still_open(
     config: TrainConfig, run: Run, name: str, stage: int, model: nn.Module, data: ImageData, open_: Tensor, watch: Watch
 ) -> Tensor:
-    """Positions of the examples that this stage does not certify either; kept in a file of this name."""
+    """Positions of the open examples that this stage does not certify either. The file `name` keeps them."""
     path, group = run.stages / f"{name}.json", watch.group
     if len(open_) == 0:
         return open_

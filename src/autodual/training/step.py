@@ -47,7 +47,7 @@ class Objective(nn.Module, ABC):
         """The summary of one batch."""
 
     def draw(self, x: Tensor) -> Draws | None:
-        """Random numbers for steps on such batches, if there are any."""
+        """Memory for the random numbers of steps on batches like x; None if the objective draws none."""
         return None
 
 
