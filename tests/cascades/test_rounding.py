@@ -100,9 +100,9 @@ def test_a_routed_cascade_looks_at_thresholds_again() -> None:
     with torch.no_grad():
         last[2].bias.copy_(torch.tensor([-100.0, 100.0]))  # proves nothing about label 0
         model[2].bias[0] += 5.0
-        stage = open_stages([model], x)[0]
-        found = stage.differences(x, BALL, ad.Dual())
-        exact = open_stages(doubled([model]), x.double())[0].differences(x.double(), BALL, ad.Dual())
+        stage = open_stages([model], x, BALL, ad.Dual())[0]
+        found = stage.differences(x)
+        exact = open_stages(doubled([model]), x.double(), BALL, ad.Dual())[0].differences(x.double())
         proved, slack, run_error = (t[:, 0, 1].double() for t in (found.bound, found.slack, found.run_error))
     labels = torch.zeros(len(x), dtype=torch.int64)
     for n in range(len(x)):

@@ -87,7 +87,7 @@ def test_reach_is_exact_for_linear_models() -> None:
     model, x = mlp(3, 2, seed=4), batch(20, 3)
     labels = torch.arange(20) % 2
     with torch.no_grad():
-        found = reach(open_stages([model], x)[0], x, labels, BALL, ad.Dual())
+        found = reach(open_stages([model], x, BALL, ad.Dual())[0], x, labels)
         scores = torch.stack(
             [model(x + 0.06 * s) for s in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).double()]
         )
@@ -101,7 +101,7 @@ def test_reach_holds_at_random_points() -> None:
     model, x = mlp(4, 10, 8, 4, seed=4), batch(20, 4)
     labels = torch.arange(20) % 4
     with torch.no_grad():
-        found = reach(open_stages([model], x)[0], x, labels, BALL, ad.Dual())
+        found = reach(open_stages([model], x, BALL, ad.Dual())[0], x, labels)
         for _ in range(300):
             top = model(BALL.around(x).sample()).topk(2)
             margin, label = top.values[:, 0] - top.values[:, 1], top.indices[:, 0]

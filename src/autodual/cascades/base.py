@@ -139,7 +139,7 @@ class Combination(ABC):
         """Yields the stages for inputs like x; inside, products have full precision and nothing has gradients."""
         _check_parts(self.ball, x)
         with full_precision(), torch.no_grad():
-            stages = open_stages(self.models, x)
+            stages = open_stages(self.models, x, self.ball, self.engine)
             if labels is not None:
                 check_label_range(labels, stages[0].classes)
             yield stages

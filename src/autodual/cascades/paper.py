@@ -68,9 +68,9 @@ class Cascade(Combination):
         predicted = [stage.scores(x).argmax(1) for stage in stages]
         agree = (torch.stack(predicted) == labels).all(0)
         answers, last, last_as_run = self._run(stages, x, predicted, agree)
-        agree = last & agree | stages[-1].labels_exactly(x, labels, self.ball, agree & ~last)
+        agree = last & agree | stages[-1].labels_exactly(x, labels, agree & ~last)
         for stage in stages[:-1]:
-            agree = stage.labels_exactly(x, labels, self.ball, agree)
+            agree = stage.labels_exactly(x, labels, agree)
         return Evaluated(answers, agree & last, agree & last_as_run, agree)
 
     def _run(
@@ -86,7 +86,7 @@ class Cascade(Combination):
             proved, as_run = torch.zeros_like(open_), torch.zeros_like(open_)
             index = some.nonzero().squeeze(1)
             if len(index) > 0:
-                found = one.certify(x[index], predicted[one.number][index], self.ball, self.engine)
+                found = one.certify(x[index], predicted[one.number][index])
                 proved[index], as_run[index] = found.certified, found.certified_as_run
             answered = open_ & proved
             label = torch.where(answered, predicted[one.number], label)

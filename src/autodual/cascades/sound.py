@@ -87,7 +87,7 @@ class RoutedCascade(Combination):
         free = cls(models, [math.inf] * (len(check_models(models)) - 1), ball, engine)
         labels = check_problem(x, labels, ball)
         with free._opened(x, labels) as stages:
-            thresholds = Validation.of(stages, x, labels, ball, free.engine).thresholds(candidates)
+            thresholds = Validation.of(stages, x, labels).thresholds(candidates)
         return cls(models, thresholds, ball, engine)
 
     def _answer(self, stages: list[Stage], x: Tensor) -> Answers:
@@ -97,7 +97,7 @@ class RoutedCascade(Combination):
     def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Evaluated:
         def exactly(some: Tensor) -> Tensor:
             early = answers.stage < len(stages) - 1  # proved for scores as they are rounded
-            return some & early | stages[-1].labels_exactly(x, labels, self.ball, some & ~early)
+            return some & early | stages[-1].labels_exactly(x, labels, some & ~early)
 
         label, stage = self._route([s.scores(x) for s in stages])
         proved, as_run = self._prove(stages, x, label)
@@ -125,11 +125,11 @@ class RoutedCascade(Combination):
                 continue  # never answers: nothing to prove
             if len(open_) == 0:
                 return proved, as_run
-            silent, answers = does(stage, threshold, x[open_], labels[open_], self.ball, self.engine)
+            silent, answers = does(stage, threshold, x[open_], labels[open_])
             proved[open_[silent & answers]] = as_run[open_[silent & answers]] = True
             open_ = open_[silent & ~answers]
         if len(open_) > 0:
-            last = stages[-1].certify(x[open_], labels[open_], self.ball, self.engine)
+            last = stages[-1].certify(x[open_], labels[open_])
             proved[open_], as_run[open_] = last.certified, last.certified_as_run
         return proved, as_run
 
@@ -206,19 +206,17 @@ class Reach:
         return self.silent_from <= threshold, self.answers_below > threshold
 
 
-def reach(stage: Stage, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Reach:
+def reach(stage: Stage, x: Tensor, labels: Tensor) -> Reach:
     """What a stage does, by bounds on the scores as they are computed at inference, where they are compared with a threshold."""
-    return Reach.of(stage.differences(x, ball, engine).at_least(x.dtype), labels)
+    return Reach.of(stage.differences(x).at_least(x.dtype), labels)
 
 
-def does(
-    stage: Stage, threshold: float, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine
-) -> tuple[Tensor, Tensor]:
+def does(stage: Stage, threshold: float, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """What a stage does with a threshold, as `Reach.with_threshold` says it, also where only bounds in float64 can tell.
 
     The scores at inference stay in the dtype of the network, and keep their error.
     """
-    found = stage.differences(x, ball, engine)
+    found = stage.differences(x)
     silent, answers = Reach.of(found.at_least(x.dtype), labels).with_threshold(threshold)
     if x.dtype != torch.float32:
         return silent, answers
@@ -226,7 +224,7 @@ def does(
     unclear = (may_be_silent & ((may_be_silent != silent) | (may_answer != answers))).nonzero().squeeze(1)
     if len(unclear) == 0:
         return silent, answers
-    exact = stage.differences_in_double(x[unclear], ball, engine)
+    exact = stage.differences_in_double(x[unclear])
     if exact is None:
         return silent, answers
     sharper = Reach.of(exact.at_least(x.dtype), labels[unclear])
@@ -248,13 +246,13 @@ class Validation:
     """[N] bool: the last stage certifies the label."""
 
     @classmethod
-    def of(cls, stages: list[Stage], x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Validation:
+    def of(cls, stages: list[Stage], x: Tensor, labels: Tensor) -> Validation:
         scores = [stage.scores(x) for stage in stages]
         return cls(
-            [reach(stage, x, labels, ball, engine) for stage in stages[:-1]],
+            [reach(stage, x, labels) for stage in stages[:-1]],
             [margin_of(s, s.argmax(1)) for s in scores[:-1]],
             [s.argmax(1) == labels for s in scores],
-            stages[-1].certify(x, labels, ball, engine).certified,
+            stages[-1].certify(x, labels).certified,
         )
 
     def thresholds(self, count: int) -> list[float]:
@@ -340,33 +338,32 @@ class SumEnsemble(Combination):
 
     def _evaluate(self, stages: list[Stage], x: Tensor, labels: Tensor) -> Evaluated:
         def exactly(some: Tensor) -> Tensor:
-            return self._whole(stages, x).labels_exactly(x, labels, self.ball, some)
+            return self._whole(stages, x).labels_exactly(x, labels, some)
 
         return together(*self._judge(stages, x), labels, self.ball, exactly)
 
     def _whole(self, stages: list[Stage], x: Tensor) -> Stage:
-        return stages[0] if len(stages) == 1 else Stage(len(stages), prepare(self.model, x))
+        return stages[0] if len(stages) == 1 else Stage(len(stages), prepare(self.model, x), self.ball, self.engine)
 
     def _certifies(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """[N] bool each: proved, and proved for the sum as it runs. By the bound of the whole, else by the better of both, else by
         both in float64 where float32 could not tell."""
         if len(stages) == 1:
-            found = whole.certify(x, label, self.ball, self.engine)
+            found = whole.certify(x, label)
             return found.certified, found.certified_as_run
-        joint = whole.margins(x, label, self.ball, self.engine)
+        joint = whole.margins(x, label)
         certified, as_run = joint.certified, joint.certified_as_run
         rest = (~as_run).nonzero().squeeze(1)
         if len(rest) == 0:
             return certified, as_run
-        joint, ours = joint.at(rest), (x[rest], label[rest], self.ball, self.engine)
-        apart = Lower.total([stage.margins(*ours) for stage in stages], joint.run_error)
+        joint = joint.at(rest)
+        apart = Lower.total([stage.margins(x[rest], label[rest]) for stage in stages], joint.run_error)
         best = joint.better(apart)
         certified[rest], as_run[rest] = certified[rest] | best.certified, best.certified_as_run
         possible = torch.maximum(joint.bound + joint.slack, apart.bound + apart.slack) > 0
         unclear = rest[possible.all(1) & ~best.certified_as_run]
         if len(unclear) > 0 and x.dtype == torch.float32:
-            ours = (x[unclear], label[unclear], self.ball, self.engine)
-            sharper = [stage.margins_in_double(*ours) for stage in (whole, *stages)]
+            sharper = [stage.margins_in_double(x[unclear], label[unclear]) for stage in (whole, *stages)]
             nothing = Lower.nothing(x[unclear], whole.classes).beyond(label[unclear])
             joint, *parts = [nothing if one is None else one for one in sharper]
             best = joint.better(Lower.total(parts, joint.run_error))

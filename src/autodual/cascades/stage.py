@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -98,10 +98,12 @@ class Lower:
 
 @dataclass(frozen=True)
 class Stage:
-    """One model with the parameters that it has now. It lives for one call."""
+    """One model with the parameters that it has now, to be bounded in a ball by an engine. It lives for one call."""
 
     number: int
     prepared: Prepared
+    ball: Perturbation
+    engine: BoundEngine
 
     @property
     def network(self) -> DualNetwork:
@@ -114,59 +116,67 @@ class Stage:
     def scores(self, x: Tensor) -> Tensor:
         return self.network.forward(x)
 
-    def certify(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
+    def certify(self, x: Tensor, labels: Tensor) -> Lower:
         """[N, C]: bounds on the margins of a label, as sharp as `ad.certify` finds them; +inf at the label."""
         with at_stage(self.number):
             everyone = torch.ones_like(labels, dtype=torch.bool)
-            proof = _sound(prove_margins(self.prepared, x, labels, ball, engine, everyone), engine)
-        return Lower.of(proof, x).beyond(labels)
+            proof = prove_margins(self.prepared, x, labels, self.ball, self.engine, everyone)
+            return self._checked(proof, x).beyond(labels)
 
-    def labels_exactly(self, x: Tensor, labels: Tensor, ball: Perturbation, some: Tensor) -> Tensor:
+    def labels_exactly(self, x: Tensor, labels: Tensor, some: Tensor) -> Tensor:
         """[N] bool: those of `some` [N] to which the stage would give this label without any rounding, too. Certificates are about
         that label: who certifies another one nearby would give that one to x."""
         index = some.nonzero().squeeze(1)
         if len(index) == 0:
             return some
-        return some.index_copy(0, index, self.certify(x[index], labels[index], ball.with_eps(0.0), IBP()).certified)
+        alone = replace(self, ball=self.ball.with_eps(0.0), engine=IBP())
+        return some.index_copy(0, index, alone.certify(x[index], labels[index]).certified)
 
-    def margins(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
+    def margins(self, x: Tensor, labels: Tensor) -> Lower:
         """[N, C]: lower bounds on z_label - z_j in the dtype of x; +inf at the label."""
         with at_stage(self.number):
-            return self._lower(x, margins(labels, self.classes, x.dtype), ball, engine).beyond(labels)
+            return self._lower(x, margins(labels, self.classes, x.dtype)).beyond(labels)
 
-    def margins_in_double(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
+    def margins_in_double(self, x: Tensor, labels: Tensor) -> Lower | None:
         """Bounds in float64, where float32 could not tell; None where they cannot be had."""
         every, spec = torch.arange(len(x), device=x.device), margins(labels, self.classes, torch.float64)
-        found = self._lower_in_double(x, spec, ball, engine, every)
+        found = self._lower_in_double(x, spec, every)
         return None if found is None else found.beyond(labels)
 
-    def differences(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower:
+    def differences(self, x: Tensor) -> Lower:
         """[N, C, C]: at [a, b], a lower bound on z_a - z_b; -inf on the diagonal."""
         spec = self._pairs(x)
         with at_stage(self.number):
-            parts = [self._lower(part, spec, ball, engine) for part in x.split(self._examples_at_once(x))]
+            parts = [self._lower(part, spec) for part in x.split(self._examples_at_once(x))]
         return self._square(parts)
 
-    def differences_in_double(self, x: Tensor, ball: Perturbation, engine: BoundEngine) -> Lower | None:
+    def differences_in_double(self, x: Tensor) -> Lower | None:
         """Bounds in float64, where float32 could not tell; None where they cannot be had."""
         spec, parts = self._pairs(x.double()), list[Lower]()
         for part in torch.arange(len(x), device=x.device).split(self._examples_at_once(x.double())):
-            found = self._lower_in_double(x, spec, ball, engine, part)
+            found = self._lower_in_double(x, spec, part)
             if found is None:
                 return None
             parts.append(found)
         return self._square(parts)
 
-    def _lower(self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine) -> Lower:
+    def _lower(self, x: Tensor, spec: Spec) -> Lower:
         """Bounds on the rows of `spec`."""
-        return Lower.of(_sound(prove_rows(self.prepared, x, spec, ball, engine), engine), x)
+        return self._checked(prove_rows(self.prepared, x, spec, self.ball, self.engine), x)
 
-    def _lower_in_double(
-        self, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, some: Tensor
-    ) -> Lower | None:
+    def _lower_in_double(self, x: Tensor, spec: Spec, some: Tensor) -> Lower | None:
         """Bounds on the rows of `spec` for some examples, in float64; None where they cannot be had."""
-        proof = look(self.prepared, x, spec, ball, engine, some)
-        return None if proof is None else Lower.of(_sound(proof, engine), x[some])
+        proof = look(self.prepared, x, spec, self.ball, self.engine, some)
+        return None if proof is None else self._checked(proof, x[some])
+
+    def _checked(self, proof: Proof | ProbableProof, x: Tensor) -> Lower:
+        """The bounds of a proof, which must hold for certain."""
+        if isinstance(proof, ProbableProof):
+            raise ArgumentError(
+                f"{self.engine!r} promises each bound with probability 1 - delta, and every stage needs some: their deltas add up. "
+                f"Use Dual(), Crown() or IBP() for several models"
+            )
+        return Lower.of(proof, x)
 
     def _pairs(self, x: Tensor) -> Spec:
         identity = torch.eye(self.classes, dtype=x.dtype, device=x.device)
@@ -185,27 +195,18 @@ class Stage:
         return Lower(bound.masked_fill(diagonal, -torch.inf), slack, run_error)
 
 
-def open_stages(models: Sequence[nn.Module], x: Tensor) -> list[Stage]:
+def open_stages(models: Sequence[nn.Module], x: Tensor, ball: Perturbation, engine: BoundEngine) -> list[Stage]:
     """The stages for inputs like x, checked to be classifiers with the same classes."""
     stages = []
     for number, model in enumerate(models):
         with at_stage(number):
             prepared = prepare(model, x)
             check_classifier(prepared.graph.output_shape)
-        stages.append(Stage(number, prepared))
+        stages.append(Stage(number, prepared, ball, engine))
     counts = [stage.classes for stage in stages]
     if len(set(counts)) > 1:
         raise ArgumentError(f"models: all stages must have the same classes, but they have {counts} of them")
     return stages
-
-
-def _sound(proof: Proof | ProbableProof, engine: BoundEngine) -> Proof:
-    if isinstance(proof, ProbableProof):
-        raise ArgumentError(
-            f"{engine!r} promises each bound with probability 1 - delta, and every stage needs some: their deltas add up. "
-            f"Use Dual(), Crown() or IBP() for several models"
-        )
-    return proof
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from autodual import kernels
-from autodual.kernels import program
 
 if TYPE_CHECKING:
     import triton
@@ -101,7 +100,7 @@ class _RelaxedReLU(torch.autograd.Function):
 BLOCK = 512
 
 
-@program()
+@kernels.program()
 def _chord(low, high):  # type: ignore[no-untyped-def]
     """Slope and half of the height."""
     positive, negative = tl.where(high < 0, 0.0, high), tl.where(low > 0, 0.0, low)
@@ -111,7 +110,7 @@ def _chord(low, high):  # type: ignore[no-untyped-def]
     return steep, steep * negative * -0.5
 
 
-@program()
+@kernels.program()
 def _on_ends(low, high, on_slope, on_half):  # type: ignore[no-untyped-def]
     """Gradients on the ends of the interval."""
     positive, negative = tl.where(high < 0, 0.0, high), tl.where(low > 0, 0.0, low)
@@ -126,7 +125,7 @@ def _on_ends(low, high, on_slope, on_half):  # type: ignore[no-untyped-def]
     return tl.where(low > 0, 0.0, on_negative), tl.where(high < 0, 0.0, on_positive)
 
 
-@program(do_not_specialize=["count"])
+@kernels.program(do_not_specialize=["count"])
 def _forward(lower, upper, slope, half, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < count
@@ -135,7 +134,7 @@ def _forward(lower, upper, slope, half, count, block: tl.constexpr):  # type: ig
     tl.store(half + place, height, mask=inside)
 
 
-@program(do_not_specialize=["count"])
+@kernels.program(do_not_specialize=["count"])
 def _backward(lower, upper, given_slope, given_half, on_lower, on_upper, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < count
@@ -146,7 +145,7 @@ def _backward(lower, upper, given_slope, given_half, on_lower, on_upper, count, 
     tl.store(on_upper + place, above, mask=inside)
 
 
-@program(do_not_specialize=["count", "wrap"])
+@kernels.program(do_not_specialize=["count", "wrap"])
 def _forward_around(centre, radius, lower, upper, slope, half, middle, count, wrap, block: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < count
@@ -160,7 +159,7 @@ def _forward_around(centre, radius, lower, upper, slope, half, middle, count, wr
     tl.store(middle + place, steep * value + height, mask=inside)
 
 
-@program(do_not_specialize=["count", "wrap"])
+@kernels.program(do_not_specialize=["count", "wrap"])
 def _backward_around(  # type: ignore[no-untyped-def]
     centre, radius, given_slope, given_half, given_middle, on_centre, on_radius, count, wrap, block: tl.constexpr
 ):  # fmt: skip

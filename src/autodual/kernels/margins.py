@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from autodual import kernels
-from autodual.kernels import program
 
 if TYPE_CHECKING:
     import triton
@@ -26,7 +25,7 @@ def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 # The Triton programs, and what launches them.
 
 
-@program(do_not_specialize=["classes"])
+@kernels.program(do_not_specialize=["classes"])
 def _margins(labels, rows, classes, block: tl.constexpr):  # type: ignore[no-untyped-def]
     example, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, block)

@@ -11,7 +11,6 @@ from torch import Tensor
 from autodual import kernels
 from autodual._errors import ArgumentError
 from autodual._tensor import has_channels_inside, in_memory_order
-from autodual.kernels import Constant, program
 from autodual.kernels.selection import middle_in_place, middle_in_plain_operations, selection_network
 
 if TYPE_CHECKING:
@@ -255,20 +254,20 @@ def _shaped(flat: Tensor, samples: Tensor) -> Tensor:
 
 WARPS = 4
 THREADS = 32 * WARPS
-TINY = Constant(1.1754943508222875e-38)
+TINY = kernels.Constant(1.1754943508222875e-38)
 """The smallest normal number: a scale below it has no gradient, and stays the median."""
-LARGEST = Constant(9.0e18)
+LARGEST = kernels.Constant(9.0e18)
 """Samples are cut to so many times the scale, beyond which they weigh nothing."""
 
 
-@program()
+@kernels.program()
 def _exchange(rows, a: tl.constexpr, b: tl.constexpr):  # type: ignore[no-untyped-def]
     low = tl.minimum(rows[a], rows[b], propagate_nan=tl.PropagateNan.ALL)
     high = tl.maximum(rows[a], rows[b], propagate_nan=tl.PropagateNan.ALL)
     return rows[:a] + (low,) + rows[a + 1 : b] + (high,) + rows[b + 1 :]  # noqa: RUF005
 
 
-@program(do_not_specialize=["units", "factor"])
+@kernels.program(do_not_specialize=["units", "factor"])
 def _by_comparing(  # type: ignore[no-untyped-def]
     samples, result, units, factor, comparisons: tl.constexpr, k: tl.constexpr, steps: tl.constexpr, loud: tl.constexpr,
     block: tl.constexpr,
@@ -302,7 +301,7 @@ def _by_comparing(  # type: ignore[no-untyped-def]
     tl.store(result + column, middle, mask=inside)
 
 
-@program(do_not_specialize=["units", "factor"])
+@kernels.program(do_not_specialize=["units", "factor"])
 def _bit_by_bit(  # type: ignore[no-untyped-def]
     samples, result, units, factor, k: tl.constexpr, padded: tl.constexpr, steps: tl.constexpr, loud: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
@@ -330,19 +329,19 @@ def _bit_by_bit(  # type: ignore[no-untyped-def]
     tl.store(result + columns, middle, mask=columns < units)
 
 
-@program()
+@kernels.program()
 def _newton_step(scale, total, squares, k: tl.constexpr):  # type: ignore[no-untyped-def]
     step = (k - 2 * total) / (4 * (total - squares))
     return scale * tl.exp(tl.minimum(tl.maximum(step, -1.0), 1.0))
 
 
-@program()
+@kernels.program()
 def _finished(middle, scale, largest, factor):  # type: ignore[no-untyped-def]
     scale = tl.where(middle < TINY, middle, scale * factor)
     return tl.where((largest == float("inf")) & (middle == middle), float("inf"), scale)
 
 
-@program(do_not_specialize=["units", "factor"])
+@kernels.program(do_not_specialize=["units", "factor"])
 def _gradient_in_registers(  # type: ignore[no-untyped-def]
     samples, scale, gradient, result, units, factor, k: tl.constexpr, power: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
@@ -367,7 +366,7 @@ def _gradient_in_registers(  # type: ignore[no-untyped-def]
         tl.store(result + row * wide + column, weights[row] * share, mask=inside)
 
 
-@program(do_not_specialize=["units", "factor"])
+@kernels.program(do_not_specialize=["units", "factor"])
 def _gradient_in_tiles(  # type: ignore[no-untyped-def]
     samples, scale, gradient, result, units, factor, k: tl.constexpr, padded: tl.constexpr, power: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
@@ -387,12 +386,12 @@ def _gradient_in_tiles(  # type: ignore[no-untyped-def]
     tl.store(result + place, weight * share[None, :], mask=inside)
 
 
-@program()
+@kernels.program()
 def _cut(ratio):  # type: ignore[no-untyped-def]
     return tl.where(ratio > LARGEST, LARGEST, tl.where(ratio < -LARGEST, -LARGEST, ratio))
 
 
-@program(do_not_specialize=["units"])
+@kernels.program(do_not_specialize=["units"])
 def _spread(samples, middle, gradient, result, units, block: tl.constexpr):  # type: ignore[no-untyped-def]
     unit = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = unit < units

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from autodual import kernels
 from autodual._tensor import Shape, tf32_convolutions
-from autodual.kernels import ENOUGH, program
 
 if TYPE_CHECKING:
     import triton
@@ -116,7 +115,7 @@ _ANY = [
 ]  # fmt: skip
 
 
-@program(do_not_specialize=[name for name in _ANY if name != "filters"])
+@kernels.program(do_not_specialize=[name for name in _ANY if name != "filters"])
 def _forward(  # type: ignore[no-untyped-def]
     images, weight, bias, result, filters, each, height, width, out_height, out_width,
     stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x,
@@ -158,7 +157,7 @@ def _forward(  # type: ignore[no-untyped-def]
         tl.store(target + row[:, None] + spot[None, :] * filters, value, mask=known & (spot < size)[None, :])
 
 
-@program(do_not_specialize=["filters"])
+@kernels.program(do_not_specialize=["filters"])
 def _gifts(  # type: ignore[no-untyped-def]
     images, weight, gifts, filters, size,
     inside: tl.constexpr, count: tl.constexpr, part: tl.constexpr, two: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
@@ -189,7 +188,7 @@ def _gifts(  # type: ignore[no-untyped-def]
         tl.store(target + part * size, more, mask=known & (tap + part < count)[:, None])
 
 
-@program(do_not_specialize=["count", *(name for name in _ANY if name != "filters")])
+@kernels.program(do_not_specialize=["count", *(name for name in _ANY if name != "filters")])
 def _on_weight(  # type: ignore[no-untyped-def]
     given, images, result, count, filters, each, height, width, out_height, out_width,
     stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x,
@@ -224,7 +223,7 @@ def _on_weight(  # type: ignore[no-untyped-def]
     tl.store(target, total, mask=known & used)
 
 
-@program(do_not_specialize=[name for name in _ANY if not name.startswith("stride")])
+@kernels.program(do_not_specialize=[name for name in _ANY if not name.startswith("stride")])
 def _collect(  # type: ignore[no-untyped-def]
     gifts, result, height, width, out_height, out_width, padding_y, padding_x, dilation_y, dilation_x,
     stride_y: tl.constexpr, stride_x: tl.constexpr, kernel_height: tl.constexpr, kernel_width: tl.constexpr, block: tl.constexpr,
@@ -259,7 +258,7 @@ def launch_convolve(
     taps, block = weight[0].numel(), min(POSITIONS, _padded(out[0] * out[1]))
     blocks, rows = triton.cdiv(out[0] * out[1], block), _at_a_time(filters, taps)
     steps = triton.cdiv(filters, rows)
-    each = triton.cdiv(steps, min(steps, triton.cdiv(ENOUGH, blocks * count))) * rows
+    each = triton.cdiv(steps, min(steps, triton.cdiv(kernels.ENOUGH, blocks * count))) * rows
     _forward[(count, blocks, triton.cdiv(filters, each))](
         images, weight, images if bias is None else bias.contiguous(), result, filters, each, *size, *out, *stride, *padding,
         *dilation, channels, *kernel, bias is not None, triton.cdiv(taps, 16), rows, block, num_stages=1,
@@ -296,7 +295,7 @@ def launch_on_weight(given: Tensor, images: Tensor, kernel: Shape, geometry: Geo
     taps = channels * kernel[0] * kernel[1]
     rows = min(64, _padded(filters))
     blocks = triton.cdiv(filters, rows)
-    each = triton.cdiv(count, min(count, triton.cdiv(2 * ENOUGH, blocks)))
+    each = triton.cdiv(count, min(count, triton.cdiv(2 * kernels.ENOUGH, blocks)))
     parts = triton.cdiv(count, each)
     result = given.new_empty(parts, filters, channels, *kernel, dtype=torch.float32)
     stride, padding, dilation = geometry

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from autodual import kernels
 from autodual._tensor import Shape, has_channels_inside, stacked
-from autodual.kernels import ENOUGH, program
 
 if TYPE_CHECKING:
     import triton
@@ -157,7 +156,7 @@ TILE = (4, 128)
 """Projections and units that a program treats at a time backward."""
 
 
-@program(do_not_specialize=["k", "each", "count"])
+@kernels.program(do_not_specialize=["k", "each", "count"])
 def _forward(  # type: ignore[no-untyped-def]
     stream, slope, radius, angles, turns, result, k, each, count, features, stream_row, stream_example,
     has_stream: tl.constexpr, turned: tl.constexpr, block: tl.constexpr,
@@ -184,7 +183,7 @@ def _forward(  # type: ignore[no-untyped-def]
         tl.store(result + row * examples * wide + place, value, mask=inside)
 
 
-@program(do_not_specialize=["k", "count"])
+@kernels.program(do_not_specialize=["k", "count"])
 def _backward(  # type: ignore[no-untyped-def]
     gradient, stream, slope, angles, turns, on_stream, on_slope, on_radius, k, count, features, stream_row, stream_example,
     has_stream: tl.constexpr, turned: tl.constexpr, own_stream: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
@@ -219,7 +218,7 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(on_slope + place, tl.sum(slope_total, 0), mask=inside)
 
 
-@program(do_not_specialize=["count"])
+@kernels.program(do_not_specialize=["count"])
 def _on_shared(gradient, slope, on_stream, count, features, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum over examples of gradient * slope, for one of the projections."""
     wide, examples = tl.cast(features, tl.int64), count.to(tl.int64)
@@ -247,7 +246,7 @@ def launch_forward(
     result = torch.empty((k, *radius.shape), dtype=dtype, device=radius.device)
     examples, features = len(radius), radius[0].numel()
     blocks = triton.cdiv(features, BLOCK)
-    each = triton.cdiv(k, min(k, triton.cdiv(ENOUGH, blocks * examples)))
+    each = triton.cdiv(k, min(k, triton.cdiv(kernels.ENOUGH, blocks * examples)))
     _forward[(blocks * examples, triton.cdiv(k, each))](
         radius if stream is None else stream, slope, radius, angles, turns, result, k, each, examples, features,
         *_strides(stream, features), stream is not None, turned, BLOCK,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from autodual import kernels
 from autodual._tensor import flat_pair, has_channels_inside, in_memory_order
-from autodual.kernels import ENOUGH, program
 
 if TYPE_CHECKING:
     import triton
@@ -96,7 +95,7 @@ UNITS = 256
 """Units that a program treats backward, for all rows."""
 
 
-@program(do_not_specialize=["examples"])
+@kernels.program(do_not_specialize=["examples"])
 def _forward(  # type: ignore[no-untyped-def]
     rows, slope, radius, passed, sizes, examples, features, radius_example, each, passes: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
@@ -115,7 +114,7 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(sizes + row * tl.num_programs(1) + tl.program_id(1), tl.sum(total, 0))
 
 
-@program(do_not_specialize=["count", "examples"])
+@kernels.program(do_not_specialize=["count", "examples"])
 def _backward(  # type: ignore[no-untyped-def]
     rows, slope, radius, on_passed, on_sizes, on_rows, on_slope, on_radius, count, examples, features, radius_example,
     passes: tl.constexpr, sized: tl.constexpr, block: tl.constexpr,
@@ -152,7 +151,7 @@ def launch_forward(rows: Tensor, slope: Tensor | None, radius: Tensor) -> tuple[
     rows, radius = rows.contiguous(), radius.contiguous()
     count, examples, features = rows.shape
     passed = None if slope is None else torch.empty_like(rows)
-    parts = min(triton.cdiv(features, ALONE), triton.cdiv(ENOUGH, count * examples))
+    parts = min(triton.cdiv(features, ALONE), triton.cdiv(kernels.ENOUGH, count * examples))
     each = triton.cdiv(triton.cdiv(features, parts), BLOCK) * BLOCK
     parts = triton.cdiv(features, each)
     sizes = rows.new_empty(count, examples, parts)
