@@ -9,7 +9,7 @@ from pathlib import Path
 from machine import ROOT
 
 from autodual._files import write_text
-from autodual.report.charts.svg import CHARACTER, Svg, element, group
+from autodual.report.svg import CHARACTER, Svg, element, group
 from autodual.reproduce.figures import STYLE
 
 FIGURES = ROOT / "docs" / "figures"

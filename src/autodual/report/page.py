@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import replacing
-from autodual.report.blocks import Section
-from autodual.report.files import FILES, RunFiles, read_run
-from autodual.report.sections import makers
-from autodual.report.sections.comparison import compare, letter
-from autodual.report.sections.settings import outcome, settings
-from autodual.report.values import Record, count, mapping, text, whole
+from autodual.report.blocks import Block, Lines, Note, Section, Table, count
+from autodual.report.comparison import compare, letter
+from autodual.report.run import CONFIG, ENVIRONMENT, FILES, RunFiles, read_run
+from autodual.report.sections import absence, makers
+from autodual.runs.records import Environment
+from autodual.runs.schema import plain
 
 if TYPE_CHECKING:
     import jinja2
@@ -104,29 +104,51 @@ def _template() -> jinja2.Template:
 
 def _chapter(index: int, runs: Sequence[RunFiles]) -> Chapter:
     run, others = runs[index], [*runs[:index], *runs[index + 1 :]]
+    sections, notes = list[Section](), run.damaged()
+    why = None if run.failure is None else run.failure.error
+    if run.measured():
+        notes = [*([] if why is None else [f"This run failed: {why}"]), *notes]
+        for maker in makers():
+            made = maker.make(run)
+            part = "first stage alone" if maker.first_stage and run.is_cascade() else ""
+            sections += [] if made is None else [replace(made, of=part)]
+    else:
+        told = f"{NOTHING} {UNTOLD if why is None else f'It failed: {why}'}"
+        sections.append(Section("result", "Result", [Note(told)]))
     name = f"{letter(index)} · {run.name}" if len(runs) > 1 else run.name
-    if not run.measured():
-        bare = [outcome(run), settings(run, others)]
-        return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), run.damaged(), bare)
-    sections = []
-    for maker in makers():
-        made = maker.make(run)
-        if made is not None:
-            sections.append(replace(made, of="first stage alone") if maker.first_stage and run.is_cascade() else made)
-    sections.append(settings(run, others))
-    ended = text(run.failure, "error")
-    notes = [*([] if ended is None else [f"This run failed: {ended}"]), *run.damaged()]
-    return Chapter(f"run-{index + 1}", name, _subtitle(run.environment), notes, sections)
+    subtitle = "" if run.environment is None else _subtitle(run.environment)
+    return Chapter(f"run-{index + 1}", name, subtitle, notes, [*sections, _settings(run, others)])
 
 
-def _subtitle(environment: Record) -> str:
-    data = mapping(environment, "data") or {}
-    trained = whole(data, "train")
-    parts = [
-        text(data, "name"),
-        f"{count(trained)} training examples" if trained is not None else None,
-        text(environment, "device"),
-        f"autodual {text(environment, 'autodual')}" if text(environment, "autodual") else None,
-        (text(environment, "started") or "").partition("T")[0],
-    ]
-    return " · ".join(part for part in parts if part)
+NOTHING = "Nothing was trained and nothing was measured: this run ended before the first epoch did."
+UNTOLD = "It left no word why: it was stopped or killed, or still runs. `autodual train --resume` goes on with it."
+
+
+def _subtitle(made: Environment) -> str:
+    trained, day = f"{count(made.data.train)} training examples", made.started.partition("T")[0]
+    return " · ".join([made.data.name, trained, made.device, f"autodual {made.autodual}", day])
+
+
+def _settings(run: RunFiles, others: Sequence[RunFiles]) -> Section:
+    """Config and environment, as they were. Lines of the config that some other run lacks are marked."""
+    blocks: list[Block] = []
+    if run.config.strip():
+        kept = [set(other.config.splitlines()) for other in others if other.config.strip()]
+        lines = [(line, any(line not in lines for lines in kept)) for line in run.config.strip("\n").splitlines()]
+        blocks.append(Lines(CONFIG, lines))
+    else:
+        blocks.append(absence(run, CONFIG, "No config to show."))
+    if run.environment is not None:
+        header = ("Environment", "Value")
+        blocks.append(Table(header, [list(row) for row in _flat(plain(run.environment))], frozenset(header)))
+    else:
+        blocks.append(absence(run, ENVIRONMENT, "No environment to show."))
+    return Section("settings", "Config and environment", blocks)
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)

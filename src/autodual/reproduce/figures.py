@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from autodual._files import write_text
-from autodual.report.charts.plots import ERROR_AXIS, Axis, Series, line_chart
-from autodual.report.charts.svg import Svg
+from autodual.report.plots import ERROR_AXIS, Axis, Series, line_chart
+from autodual.report.svg import Svg
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.records import CascadeFigures
 from autodual.reproduce.rows import ROWS, Row

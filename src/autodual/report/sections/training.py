@@ -3,71 +3,75 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from autodual.report.blocks import Block, Figure, Figures, Note, Section, Text
-from autodual.report.charts.plots import ACCURACY_AXIS, Axis, Mark, Points, Series, line_chart
-from autodual.report.charts.svg import nice_step
-from autodual.report.files import METRICS, RunFiles
-from autodual.report.sections import absence, section
-from autodual.report.values import (
+from autodual.report.blocks import (
     INTERVAL,
-    Record,
+    Block,
+    Figure,
+    Figures,
+    Note,
+    Section,
+    Text,
     count,
     duration,
     interval,
     likely,
-    number,
     percent,
     plural,
-    rate,
     short,
     size,
-    text,
-    whole,
 )
+from autodual.report.plots import ACCURACY_AXIS, Axis, Mark, Points, Series, Steps, line_chart, measured
+from autodual.report.run import METRICS, RunFiles
+from autodual.report.sections import absence, section
+from autodual.report.svg import nice_step
+from autodual.runs.records import EpochLine, MetricsLine, TrainedLine, ValidationLine
 
-# metrics.jsonl as curves: one axis of epochs through all stages, the last record of an epoch counting.
+EPOCHS = Axis("epochs trained", whole=True)
 
 
 @dataclass(frozen=True)
 class History:
-    """Records by the number of epochs that were trained then; later stages go on where the stage before ended."""
+    """metrics.jsonl as curves over one axis of epochs, on which later stages go on where the stage before ended."""
 
-    epochs: dict[int, Record]
-    validation: dict[int, Record]
+    epochs: dict[int, EpochLine]
+    """By the number of epochs that were trained then; the last line of an epoch counts, since a resumed run writes one again."""
+    validation: dict[int, ValidationLine]
     stages: tuple[Mark, ...]
     """Where each stage begins, if there are several."""
 
     @classmethod
-    def of(cls, metrics: Iterable[Record]) -> History:
-        placed = {"epoch": {}, "validation": {}}  # type: dict[str, dict[tuple[int, int], Record]]
-        for record in metrics:
-            kind, epoch = text(record, "kind"), whole(record, "epoch")
-            if kind in placed and epoch is not None:
-                placed[kind][whole(record, "stage") or 0, epoch] = record  # a resumed run writes an epoch again
+    def of(cls, metrics: Iterable[MetricsLine]) -> History:
+        lines = [line for line in metrics if not isinstance(line, TrainedLine)]
         place: dict[tuple[int, int], int] = {}
         begins: dict[int, int] = {}
         shift = 1  # records count epochs from 0, people from 1
-        for stage, epoch in sorted({key for kind in placed.values() for key in kind}):
+        for stage, epoch in sorted({(line.stage, line.epoch) for line in lines}):
             if stage not in begins:
                 shift = max(place.values()) + 1 - epoch if place else 1
                 begins[stage] = epoch + shift - 1
             place[stage, epoch] = epoch + shift
+        lines.sort(key=lambda line: place[line.stage, line.epoch])
         marks = tuple(Mark(at, f"stage {stage}") for stage, at in begins.items())
         return cls(
-            {place[key]: record for key, record in sorted(placed["epoch"].items())},
-            {place[key]: record for key, record in sorted(placed["validation"].items())},
+            {place[line.stage, line.epoch]: line for line in lines if isinstance(line, EpochLine)},
+            {place[line.stage, line.epoch]: line for line in lines if isinstance(line, ValidationLine)},
             marks if len(marks) > 1 else (),
         )
 
     def training(self, key: str) -> Points:
-        """What was measured over the batches of an epoch, at its end."""
+        """What was measured over the batches of an epoch, at its end. A gap (NaN) stands before each stage: no line leads from the
+        end of one stage to the beginning of the next."""
         return self._points(self.epochs, key)
 
     def validated(self, key: str) -> Points:
         return self._points(self.validation, key)
+
+    def certified(self, validated: bool) -> Points:
+        """Certified accuracy: on examples that were looked at exactly, or as training saw it."""
+        return accuracies(self.validated("robust_error") if validated else self.training("robust_error"))
 
     def during(self, key: str) -> Points:
         """What did not change during an epoch: steps, each holding since the epoch before."""
@@ -77,130 +81,29 @@ class History:
             points += [(part[0][0] - 1, part[0][1]), *part]
         return points
 
-    def _points(self, records: dict[int, Record], key: str) -> Points:
-        """A gap (NaN) before each stage: no line leads from the end of one stage to the beginning of the next."""
+    def _points(self, lines: Mapping[int, EpochLine | ValidationLine], key: str) -> Points:
         points: list[tuple[float, float]] = []
-        for part in self._parts(records, key):
+        for part in self._parts(lines, key):
             points += [(part[0][0] - 0.5, math.nan)] if points else []
             points += part
         return points
 
-    def _parts(self, records: dict[int, Record], key: str) -> list[list[tuple[float, float]]]:
+    def _parts(self, lines: Mapping[int, EpochLine | ValidationLine], key: str) -> list[list[tuple[float, float]]]:
         """The known values of every stage."""
         begins = [mark.at for mark in self.stages] or [-math.inf]
         parts: list[list[tuple[float, float]]] = [[] for _ in begins]
-        for at, record in records.items():
-            value = number(record, key)
+        for at, line in lines.items():
+            value = getattr(line, key)
             if value is not None:
                 parts[max(sum(begin < at for begin in begins) - 1, 0)].append((float(at), value))
         return [part for part in parts if part]
 
     def seconds(self) -> float:
-        return sum(number(record, "seconds") or 0.0 for record in self.epochs.values())
+        return sum(line.seconds or 0.0 for line in self.epochs.values())
 
-
-EPOCHS = Axis("epochs trained", whole=True)
-
-
-@section(place=70)
-def training(run: RunFiles) -> Section:
-    history = History.of(run.metrics)
-    if not history.epochs and not history.validation:
-        return Section("training", "Training", [absence(run, METRICS, "No training curves to show.")])
-    loss = history.training("loss")
-    figures = [
-        _accuracies(history),
-        _single(history, "Loss", loss, Axis("loss"), "Mean over the training batches of each epoch."),
-        _constant(history, "Epsilon schedule", "eps", Axis("epsilon"), "Size of the perturbation trained against."),
-        _constant(history, "Learning rate", "lr", Axis("learning rate"), "Step size of the optimiser."),
-    ]
-    notes = [*_short_of(run, history), *_collapsed(run)]
-    shown = [figure for figure in figures if figure is not None]
-    blocks: list[Block] = [Text(_summary(history)), *map(Note, notes), Figures(shown)]
-    if METRICS in run.problems:
-        blocks.append(Note(run.problems[METRICS].sentence))
-    return Section("training", "Training", blocks)
-
-
-def _short_of(run: RunFiles, history: History) -> list[str]:
-    """A sentence about a training that ended at a smaller eps than the one that is certified, as runs of earlier versions may have."""
-    standard = run.settings.get("engine") == "none" and run.settings.get("adversarial") is False
-    sizes, certified = [y for _, y in history.training("eps") if math.isfinite(y)], number(run.evaluation, "eps")
-    if standard or not sizes or certified is None or max(sizes) >= certified * (1 - 1e-9):
-        return []
-    return [
-        f"Training ended at eps {size(max(sizes))}, but eps {size(certified)} is certified: a longer training would do better."
-    ]
-
-
-def _collapsed(run: RunFiles) -> list[str]:
-    """A sentence about every stage that gives one answer for everything, by what was found last."""
-    last = {_stage(record): record for record in run.metrics if text(record, "kind") in ("validation", "trained")}
-    found = ((stage, text(record, "collapsed")) for stage, record in last.items())
-    return [f"The network of {stage} has {words}." for stage, words in found if words is not None]
-
-
-def _summary(history: History) -> str:
-    sentences = []
-    if history.epochs:
-        last = list(history.epochs.values())[-1]
-        seconds = history.seconds()
-        each = f", {duration(seconds / len(history.epochs))} each" if len(history.epochs) > 1 else ""
-        time = f", {duration(seconds)}{each}" if seconds else ""
-        examples = whole(last, "examples")
-        of = f" of {plural(examples, 'example')}" if examples else ""
-        of = f" in {len(history.stages)} stages" if history.stages else of
-        sentences.append(f"{plural(len(history.epochs), 'epoch')}{of}{time}.")
-        sentences.append(f"Last epoch{f' ({_stage(last)})' if history.stages else ''}: {_rates(last)}.")
-    if history.validation:
-        last = list(history.validation.values())[-1]
-        how = f"{f'{_stage(last)}, ' if history.stages else ''}{_examined(last)}, engine {text(last, 'engine') or 'unknown'}"
-        what = "validation" if _held_out(history) else "exact evaluation"
-        sentences.append(f"Last {what} ({how}, eps {size(number(last, 'eps'))}): {_rates(last, sample=True)}.")
-    return " ".join(sentences)
-
-
-def _stage(record: Record) -> str:
-    return f"stage {whole(record, 'stage') or 0}"
-
-
-def _rates(record: Record, sample: bool = False) -> str:
-    """In words; with an interval of confidence where only some examples were looked at."""
-    loss, error, robust = number(record, "loss"), rate(record, "error"), rate(record, "robust_error")
-    rates = [f"loss {short(loss)}"] if loss is not None else []
-    rates.append(f"accuracy {percent(None if error is None else 1 - error)}")
-    rates.append(f"certified accuracy {percent(None if robust is None else 1 - robust)}")
-    examples = whole(record, "examples")
-    if sample and robust is not None and examples:
-        rates[-1] += f" ({INTERVAL}: {likely(1 - robust, examples)})"
-    as_run = rate(record, "robust_error_as_run")
-    return ", ".join(rates) + ("" if as_run is None else f"; as the network runs: {percent(1 - as_run)}")
-
-
-def _single(
-    history: History, title: str, points: Points, axis: Axis, caption: str, steps: bool = False
-) -> Figure | None:
-    if not points:
-        return None
-    line = Series("", points, "run-1", full=title, steps="before" if steps else "")
-    words = f"{title} by epoch, from {short(points[0][1])} to {short(points[-1][1])}"
-    return Figure(title, line_chart(words, EPOCHS, axis, [line], marks=history.stages), caption)
-
-
-def _constant(history: History, title: str, key: str, axis: Axis, caption: str) -> Figure | None:
-    """Steps, since it does not change during an epoch."""
-    words = f"{caption} It does not change during an epoch."
-    return _single(history, title, history.during(key), axis, words, steps=True)
-
-
-def _held_out(history: History) -> bool:
-    """Whether the points are of data that was not trained on."""
-    return all(text(record, "split") != "train" for record in history.validation.values())
-
-
-def _examined(record: Record) -> str:
-    examples, training = whole(record, "examples"), text(record, "split") == "train"
-    return f"{count(examples) if examples else 'some'} {'training ' if training else ''}examples"
+    def held_out(self) -> bool:
+        """Whether exact evaluations are of data that was not trained on."""
+        return all(line.split != "train" for line in self.validation.values())
 
 
 def accuracies(points: Points) -> Points:
@@ -208,30 +111,94 @@ def accuracies(points: Points) -> Points:
     return [(x, 1 - y) for x, y in points]
 
 
-def _accuracies(history: History) -> Figure | None:
-    points = "validation" if _held_out(history) else "exact"
-    series = [
-        Series("accuracy", accuracies(history.training("error")), "run-1", full="accuracy, training"),
-        Series("", accuracies(history.validated("error")), "run-1", line=False, dots=True, full=f"accuracy, {points}"),
-        Series(
-            "certified",
-            accuracies(history.training("robust_error")),
-            "proved",
-            dash="5 3",
-            full="certified accuracy, training",
-        ),
-        Series(
-            "",
-            accuracies(history.validated("robust_error")),
-            "proved",
-            line=False,
-            dots=True,
-            full=f"certified accuracy, {points}",
-            intervals=_intervals(history),
-        ),
+@section(place=70)
+def training(run: RunFiles) -> Section:
+    """How the run got there, epoch by epoch."""
+    history = History.of(run.metrics)
+    if not history.epochs and not history.validation:
+        return Section("training", "Training", [absence(run, METRICS, "No training curves to show.")])
+    batches, constant = "Mean over the training batches of each epoch.", "It does not change during an epoch."
+    sizes, steps = f"Size of the perturbation trained against. {constant}", f"Step size of the optimiser. {constant}"
+    figures = [
+        _accuracies(history),
+        _single("Loss", "loss", history, history.training("loss"), batches, steps=""),
+        _single("Epsilon schedule", "epsilon", history, history.during("eps"), sizes),
+        _single("Learning rate", "learning rate", history, history.during("lr"), steps),
     ]
-    if not any(one.points for one in series):
+    shown = [figure for figure in figures if figure is not None]
+    blocks: list[Block] = [Text(_summary(history)), *map(Note, _doubts(run, history)), Figures(shown)]
+    if METRICS in run.problems:
+        blocks.append(Note(run.problems[METRICS].sentence))
+    return Section("training", "Training", blocks)
+
+
+def _doubts(run: RunFiles, history: History) -> list[str]:
+    """Sentences about a training that ended at a smaller eps than the one that is certified, as published runs may have, and about
+    every stage that gives one answer for everything, by what was found last."""
+    found = []
+    config, sizes = run.settings, [line.eps for line in history.epochs.values() if line.eps is not None]
+    standard = config is not None and config.engine == "none" and not config.adversarial
+    if run.evaluation is not None and sizes and not standard and max(sizes) < run.evaluation.eps * (1 - 1e-9):
+        reached, certified = size(max(sizes)), size(run.evaluation.eps)
+        found.append(
+            f"Training ended at eps {reached}, but eps {certified} is certified: a longer training would do better."
+        )
+    last = {line.stage: line.collapsed for line in run.metrics if not isinstance(line, EpochLine)}
+    return found + [f"The network of stage {stage} has {words}." for stage, words in last.items() if words is not None]
+
+
+def _summary(history: History) -> str:
+    """The last epoch and the last exact evaluation, in words."""
+    sentences = []
+    if history.epochs:
+        last, seconds = list(history.epochs.values())[-1], history.seconds()
+        each = f", {duration(seconds / len(history.epochs))} each" if len(history.epochs) > 1 else ""
+        time = f", {duration(seconds)}{each}" if seconds else ""
+        of = f" in {len(history.stages)} stages" if history.stages else f" of {plural(last.examples, 'example')}"
+        stage = f" (stage {last.stage})" if history.stages else ""
+        sentences.append(f"{plural(len(history.epochs), 'epoch')}{of}{time}.")
+        sentences.append(f"Last epoch{stage}: loss {short(last.loss)}, {_rates(last)}.")
+    if history.validation:
+        exact = list(history.validation.values())[-1]
+        stage = f"stage {exact.stage}, " if history.stages else ""
+        whose = f"{count(exact.examples)} {'training ' if exact.split == 'train' else ''}examples"
+        what = "validation" if history.held_out() else "exact evaluation"
+        sure = f" ({INTERVAL}: {likely(1 - exact.robust_error, exact.examples)})"
+        runs = exact.robust_error_as_run
+        second = "" if runs is None else f"; as the network runs: {percent(1 - runs)}"
+        how = f"{stage}{whose}, engine {exact.engine}, eps {size(exact.eps)}"
+        sentences.append(f"Last {what} ({how}): {_rates(exact)}{sure}{second}.")
+    return " ".join(sentences)
+
+
+def _rates(line: EpochLine | ValidationLine) -> str:
+    return f"accuracy {percent(1 - line.error)}, certified accuracy {percent(1 - line.robust_error)}"
+
+
+def _single(
+    title: str, axis: str, history: History, points: Points, caption: str, steps: Steps = "before"
+) -> Figure | None:
+    """A chart of one curve."""
+    if not points:
         return None
+    line = Series("", points, "run-1", full=title, steps=steps)
+    words = f"{title} by epoch, from {short(points[0][1])} to {short(points[-1][1])}"
+    return Figure(title, line_chart(words, EPOCHS, Axis(axis), [line], marks=history.stages), caption)
+
+
+def _accuracies(history: History) -> Figure | None:
+    points = "validation" if history.held_out() else "exact"
+    error, robust = (accuracies(history.training(key)) for key in ("error", "robust_error"))
+    intervals = []
+    for at, line in history.validation.items():
+        ends = interval(line.robust_error, line.examples)
+        intervals += [] if ends is None else [(float(at), 1 - ends[1], 1 - ends[0])]
+    series = [
+        Series("accuracy", error, "run-1", full="accuracy, training"),
+        measured(accuracies(history.validated("error")), "run-1", f"accuracy, {points}"),
+        Series("certified", robust, "proved", dash="5 3", full="certified accuracy, training"),
+        measured(history.certified(True), "proved", f"certified accuracy, {points}", intervals),
+    ]
     axis, cut = _cut(series)
     whose = "validation examples" if points == "validation" else "exact bounds of training examples at the full epsilon"
     dots = f" Dots: {whose}, with {INTERVAL}s." if history.validation else ""
@@ -241,14 +208,6 @@ def _accuracies(history: History) -> Figure | None:
     )
     chart = line_chart("Accuracy and certified accuracy by epoch", EPOCHS, axis, series, marks=history.stages)
     return Figure("Accuracy and certified accuracy", chart, caption)
-
-
-def _intervals(history: History) -> list[tuple[float, float, float]]:
-    found = []
-    for at, record in history.validation.items():
-        ends = interval(rate(record, "robust_error"), whole(record, "examples"))
-        found += [] if ends is None else [(float(at), 1 - ends[1], 1 - ends[0])]
-    return found
 
 
 def _cut(series: list[Series]) -> tuple[Axis, str]:
@@ -265,8 +224,3 @@ def _cut(series: list[Series]) -> tuple[Axis, str]:
         return replace(axis, least=-math.inf), ""
     named = ", ".join(f"{percent(y)} at epoch {short(x)}" for x, y in sorted(below)[:3])
     return axis, f" Below the frame, at its edge: {named}{' ...' if len(below) > 3 else ''}."
-
-
-def certified_by_epoch(history: History, validated: bool) -> Points:
-    """The curve by which runs compare: on examples that were looked at exactly, or as training saw it."""
-    return accuracies((history.validated if validated else history.training)("robust_error"))
