@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from autodual.reproduce.campaign import Campaign, Phase, Task
+from autodual.reproduce.jobs import work_on
 from autodual.reproduce.pack import unit_of, unpack, write_pack
-from autodual.reproduce.work import work_on
 from autodual.runs.schema import plain
 from autodual.runs.yaml import dump_yaml
 from autodual.training.loop import StoppedError

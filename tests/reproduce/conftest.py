@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autodual.reproduce.campaign import Campaign, Task
-from autodual.reproduce.work import work_on
+from autodual.reproduce.jobs import work_on
 from autodual.runs.schema import plain
 from autodual.runs.yaml import dump_yaml
 from autodual.training.stage import Watch

@@ -12,8 +12,8 @@ import pytest
 from autodual import ArgumentError
 from autodual.reproduce import pack
 from autodual.reproduce.campaign import Campaign, Phase, Task
+from autodual.reproduce.jobs import work_on
 from autodual.reproduce.pack import that_fit, unit_of, unpack, write_pack
-from autodual.reproduce.work import work_on
 from autodual.training.loop import StoppedError
 from autodual.training.stage import Watch
 
