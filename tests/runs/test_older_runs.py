@@ -12,7 +12,7 @@ import torch
 
 from autodual import ArgumentError
 from autodual._files import load_tensors
-from autodual.cli.certificates import open_named
+from autodual.cli.certify import open_named
 from autodual.runs import folder as run_module
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run

@@ -10,7 +10,7 @@ from torch import nn
 
 import autodual as ad
 from autodual import ArgumentError
-from autodual.cli.certificates import open_named
+from autodual.cli.certify import open_named
 from autodual.data import load, mean_std
 from autodual.models import Normalize
 from autodual.runs.checkpoint import load_model, save_model
