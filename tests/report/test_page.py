@@ -12,8 +12,7 @@ from synthetic_run import AS_RUN, EXAMPLES, config, epoch_line, write_run
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.report import write_report
-from autodual.report.comparison import compare
-from autodual.report.page import _chapter, _template
+from autodual.report.page import _chapter, _template, compare
 from autodual.report.run import read_run
 from autodual.runs.schema import plain
 

@@ -12,8 +12,8 @@ from synthetic_run import epoch_line
 
 from autodual.report.page import TEMPLATES
 from autodual.report.plots import Axis, Series, line_chart, make_bins, power_tick, spread
+from autodual.report.sections.curves import History
 from autodual.report.sections.result import data_uri
-from autodual.report.sections.training import History
 from autodual.report.svg import LogScale, Scale, element, nice_step
 from autodual.runs.records import TrainedLine
 
