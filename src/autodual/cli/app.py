@@ -18,7 +18,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
-    """Bad input is one line and exit code 2; a run that was asked to stop exits as its signal says."""
+    """Runs a command. Bad input is one line and exit code 2; a run that was asked to stop exits as its signal says."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _on_ctrl_c)
     try:

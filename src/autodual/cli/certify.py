@@ -1,4 +1,4 @@
-"""autodual certify, with what it opens and where it writes; autodual certify --check; autodual attack"""
+"""autodual certify, with what it opens and where it writes; certify --check; and autodual attack."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def certify(
 
 
 def _told(found: Summary) -> str:
-    """Both statements: in real numbers, and as the network runs."""
+    """Words for both statements: in real numbers, and as the network runs."""
     if found.basis is None:
         return f"robust error {found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
     rates = f"{found.not_certified:.2%} (as run in float32: {found.not_certified_as_run:.2%})"
@@ -144,7 +144,7 @@ def _told(found: Summary) -> str:
 
 
 def open_named(place: Path, given: dict[str, Any], limit: int | None) -> Target:
-    """What an argument names. given: options of `TrainConfig`; a run folder supplies the others, but the device is this machine's."""
+    """Opens what an argument names. given: options of `TrainConfig`; a run folder supplies the others, except the device."""
     from autodual.training.target import open_target, own_config
 
     own = own_config(place)
@@ -221,7 +221,7 @@ def _check_record(path: Path, kind: type[ProblemOutline] | type[Summary], may_re
 
 
 def _held(file: Path) -> str:
-    """What is there, and whether one can go on with it."""
+    """Says what a file holds, and whether one can go on with it."""
     note = record_about(file, "problem")
     about = read_if_sound(ProblemOutline, note)
     if about is None or file.stat().st_size > LINES_LIMIT:
@@ -275,7 +275,7 @@ def _check(
 
 
 def _open_again(file: Path, asked: Asked | None, changes: dict[str, Any], examples: int) -> Target:
-    """What a file of lines is about, opened again; `changes` win over what is noted, for whoever has moved something."""
+    """Opens again what a file of lines is about; `changes` win over what is noted, for whoever has moved something."""
     given: dict[str, Any] = {}
     if asked is not None:
         given = {name: value for name, value in plain(asked).items() if name != "target"}

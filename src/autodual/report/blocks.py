@@ -69,7 +69,7 @@ class Wide:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text; columns named in `words` are words (left), all others are numbers (right)."""
+    """A table of texts; columns named in `words` are words (left), all others are numbers (right)."""
 
     kind: ClassVar[str] = "table"
     header: Sequence[str]
@@ -129,7 +129,7 @@ Block = Text | Note | Tiles | Figures | Wide | Table | Cards | Lines
 
 @dataclass(frozen=True)
 class Section:
-    """`key` becomes the anchor; a section without anything to show holds one sentence that says why."""
+    """A part of a chapter. `key` becomes the anchor; a section without anything to show holds one sentence that says why."""
 
     key: str
     title: str

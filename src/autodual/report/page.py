@@ -77,7 +77,7 @@ def write_report(runs: list[Path], target: Path) -> Path:
 
 
 def render(runs: Sequence[RunFiles]) -> str:
-    """The page as text."""
+    """Returns the page about these runs as text."""
     several = len(runs) > 1
     return _template().render(
         title=" · ".join(run.name for run in runs[:4]) + (" · \N{HORIZONTAL ELLIPSIS}" if len(runs) > 4 else ""),
@@ -87,7 +87,7 @@ def render(runs: Sequence[RunFiles]) -> str:
 
 
 def render_sections(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """A page about something else than runs, as text."""
+    """Returns a page about something else than runs as text."""
     return _template().render(title=title, comparison=None, chapters=[Chapter("page", title, subtitle, (), sections)])
 
 
@@ -178,7 +178,7 @@ PRIME = "\N{PRIME}"
 
 
 def letter(index: int) -> str:
-    """A ... Z, then A2, B2, ..."""
+    """The letter of a run on the page: A ... Z, then A2, B2, ..."""
     return chr(ord("A") + index % 26) + (str(index // 26 + 1) if index >= 26 else "")
 
 
@@ -271,7 +271,7 @@ def _doubts(runs: Sequence[Compared]) -> list[str]:
 
 
 def _accuracies(runs: Sequence[Compared]) -> Table:
-    """Columns that no run has a value for are left out; a run without rates has a row of dashes."""
+    """The table of accuracies. Columns that no run has a value for are left out; a run without rates has a row of dashes."""
     rates = [one for run in runs for one in run.rates]
     columns: dict[str, Callable[[Rates], str]] = {"Certified accuracy": lambda one: percent(1 - one.robust)}
     captions = []
@@ -299,7 +299,7 @@ def _accuracy(error: float | None) -> str:
 
 
 def _natural_against_certified(runs: Sequence[Compared]) -> list[Block]:
-    """The price of proof, for all runs, and again for those that share a perturbation where they do not all."""
+    """Charts of the price of proof: one of all runs, and one for each perturbation that several, but not all, of them share."""
     groups: dict[str, list[Spot]] = {}
     for run in runs:
         spots = [_spot(run, one) for one in run.rates if not one.part]

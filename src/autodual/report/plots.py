@@ -39,7 +39,7 @@ def plain_tick(value: float) -> str:
 
 
 def power_tick(value: float) -> str:
-    """10³ for a power of ten, digits for other values: on a logarithmic axis the former are ticks, the latter in tooltips."""
+    """Writes a power of ten as 10³, and other values in digits: on a logarithmic axis, ticks are powers, tooltips show values."""
     if value <= 0 or not math.isclose(math.log10(value), round(math.log10(value)), abs_tol=1e-9):
         return plain_tick(value)
     return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -87,7 +87,7 @@ class Frame:
     def around(
         cls, across: Axis, up: Axis, xs: Iterable[float], ys: Iterable[float], right: float = 12.0, fit: bool = False
     ) -> Frame:
-        """Room for all values, for tick labels on the left and `right` units on the right.
+        """A frame with room for all values, for tick labels on the left and `right` units on the right.
 
         fit: the horizontal axis ends at the last value instead of the next round one.
         """
@@ -140,7 +140,7 @@ class Frame:
         return element("svg", tooltip(title), self.grid(), *content, viewBox=box, role="img", class_="chart")
 
     def place(self, points: Points) -> str:
-        """As SVG writes the corners of a line."""
+        """The corners of a line, as SVG writes them."""
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
 
 
@@ -329,7 +329,8 @@ def make_bins(
 
 
 def histogram(title: str, across: Axis, bins: Bins, tones: Sequence[str], marks: Sequence[Mark]) -> Svg:
-    """tones[i] is what became of example i; a bar has one part for each of them, in the order in which they first appear."""
+    """Bars of counts, each divided by what became of its examples: tones[i] is that of example i. Parts stand in the order in which
+    their tones first appear."""
     frame = Frame.around(across, Axis("examples", whole=True), bins.edges, [float(max(bins.counts))], fit=True)
     order = list(dict.fromkeys(tones))
     stacks = [[0] * len(order) for _ in bins.counts]
@@ -371,7 +372,7 @@ class Spot:
 
 
 def scatter_chart(title: str, across: Axis, up: Axis, spots: Sequence[Spot], diagonal: str) -> Svg:
-    """Both axes begin and end at round values around the points. diagonal: what the line x = y says."""
+    """Points on two axes that begin and end at round values. diagonal: what the line x = y says."""
     heights = [y for spot in spots for y in (spot.y, spot.low, spot.high) if y is not None]
     frame = Frame.around(across, up, (spot.x for spot in spots), heights, right=36)
     low, high = max(frame.x.low, frame.y.low), min(frame.x.high, frame.y.high)
@@ -381,7 +382,7 @@ def scatter_chart(title: str, across: Axis, up: Axis, spots: Sequence[Spot], dia
 
 
 def _spots(frame: Frame, spots: Sequence[Spot]) -> Iterator[Svg]:
-    """Intervals below names below points."""
+    """Draws intervals, then names over them, then points over both."""
     places = [(frame.x(spot.x), frame.y(spot.y)) for spot in spots]
     taken: list[Box] = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
     names = []

@@ -93,7 +93,7 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read whatever the folder holds. Refused: a path that is no folder, or holds no file of a run."""
+    """Reads whatever the folder holds. ArgumentError if it is no folder, or holds no file of a run."""
     if not folder.is_dir():
         raise ArgumentError(f"runs: {folder} is not a folder; give the folder that `autodual train --out` wrote")
     if not any((folder / file).is_file() for file in FILES):
@@ -161,7 +161,7 @@ def _impossible(values: dict[str, Any]) -> str | None:
 
 
 def _same_lengths(found: Evaluation) -> Evaluation:
-    """All lists that have one entry for each example must have equally many of them."""
+    """Returns the evaluation. ValueError if its lists, which have one entry for each example, differ in length."""
     columns = ("labels", "predicted", "margins", "certified", "certified_as_run", "attacked", "attacked_as_run")
     for name in columns:
         column = getattr(found, name)

@@ -37,7 +37,7 @@ def group(children: Iterable[str]) -> Svg:
 
 
 def tooltip(text: str) -> Svg:
-    """Shown when the pointer rests on the element that it is put into."""
+    """A text that is shown when the pointer rests on the element around it."""
     return element("title", text)
 
 
@@ -88,7 +88,7 @@ class Scale:
         steps: int = 5,
         whole: bool = False,
     ) -> Scale:
-        """Covers the values, and zero where asked; `most` is a value that a rate cannot exceed; whole: ticks are no fractions."""
+        """A scale that covers the values, and zero where asked. most: what a rate cannot exceed. whole: ticks are no fractions."""
         found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min([*found, 0.0] if zero else found), max([*found, 0.0] if zero else found)
         if high - low < 1e-12 * max(1.0, abs(high)):
@@ -99,7 +99,7 @@ class Scale:
 
     @classmethod
     def exactly(cls, low: float, high: float, start: float, end: float, steps: int = 5, whole: bool = False) -> Scale:
-        """Begins and ends where it is told to, with a tick at both ends and at round values between them."""
+        """A scale that begins and ends where it is told to, with a tick at both ends and at round values between them."""
         step = nice_step(high - low, steps, whole)
         inside = [value for value in _multiples(low, high, step) if low + 0.55 * step < value < high - 0.55 * step]
         return cls(low, high, start, end, (low, *inside, high))
@@ -119,7 +119,7 @@ class LogScale(Scale):
 
     @classmethod
     def decades(cls, values: Iterable[float], start: float, end: float, *, fit: bool = False) -> LogScale:
-        """Covers the values, in whole powers of ten unless `fit`; what is not positive stands at the lower end."""
+        """A scale that covers the values, in whole powers of ten unless `fit`; what is not positive stands at the lower end."""
         found = [value for value in values if math.isfinite(value) and value > 0] or [1.0, 10.0]
         first, last = math.floor(math.log10(min(found)) + 1e-9), math.ceil(math.log10(max(found)) - 1e-9)
         last = max(last, first + 1)
@@ -141,7 +141,7 @@ LABEL, BAR, GAP, AXIS = 22.0, 30.0, 16.0, 42.0
 
 @dataclass(frozen=True)
 class Segment:
-    """From `start` to `end`; `words` is its tooltip, `label` is written into it where it fits."""
+    """A part of a bar from `start` to `end`; `words` is its tooltip, `label` is written into it where it fits."""
 
     start: float
     end: float

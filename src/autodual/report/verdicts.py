@@ -43,7 +43,7 @@ CUT_BELOW = 0.25
 
 @dataclass(frozen=True)
 class Rates:
-    """One classifier's rates of error; of those that may not have been measured, None."""
+    """One classifier's rates of error. A rate that was not measured is None."""
 
     name: str
     error: float
@@ -137,7 +137,7 @@ def rates_chart(title: str, rates: Sequence[Rates]) -> Wide:
 
 
 def _start(rates: Sequence[Rates]) -> float:
-    """0, or a round value before the smallest certified accuracy where all of them are large."""
+    """Where the axis begins: at 0, or at a round value below the smallest certified accuracy where all of them are large."""
     errors = [(one.error, one.attacked, one.robust, one.claimed) for one in rates]
     largest = max(error for known in errors for error in known if error is not None)
     room = max(1.2 * largest, 0.005)
@@ -186,8 +186,8 @@ def rates_tiles(
 
 
 def doubts(record: Evaluation) -> list[str]:
-    """Sentences about a network that gives one answer for everything, and about what cannot be true of a sound proof and a real
-    attack: said aloud rather than drawn over."""
+    """Sentences about what keeps an evaluation from being believed: a network that gives one answer for everything, or figures
+    that cannot be true of a sound proof and a real attack."""
     gives_up = collapse(record.predicted, record.labels, record.margins, record.classes)
     found = [] if gives_up is None else [f"This network has {gives_up}."]
     if Rates.of("", record).contradictory():
@@ -213,7 +213,7 @@ def doubts(record: Evaluation) -> list[str]:
 
 
 def cascade_doubts(record: CascadeSummary) -> list[str]:
-    """What cannot be true of a cascade's sound proof and a real attack."""
+    """Sentences about figures that cannot be true of a cascade's sound proof and a real attack."""
     found = []
     if Rates.of_cascade("", record)[-1].contradictory():
         found.append("The attack on the cascade breaks more than its proof allows: do not trust these certificates.")

@@ -162,7 +162,7 @@ class Manifest:
 
 
 def write_pack(out: Path, units: Iterable[Unit], part_bytes: int = PART_BYTES) -> list[Path]:
-    """OUT-1.tar, OUT-2.tar ...; refuses to write over a pack that is there."""
+    """Writes OUT-1.tar, OUT-2.tar ... and returns their paths. Refuses to write over a pack that is there."""
     stem = out.with_suffix("") if out.suffix == ".tar" else out
     there = sorted(stem.parent.glob(f"{stem.name}-*.tar"))
     if there:

@@ -320,7 +320,7 @@ def draw_figures(campaign: Campaign) -> list[Picture]:
 
 
 def write_figures(campaign: Campaign, folder: Path) -> dict[str, Path | None]:
-    """FOLDER/NAME.svg for every picture that can be drawn; None for the others, whose file goes."""
+    """Writes FOLDER/NAME.svg for every picture that can be drawn; None for the others, whose file is removed."""
     written: dict[str, Path | None] = {}
     for picture in draw_figures(campaign):
         path = folder / f"{picture.name}.svg"
@@ -377,7 +377,7 @@ INTRODUCTION = (
 
 
 def to_markdown(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
-    """pictures: those that were drawn are shown from `figures/`, where `autodual reproduce figures` puts them."""
+    """Tables as Markdown. Pictures that were drawn are shown from `figures/`, where `autodual reproduce figures` puts them."""
     parts = [f"# {TITLE}", *map(_wrapped, INTRODUCTION)]
     for table in tables:
         lines = ["| " + " | ".join(cells) + " |" for cells in (table.header, *table.rows)]

@@ -326,8 +326,11 @@ Measured = dict[str, Any]
 def hottest(
     work: Callable[[], object], device: torch.device, of: str, rows: int = 20, calls: int = 3
 ) -> list[Measured]:
-    """What takes most time in a call, first. of: "kernels" of a GPU, or "operations" of PyTorch with the shapes of their operands,
-    whose time is that of the kernels that they launch on a GPU, and their own on a CPU."""
+    """Lists what takes most time in a call, the longest first.
+
+    of: "kernels" of a GPU, or "operations" of PyTorch with the shapes of their operands, whose time is that of the kernels that they
+    launch on a GPU, and their own on a CPU.
+    """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CUDA] if cuda else []
     if of == "operations":

@@ -69,19 +69,19 @@ class Bench:
     record: dict[str, Any] = field(default_factory=lambda: {"networks": {}, "certificates": {}, "notes": []})
 
     def note(self, text: str) -> None:
-        """Told now, and once more below the tables."""
+        """Tells a sentence now, and keeps it for the end of the tables."""
         if text not in self.record["notes"]:
             self.record["notes"].append(text)
             self.say(text)
 
     def check(self) -> None:
-        """Between two parts of the work: ends it if that was asked for."""
+        """Raises StoppedError if the user asked to stop; called between two parts of the work."""
         if self.stop():
             raise StoppedError("stopped as asked")
 
     @contextlib.contextmanager
     def room(self, what: str) -> Iterator[None]:
-        """Memory that does not suffice ends this part alone."""
+        """Ends this part alone where the GPU's memory does not suffice, with a note."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -91,7 +91,7 @@ class Bench:
 
     @contextlib.contextmanager
     def foreign(self, what: str) -> Iterator[None]:
-        """The authors' code may not run with this PyTorch: that is told, and the rest goes on."""
+        """Notes that the authors' code fails with this PyTorch, where it does; the rest goes on."""
         try:
             with self.room(f"{what}, the authors' code"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -55,7 +55,7 @@ class Curve:
 
     @classmethod
     def of(cls, record: Evaluation, sample: bool = False) -> Curve:
-        """sample: whether all examples that were evaluated are a part of those that there are."""
+        """Reads the curves of a record. sample: whether all examples that were evaluated are a part of those that there are."""
         errors = sorted({point.eps: point for point in record.curve}.items())
         certified = [(eps, 1 - point.robust_error) for eps, point in errors]
         attacked = [(eps, 1 - point.pgd_error) for eps, point in errors]
@@ -311,8 +311,8 @@ def training(run: RunFiles) -> Section:
 
 
 def _doubts(run: RunFiles, history: History) -> list[str]:
-    """Sentences about a training that ended at a smaller eps than the one that is certified, as published runs may have, and about
-    every stage that gives one answer for everything, by what was found last."""
+    """Sentences about what went wrong in training: it ended at a smaller eps than is certified, as in published runs, or a stage gives
+    one answer for everything, by what was found last."""
     found = []
     config, sizes = run.settings, [line.eps for line in history.epochs.values() if line.eps is not None]
     standard = config is not None and config.engine == "none" and not config.adversarial
