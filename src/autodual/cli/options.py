@@ -116,15 +116,9 @@ def _removal(name: str) -> inspect.Parameter:
 
 
 def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Parameter:
-    shown = (
-        ""
-        if default is None
-        else f" [default: {default:.4g}]"
-        if isinstance(default, float)
-        else f" [default: {default}]"
-    )
-    flag = _flag(name)
-    names = flag if hint is not bool else f"{flag}/--no-{flag[2:]}"
+    value = f"{default:.4g}" if isinstance(default, float) else default
+    shown = "" if default is None else f" [default: {value}]"
+    names = _flag(name) if hint is not bool else f"{_flag(name)}/--no-{_flag(name)[2:]}"
     kinds = get_args(hint) or (hint,)
     convert: Callable[[Any], Any] | None = None
     shape = None

@@ -29,7 +29,6 @@ from autodual.reproduce.campaign import (
 )
 
 if TYPE_CHECKING:
-    from autodual.reproduce.jobs import Outcome
     from autodual.reproduce.pack import Unit
 
 RUN = "run"
@@ -129,15 +128,11 @@ def run(
                 outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, extent)
         if signals.received is not None:
             raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
-    _tell_end(outcome, len(tasks))
-
-
-def _tell_end(outcome: Outcome, tasks: int) -> None:
     if outcome.left:
-        print(f"time is up: {len(outcome.left)} of {tasks} are not finished; the same command goes on")
+        print(f"time is up: {len(outcome.left)} of {len(tasks)} are not finished; the same command goes on")
     if outcome.failed:
         names = "; ".join(f"{task}: {reason}" for task, reason in outcome.failed.items())
-        raise AutodualError(f"{len(outcome.failed)} of {tasks} failed: {names}")
+        raise AutodualError(f"{len(outcome.failed)} of {len(tasks)} failed: {names}")
 
 
 def _recipe(text: str) -> Recipe:

@@ -336,7 +336,12 @@ def markdown(record: dict[str, Any]) -> str:
     if record["networks"]:
         parts += [_steps_table(record), COUNTED]
     if "ceilings" in record:
-        parts.append(_ceilings_table(record["ceilings"]))
+        most = record["ceilings"]
+        rates = [
+            [f"products, {name}", f"{figure(value / 1e12)} TFLOP/s"] for name, value in most.items() if name != COPY
+        ]
+        copied = ["copy, read and written", f"{figure(most[COPY] / 1e9)} GB/s"]
+        parts.append(_table(["ceiling", "measured"], [copied, *rates]))
     if record["certificates"]:
         parts += ["## Exact certificates", _certificates_table(record["certificates"])]
     for title, row in record["networks"].items():
@@ -368,11 +373,6 @@ def _steps_table(record: dict[str, Any]) -> str:
             _number(row.get("operations_per_second"), 1e12), _number(row.get("part_of_arithmetic"), 1e-2),
         ])  # fmt: skip
     return _table(head, rows)
-
-
-def _ceilings_table(found: dict[str, float]) -> str:
-    rates = [[f"products, {name}", f"{figure(value / 1e12)} TFLOP/s"] for name, value in found.items() if name != COPY]
-    return _table(["ceiling", "measured"], [["copy, read and written", f"{figure(found[COPY] / 1e9)} GB/s"], *rates])
 
 
 def _certificates_table(found: dict[str, Measured]) -> str:
