@@ -9,8 +9,8 @@ from pathlib import Path
 from machine import ROOT
 
 from autodual._files import write_text
-from autodual.report.charts.svg import CHARACTER, Svg, element, group
-from autodual.reproduce.figures import STYLE
+from autodual.report.svg import CHARACTER, Svg, element, group
+from autodual.reproduce.tables import STYLE
 
 FIGURES = ROOT / "docs" / "figures"
 GAP, TITLE, LEGEND = 26.0, 30.0, 22.0

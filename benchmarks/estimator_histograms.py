@@ -24,7 +24,7 @@ from machine import RESULTS, describe
 
 import autodual as ad
 from autodual.engines.projected.streams import read
-from autodual.report.charts.plots import Axis, Mark, Series, line_chart
+from autodual.report.plots import Axis, Mark, Series, line_chart
 
 FIGURE = "estimator-histograms"
 KS = (10, 50, 100)

@@ -585,12 +585,17 @@ REPORT = [
         "report/test_page.py",
     ),
     mutation(
-        "errors drawn as accuracies", "report/sections/epsilon.py",
-        "found[eps] = 1 - error", "found[eps] = error",
+        "errors drawn as accuracies", "report/sections/curves.py",
+        "(eps, 1 - point.robust_error)", "(eps, point.robust_error)",
         "report/test_page.py", "report/test_parts.py",
     ),
     mutation(
-        "unproved bars in the colour of proof", "report/charts/plots.py",
+        "damaged record taken for a whole one", "report/run.py",
+        "    if wrong is not None:\n        raise ValueError(wrong)\n", "",
+        "report/test_page.py",
+    ),
+    mutation(
+        "unproved bars in the colour of proof", "report/plots.py",
         'class_=f"f-{tone}"', 'class_="f-proved"',
         "report/test_verdicts.py",
     ),
@@ -609,7 +614,7 @@ CLI = [
     ),
     mutation(
         "engine of the command line ignored", "cli/certify.py",
-        "return ENGINES[engine]", 'return ENGINES["dual"]',
+        "else ENGINES[engine]", 'else ENGINES["dual"]',
         "cli/test_certificates.py", "cli/test_commands.py",
     ),
 ]

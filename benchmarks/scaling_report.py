@@ -10,8 +10,8 @@ import numpy as np
 from drawing import Key, Panel, sheet, write_figure
 from measuring import MEBIBYTE, QUIET
 
-from autodual.report.charts.plots import Axis, Series, line_chart, power_tick
-from autodual.report.charts.svg import Svg
+from autodual.report.plots import Axis, Series, line_chart, power_tick
+from autodual.report.svg import Svg
 
 EXAMPLES = 10
 TRAINING = 50

@@ -22,7 +22,7 @@ from machine import RESULTS, describe, in_words
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.report.charts.svg import Scale, Svg, element, group
+from autodual.report.svg import Scale, Svg, element, group
 
 FIGURE = "two-stage-cascade"
 EPS = 0.08

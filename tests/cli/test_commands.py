@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autodual.cli.certificates import tell_cascade
+from autodual.cli.certify import tell_cascade
 from autodual.data import ImageData
 from autodual.data.known import KNOWN
 from autodual.runs.records import AttackFigures, CascadeErrors, CascadeSummary

@@ -14,8 +14,7 @@ from autodual.kernels import narrow
 from autodual.runs.config import TrainConfig
 from autodual.speed import trials
 from autodual.speed.measure import BFLOAT16, COPY, FLOAT32, TF32, Counting, Peak, Work, ceilings, timed
-from autodual.speed.problems import PROBLEMS, Problem
-from autodual.speed.steps import OurSteps
+from autodual.speed.problems import PROBLEMS, OurSteps, Problem
 from autodual.training.step import GraphStep
 
 pytestmark = pytest.mark.gpu

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from autodual.evaluation.processes import StoppedError, Watch
+from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import Campaign, Phase, Task
+from autodual.reproduce.jobs import work_on
 from autodual.reproduce.pack import unit_of, unpack, write_pack
-from autodual.reproduce.work import work_on
 from autodual.runs.config import dump_yaml
 from autodual.runs.records import plain
+from autodual.training.loop import StoppedError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

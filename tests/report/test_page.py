@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pages import KEYS, change, known, page_of
-from synthetic_run import AS_RUN, EXAMPLES, write_run
+from synthetic_run import AS_RUN, EXAMPLES, config, epoch_line, write_run
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.report import write_report
-from autodual.report.files import read_run
-from autodual.report.page import _chapter, _template
-from autodual.report.sections.comparison import compare
+from autodual.report.page import _chapter, _template, compare
+from autodual.report.run import read_run
+from autodual.runs.records import plain
 
 pytest.importorskip("jinja2", reason="the report needs Jinja2")
 
@@ -49,8 +49,6 @@ def test_numbers_are_those_of_the_files(run: Path) -> None:
     evaluation = json.loads((run / "evaluation.json").read_text())
     for key in ("error", "pgd_error", "robust_error"):
         assert f"{100 * evaluation[key]:.2f} %" in text
-    for rate in evaluation["standard"].values():
-        assert f"{100 - 100 * rate:.2f} %" in text
     curve = page.sections["run-1-epsilon"].replace("\N{NO-BREAK SPACE}", " ")
     for point in evaluation["curve"]:
         assert f"{100 - 100 * point['robust_error']:.2f} %" in curve
@@ -92,12 +90,12 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
         "environment.json",
         command=ATTACK,
         device=ATTACK,
-        data={"name": ATTACK, ATTACK: ATTACK},
-        **{ATTACK: [ATTACK]},
+        data={"name": ATTACK, "train": 1, "test": 1, "digest": ATTACK},
     )
     change(run, "cascade.json", kind=ATTACK)
     (run / "config.yaml").write_text(f"name: {ATTACK}\n</pre></style>{ATTACK}")
-    line = json.dumps({"kind": "validation", "stage": 0, "epoch": 59, "engine": ATTACK, "error": 0.1})
+    *_, last = (run / "metrics.jsonl").read_text().splitlines()
+    line = json.dumps(json.loads(last) | {"engine": ATTACK, "collapsed": ATTACK})
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + line)
     for folders in ([run], [run, twin], [twin, run]):
         page, html = page_of(*folders)
@@ -120,6 +118,8 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_file_is_one_sentence_in_its_section(run: Path, file: str, keys: tuple[str, ...]) -> None:
+    if file == "cascade.json":
+        (run / "config.yaml").write_text(config(cascade=3))
     (run / file).unlink()
     page, _ = page_of(run)
     assert known(page) == list(KEYS)
@@ -129,8 +129,6 @@ def test_a_missing_file_is_one_sentence_in_its_section(run: Path, file: str, key
 
 def test_a_single_network_has_no_section_about_stages(run: Path) -> None:
     (run / "cascade.json").unlink()
-    with (run / "config.yaml").open("a") as config:
-        config.write("cascade: 1\n")
     page, _ = page_of(run)
     assert known(page) == [key for key in KEYS if key != "cascade"]
     assert "first stage" not in page.text
@@ -152,7 +150,7 @@ def test_a_cascade_without_its_figures_is_still_no_single_network(run: Path, dam
     """The config says so where cascade.json is missing, as after an interrupted evaluation."""
     if damage is None:
         (run / "cascade.json").unlink()
-        (run / "config.yaml").write_text("cascade: 3\n")
+        (run / "config.yaml").write_text(config(cascade=3))
     else:
         (run / "cascade.json").write_text(damage)
     page, _ = page_of(run)
@@ -162,15 +160,23 @@ def test_a_cascade_without_its_figures_is_still_no_single_network(run: Path, dam
 
 
 def test_a_network_that_may_be_single_is_not_called_a_first_stage(run: Path) -> None:
+    """The config cannot be read, so that it does not say."""
     (run / "cascade.json").unlink()
+    (run / "config.yaml").write_text("cascade: 1\n")
     page, _ = page_of(run)
     assert known(page) == list(KEYS)
+    assert "A single network, or a cascade not evaluated." in page.text
     assert "first stage" not in page.text
 
 
 def test_the_attack_on_a_cascade_counts_the_examples_that_were_attacked(run: Path) -> None:
     """And what stands beside it is about the same ones: 20 of 100 would contradict a bound of 19 % on 360."""
-    beside = {"error": 0.07, "stage_certified_error": 0.18, "sound_certified_error": 0.21}
+    beside = {
+        "error": 0.07,
+        "stage_certified_error": 0.18,
+        "sound_certified_error": 0.21,
+        "sound_certified_error_as_run": 0.22,
+    }
     change(
         run, "cascade.json", kind="routed", attacked_examples=100, attacked_error=0.2, sound_certified_error=0.19, on_attacked=beside
     )  # fmt: skip
@@ -187,20 +193,11 @@ def test_the_attack_on_a_cascade_counts_the_examples_that_were_attacked(run: Pat
 
 
 def test_what_a_cascade_certifies_wrongly_is_drawn_apart(run: Path) -> None:
-    stages = json.loads((run / "cascade.json").read_text())["stages"]
-    page, html = page_of(run)
-    assert html.count("rightly or not") == 2 * len(stages)  # as it was recorded once: tooltip and legend
-    assert "wrongly:" not in html
-    stages[0] |= {"certified_correct": 266, "certified_wrong": 4}
-    stages[1] |= {"certified_correct": 31, "certified_wrong": 0}
-    stages[2] |= {"certified_correct": 7, "certified_wrong": 2}
-    change(run, "cascade.json", stages=stages)
     page, html = page_of(run)
     section = page.sections["run-1-cascade"]
     for words in ("stage 0 certifies 266 rightly", "stage 0 certifies 4 wrongly", "stage 2 certifies 2 wrongly"):
         assert section.count(words) == 2
     assert "stage 1 certifies 0 wrongly" not in section
-    assert "rightly or not" not in section
     assert "certified by no stage: 50" in section
     chart = html.partition("Examples certified by each stage")[2].partition("</svg>")[0]
     assert chart.count("f-wrong segment") == 2
@@ -222,17 +219,7 @@ def test_a_sum_says_of_how_many_models_it_is(run: Path) -> None:
     assert "stage 0" not in section
 
 
-def test_an_old_record_of_a_part_that_was_attacked_is_not_drawn_over_all(run: Path) -> None:
-    change(run, "cascade.json", attacked_examples=100, attacked_error=0.2)
-    section = page_of(run)[0].sections["run-1-cascade"]
-    assert "20 of 100" in section
-    assert "the other figures of these were not recorded" in section
-    assert "not known" not in section
-    assert "Broken, or wrong without attack" in section
-    assert "broken by the attack" not in section
-
-
-@pytest.mark.parametrize("proof", [{"broken_proofs": 2}, {"sound_certified_error": 0.1}])
+@pytest.mark.parametrize("proof", [{"broken_proofs": 2}, {"sound_certified_error_as_run": 0.1}])
 def test_a_cascade_that_is_broken_where_it_is_proved_says_so(runs: list[Path], proof: dict) -> None:
     change(runs[0], "cascade.json", **proof)
     page = page_of(*runs)[0]
@@ -255,7 +242,7 @@ def test_the_last_epoch_is_of_a_stage_where_there_are_several(
 def test_bars_reach_to_the_whole_or_say_where_they_are_cut(run: Path) -> None:
     (run / "cascade.json").unlink()
     for robust, cut in ((0.044, "94"), (0.3333, ""), (0.6667, ""), (1.0, ""), (0.0, ""), (0.002, "99.5")):
-        change(run, "evaluation.json", error=robust / 4, pgd_error=robust / 2, robust_error=robust, standard=None)
+        change(run, "evaluation.json", error=robust / 4, pgd_error=robust / 2, robust_error=robust)
         page, html = page_of(run)
         assert html.count('class="torn"') == (1 if cut else 0)
         section = page.sections["run-1-result"].replace("\N{NO-BREAK SPACE}", " ")
@@ -276,9 +263,7 @@ def test_a_point_far_below_the_curves_does_not_flatten_them(run: Path) -> None:
         "examples": 500,
         "eps": 0.1,
     }
-    lines = [
-        {"kind": "epoch", "stage": 0, "epoch": e, "error": 0.01, "robust_error": 0.04 + 0.001 * e} for e in range(20)
-    ]
+    lines = [plain(epoch_line(0, e, error=0.01, robust_error=0.04 + 0.001 * e)) for e in range(20)]
     lines += [
         early | {"error": 0.01, "robust_error": 0.988},
         early | {"epoch": 19, "error": 0.01, "robust_error": 0.03},
@@ -308,7 +293,7 @@ def test_damaged_lines_are_left_out_with_a_note(run: Path) -> None:
     path = run / "metrics.jsonl"
     path.write_text('{"kind": "ep\n' + path.read_text() + '{"kind": "epoch", "epo')
     after = page_of(run)[0].sections["run-1-training"]
-    note = "metrics.jsonl is damaged: 2 lines were not a JSON object and left out."
+    note = "metrics.jsonl is damaged: 2 lines were no records and left out."
     assert note in after
     assert after.replace(note, "").split() == before.split()
 
@@ -352,6 +337,27 @@ def test_values_of_another_kind_never_stop_the_page(run: Path, value: object) ->
         _chapter(0, [read_run(run)])
 
 
+DAMAGES = {
+    "lacks curve": {"curve": None},
+    "lacks labels": {"labels": None},
+    "has 2.0 as robust_error": {"robust_error": 2.0},
+    "has -0.5 as pgd_error": {"curve": [{"eps": 0.1, "robust_error": 0.2, "pgd_error": -0.5}]},
+    "has 1 entries in attacked and 360 in labels": {"attacked": [True]},
+    "has 361 entries in radii and 360 in labels": {"radii": [0.1] * 361},
+    "is about no examples": {"curve_examples": 0},
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_a_record_that_contradicts_itself_is_damaged_and_the_rest_is_shown(run: Path, words: str) -> None:
+    values = json.loads((run / "evaluation.json").read_text()) | DAMAGES[words]
+    (run / "evaluation.json").write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    page, _ = page_of(run)
+    assert known(page) == list(KEYS)
+    for section in ("result", "epsilon", "margins", "classes"):
+        assert f"evaluation.json is damaged: it {words}." in page.sections[f"run-1-{section}"]
+
+
 def test_a_pickle_in_the_gallery_is_refused(run: Path) -> None:
     np.savez(run / "gallery.npz", images=np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert "gallery.npz is damaged" in page_of(run)[0].text
@@ -368,7 +374,6 @@ def test_both_statements_are_shown_in_plain_words(run: Path) -> None:
     as_run = [False, *evaluation["certified"][1:]]
     broken = [True, *evaluation["attacked"][1:]]
     change(run, "evaluation.json", **AS_RUN, curve=curve, certified_as_run=as_run, attacked_as_run=broken)
-    change(run, "cascade.json", sound_certified_error_as_run=0.3111)
     page = page_of(run)[0]
     head = page.sections["run-1-result"].replace("\N{NO-BREAK SPACE}", " ")
     for words in (
@@ -387,7 +392,8 @@ def test_both_statements_are_shown_in_plain_words(run: Path) -> None:
     assert "as the networks run: 68.89\N{NO-BREAK SPACE}%" in page.sections["run-1-cascade"]
 
 
-def test_older_records_say_nothing_about_the_second_statement(run: Path) -> None:
+def test_published_records_say_nothing_about_the_second_statement(run: Path) -> None:
+    (run / "cascade.json").unlink()
     page = page_of(run)[0]
     assert "real numbers" not in page.text
     assert "as run" not in page.text.lower()
@@ -417,10 +423,8 @@ def test_flags_contradict_each_other_in_the_same_arithmetic_only(run: Path) -> N
 
 
 def test_a_probability_is_no_robust_error(run: Path) -> None:
-    change(run, "evaluation.json", robust_error=None, standard=None, not_certified=0.4, engine="HighProbability(k=100)")
-    head = page_of(run)[0].sections["run-1-result"]
-    assert "There is no proof beside this" in head
-    assert "it is not certain" in head
+    change(run, "evaluation.json", engine="HighProbability(k=100)")
+    assert "it is not certain" in page_of(run)[0].sections["run-1-result"]
 
 
 def test_the_papers_cascade_says_what_it_does_not_promise_and_sound_ones_do_not(run: Path) -> None:
@@ -454,35 +458,27 @@ def test_without_jinja_the_message_says_what_to_install(run: Path, monkeypatch: 
 
 
 def test_a_run_that_measured_nothing_shows_nothing(tmp_path: Path) -> None:
-    """As an earlier version left it when it failed before training."""
     bare = tmp_path / "bare"
     bare.mkdir()
-    (bare / "config.yaml").write_text("cascade: 1\n")
+    (bare / "config.yaml").write_text(config())
     page, _ = page_of(bare)
     assert list(page.sections) == ["run-1-result", "run-1-settings"]
     assert "Nothing was trained and nothing was measured" in page.sections["run-1-result"]
-    (bare / "failure.json").write_text(json.dumps({"error": f"the model {ATTACK}"}))
+    (bare / "failure.json").write_text(json.dumps({"error": f"the model {ATTACK}", "when": "now"}))
     page, _ = page_of(bare)
     assert f"It failed: the model {ATTACK}" in page.sections["run-1-result"]
 
 
-def test_without_a_proof_nothing_is_called_unknown(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", stages=1)
-    (run / "cascade.json").unlink(missing_ok=True)
-    change(run, "evaluation.json", robust_error=None, standard=None)
-    assert "neither proved nor broken" not in page_of(run)[0].sections["run-1-result"]
-
-
 def test_a_failed_run_says_so_above_its_figures(run: Path) -> None:
-    (run / "failure.json").write_text(json.dumps({"error": "the loss is nan"}))
+    (run / "failure.json").write_text(json.dumps({"error": "the loss is nan", "when": "now"}))
     assert "This run failed: the loss is nan" in page_of(run)[0].text
 
 
 def test_a_training_that_ended_short_of_what_is_certified_says_so(run: Path) -> None:
-    """As runs of earlier versions may have."""
+    """As published runs may have."""
     words = "Training ended at eps 0.1, but eps 0.2 is certified"
     assert "Training ended" not in page_of(run)[0].text
     change(run, "evaluation.json", eps=0.2)
     assert words in page_of(run)[0].sections["run-1-training"]
-    (run / "config.yaml").write_text("engine: none\nadversarial: false\n")
+    (run / "config.yaml").write_text(config(engine="none", robust_weight=0.0))
     assert "Training ended" not in page_of(run)[0].text

@@ -8,12 +8,14 @@ import re
 
 import numpy as np
 import pytest
+from synthetic_run import epoch_line
 
-from autodual.report.charts.plots import Axis, Series, line_chart, make_bins, power_tick, spread
-from autodual.report.charts.svg import LogScale, Scale, element, nice_step
 from autodual.report.page import TEMPLATES
-from autodual.report.sections.gallery import data_uri
-from autodual.report.sections.training import History
+from autodual.report.plots import Axis, Series, line_chart, make_bins, power_tick, spread
+from autodual.report.sections.curves import History
+from autodual.report.sections.result import data_uri
+from autodual.report.svg import LogScale, Scale, element, nice_step
+from autodual.runs.records import TrainedLine
 
 
 @pytest.mark.parametrize("span", [1e-9, 0.03, 0.7, 1.0, 9.99, 123.0, 5e7])
@@ -151,8 +153,8 @@ def test_bins_of_few_values(values: list[float]) -> None:
 
 
 def test_later_stages_go_on_where_earlier_ones_end_and_repeated_epochs_count_once() -> None:
-    lines = [{"kind": "epoch", "stage": s, "epoch": e, "loss": 10 * s + e} for s in (0, 1) for e in (1, 2, 2, 3)]
-    history = History.of([*lines, {"kind": "other", "epoch": 1}, {}])
+    lines = [epoch_line(s, e, loss=10.0 * s + e) for s in (0, 1) for e in (1, 2, 2, 3)]
+    history = History.of([*lines, TrainedLine("trained", 1, 9, 0.1, None)])
     assert list(history.epochs) == [2, 3, 4, 5, 6, 7]  # records count from 0, people from 1
     assert [mark.at for mark in history.stages] == [1, 4]
     finite = [value for _, value in history.training("loss") if math.isfinite(value)]

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pages import change, page_of
-from synthetic_run import EPS, write_run
+from synthetic_run import EPS, config, epoch_line, write_run
 
-from autodual.report.charts.plots import Axis, Points, Series, line_chart, stairs
-from autodual.report.sections.epsilon import Curve
-from autodual.report.sections.training import History
-from autodual.report.values import clopper_pearson, interval, likely, size
+from autodual.report.plots import Axis, Points, Series, line_chart, stairs
+from autodual.report.sections.curves import Curve, History
+from autodual.report.words import clopper_pearson, interval, likely, size
+from autodual.runs.records import Evaluation, parse
 
 pytest.importorskip("jinja2", reason="the report needs Jinja2")
 
@@ -40,8 +40,8 @@ def at(points: Points, eps: float, how: str) -> float:
 
 def test_between_measured_sizes_a_proof_holds_for_smaller_and_an_attack_for_larger_ones(run: Path) -> None:
     """Against the radii and the curve themselves, at sizes where nothing was measured."""
-    record = json.loads((run / "evaluation.json").read_text()) | {"curve_examples": 200}
-    curve = Curve.of(record)
+    record = json.loads((run / "evaluation.json").read_text())
+    curve = Curve.of(parse(Evaluation, record))
     radii = np.array(record["radii"])
     for eps in np.linspace(0.001, 0.199, 97):
         proved = at(curve.proved, eps, "before")
@@ -51,7 +51,7 @@ def test_between_measured_sizes_a_proof_holds_for_smaller_and_an_attack_for_larg
             min([1 - point["pgd_error"] for point in record["curve"] if point["eps"] <= eps], default=curve.clean)
         )
     assert [y for _, y in curve.proved] == sorted((y for _, y in curve.proved), reverse=True)
-    without = Curve.of(record | {"radii": None})
+    without = Curve.of(parse(Evaluation, record | {"radii": []}))
     assert without.proved[1:] == without.certified
     assert without.proved[0] == (0.0, without.certified[0][1])
 
@@ -62,7 +62,7 @@ def test_what_does_not_change_during_an_epoch_is_drawn_as_steps(run: Path) -> No
         chart = html.partition(f"<h3>{title}</h3>")[2].partition("</figure>")[0]
         corners = [tuple(map(float, c.split(","))) for c in re.search(r'<polyline points="([^"]+)"', chart)[1].split()]
         assert all(x == next_x or y == next_y for (x, y), (next_x, next_y) in pairwise(corners)), title
-    lines = [{"kind": "epoch", "stage": stage, "epoch": epoch, "lr": 1 - epoch} for stage in (0, 1) for epoch in (0, 1)]
+    lines = [epoch_line(stage, epoch, lr=1.0 - epoch) for stage in (0, 1) for epoch in (0, 1)]
     points = History.of(lines).during("lr")
     assert math.isnan(points[3][1])  # between the stages
     assert [*points[:3], *points[4:]] == [(0, 1), (1, 1), (2, 0), (2, 1), (3, 1), (4, 0)]
@@ -91,7 +91,7 @@ def test_intervals_are_those_of_clopper_and_pearson(successes: int, trials: int,
 
 def test_an_interval_is_rounded_outwards_and_absurd_counts_have_none() -> None:
     assert likely(0.95, 1000) == "93.4\N{EN DASH}96.3\N{NO-BREAK SPACE}%"
-    for examples in (None, 0, -5, 10**300):
+    for examples in (0, -5, 10**300):
         assert interval(0.5, examples) is None
 
 
@@ -104,8 +104,7 @@ def test_only_samples_have_intervals(run: Path) -> None:
         page = page_of(run)[0]
         found = {key.removeprefix("run-1-") for key, text in page.sections.items() if words in text}
         assert found - {"training"} == sections
-    with (run / "config.yaml").open("a") as config:
-        config.write("limit_test: 360\n")
+    (run / "config.yaml").write_text(config(limit_test=360))
     page = page_of(run)[0]
     found = {key.removeprefix("run-1-") for key, text in page.sections.items() if words in text}
     assert found - {"training"} == {"result", "epsilon", "margins"}

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from autodual import ArgumentError
-from autodual.evaluation.processes import StoppedError, Watch
+from autodual.evaluation.processes import Watch
 from autodual.reproduce import pack
 from autodual.reproduce.campaign import Campaign, Phase, Task
+from autodual.reproduce.jobs import work_on
 from autodual.reproduce.pack import that_fit, unit_of, unpack, write_pack
-from autodual.reproduce.work import work_on
+from autodual.training.loop import StoppedError
 
 from .conftest import CASCADE, ROW
 

@@ -12,12 +12,13 @@ import torch
 
 from autodual import ArgumentError
 from autodual._files import load_tensors
-from autodual.cli.certificates import open_named
-from autodual.evaluation.processes import StoppedError, Watch
+from autodual.cli.certify import open_named
+from autodual.evaluation.processes import Watch
 from autodual.runs import folder as run_module
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.training.fitting import train
+from autodual.training.loop import StoppedError
 
 RESULTS = Path(__file__).parents[2] / "results"
 SHAPES = {"mnist-small-0.1": (1, 28, 28), "cifar-small-2": (3, 32, 32)}

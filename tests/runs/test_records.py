@@ -11,7 +11,7 @@ import pytest
 
 from autodual import ArgumentError
 from autodual._files import to_json
-from autodual.reproduce.records import RowRecord
+from autodual.reproduce.campaign import RowRecord
 from autodual.runs.folder import Run
 from autodual.runs.lines import Asked, CertificateLine, Problem, SortingLine
 from autodual.runs.records import Basis, CurvePoint, Environment, Evaluation, Summary, parse, plain, read, read_if_sound
@@ -41,7 +41,7 @@ def test_every_kept_run_reads_as_it_was_written(folder: Path) -> None:
         nothing_said = {"collapsed": None, "trained": None}
         assert plain(read(Evaluation, run.evaluation_file)) == json.loads(text) | nothing_said
     else:
-        assert plain(RowRecord.read(run.evaluation_file)) == json.loads(text)
+        assert plain(read(RowRecord, run.evaluation_file)) == json.loads(text)
 
 
 EVALUATION = json.loads((RESULTS / "mnist-small-0.1" / "evaluation.json").read_text())

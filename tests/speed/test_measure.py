@@ -28,8 +28,7 @@ from autodual.speed.measure import (
     size_of,
     timed,
 )
-from autodual.speed.problems import Problem
-from autodual.speed.steps import OurSteps
+from autodual.speed.problems import OurSteps, Problem
 from autodual.speed.trials import achieved
 from autodual.training.step import GraphStep, RobustObjective, Step
 

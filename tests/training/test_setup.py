@@ -10,7 +10,7 @@ from torch import nn
 
 import autodual as ad
 from autodual import ArgumentError
-from autodual.cli.certificates import open_named
+from autodual.cli.certify import open_named
 from autodual.data import load, mean_std
 from autodual.evaluation.processes import StepProgress, StoppedError, Watch
 from autodual.models import Normalize

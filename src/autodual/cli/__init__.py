@@ -1,4 +1,4 @@
-"""The command line: one thin file per command. Everything that a command does is a function of the library.
+"""The command line, in thin files. Everything that a command does is a function of the library.
 
 Files that declare a command, and `options` and `terminal`, import PyTorch and what needs it inside functions: help and refused options
 come at once.

@@ -18,7 +18,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
-    """Bad input is one line and exit code 2; a run that was asked to stop exits as its signal says."""
+    """Runs a command. Bad input is one line and exit code 2; a run that was asked to stop exits as its signal says."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _on_ctrl_c)
     try:
@@ -51,7 +51,7 @@ def command_line() -> typer.Typer:
     """All commands with their options: what runs, and what the documentation lists."""
     import typer
 
-    from autodual.cli import attack, bench, certify, data, report, reproduce, train
+    from autodual.cli import bench, certify, data, reproduce, train
 
     app = typer.Typer(
         help="Neural networks whose robustness is proved: train, certify, attack, look, and measure.",
@@ -62,8 +62,8 @@ def command_line() -> typer.Typer:
     )
     app.command("train")(train.train)
     app.command("certify")(certify.certify)
-    app.command("attack")(attack.attack)
-    app.command("report")(report.report)
+    app.command("attack")(certify.attack)
+    app.command("report")(train.report)
     app.command("bench")(bench.bench)
     app.add_typer(data.app, name="data")
     app.add_typer(reproduce.app, name="reproduce")

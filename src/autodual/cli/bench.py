@@ -131,7 +131,7 @@ def _say(line: str) -> None:
 
 def _tell(record: dict[str, Any], out: Path | None) -> None:
     from autodual._files import write_json, write_text
-    from autodual.speed.tables import markdown
+    from autodual.speed.trials import markdown
 
     text = markdown(record)
     print(text, end="", flush=True)

@@ -1,10 +1,12 @@
-"""autodual certify"""
+"""autodual certify, with what it opens and where it writes; certify --check; and autodual attack."""
 
 from __future__ import annotations
 
 import random
+import re
 import secrets
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -12,17 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.cli.options import TARGET, with_config_options
+from autodual._files import read_content, write_json
+from autodual.cli.options import TARGET, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import option
+from autodual.runs.folder import NAMED, Run, from_folder, relative, resolved, to_folder
+from autodual.runs.lines import LINES_LIMIT, Asked, Problem, ProblemOutline, record_about
+from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, parse, plain, read_if_sound
 
 if TYPE_CHECKING:
-    from autodual.engines import BoundEngine
-    from autodual.runs.records import Summary
+    from autodual.cascades import Combination
+    from autodual.data import ImageData
+    from autodual.evaluation.processes import Watch
+    from autodual.training.trained import Target
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
-SHOWN = 20
-"""Differences that a check tells one by one."""
+Limit = Annotated[int | None, typer.Option(help="only the first so many test images; all when not given", min=1)]
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,7 @@ def certify(
         ),
     ],
     engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="only the first so many test images; all when not given", min=1)
-    ] = None,
+    limit: Limit = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -78,16 +83,165 @@ def certify(
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
     if check:
-        asked_too = {
-            "engine": engine, "limit": limit, "out": out, "resume": resume or None, "overwrite": overwrite or None
-        } | (probability or {})  # fmt: skip
-        _check(target, sample, sample_seed, asked_too, changes or {})
+        given = {"engine": engine, "limit": limit, "out": out, "resume": resume or None, "overwrite": overwrite or None}
+        _check(target, sample, sample_seed, given | (probability or {}), changes or {})
     if sample is not None or sample_seed is not None:
         raise ArgumentError("--sample and --sample-seed are for --check")
     engine = engine or "dual"
     for name in probability or {} if engine != "high-probability" else {}:
         raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
-    _certify(target, engine, limit, out, resume, overwrite, probability or {}, changes or {})
+    from autodual.engines import HighProbability
+    from autodual.evaluation.judge import (
+        ENGINES,
+        Ledger,
+        basis,
+        cascade_file,
+        cascade_to_file,
+        judge_to_file,
+        judged_summary,
+    )
+    from autodual.evaluation.processes import joined
+
+    asked = Probability(**probability or {})
+    by_chance = engine == "high-probability"
+    chosen = HighProbability(asked.delta, asked.k, seed=asked.seed) if by_chance else ENGINES[engine]
+    opened = open_named(target, changes or {}, limit)
+    file = out or _default_file(opened, engine, limit)
+    if opened.combination is not None and by_chance:
+        raise ArgumentError(
+            f"{target}: is a cascade, which --engine high-probability cannot certify: every stage needs bounds of its own, and the "
+            f"chances that one of them fails add up; use dual, crown or ibp"
+        )
+    cascade = None if opened.combination is None else opened.combination.with_engine(chosen)
+    files = [file] if cascade is None else [file, cascade_file(file)]
+    together: CascadeSummary | None = None
+    with watched() as seen, joined(opened.data.device) as group:
+        group.by_first(lambda: _check_way(files, resume, overwrite))
+        watch, how = seen.within(group), _asked_about(opened, file)
+        ledgers = [Ledger(path, watch, anew=overwrite, asked=how) for path in files]
+        found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
+        group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
+        if cascade is not None:
+            together = parse(CascadeSummary, cascade_to_file(ledgers[1], cascade, opened.data).summary())
+    if not group.first:
+        return
+    rests_on = basis(opened.model, opened.data, opened.ball, chosen)
+    summary = judged_summary(found, opened.ball, chosen, rests_on, opened.data.classes)
+    write_json(record_about(file, "summary"), plain(replace(summary, cascade=together)))
+    if together is not None:
+        tell_cascade(f"{files[1]}: {cascade!r}", together)
+    first = "" if together is None else "first stage alone, "
+    print(
+        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
+    )
+    if summary.collapsed is not None:
+        print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
+
+
+def _told(found: Summary) -> str:
+    """Words for both statements: in real numbers, and as the network runs."""
+    if found.basis is None:
+        return f"robust error {found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
+    rates = f"{found.not_certified:.2%} (as run in float32: {found.not_certified_as_run:.2%})"
+    if found.basis.estimates == 0:
+        return f"not certified: {rates}; nothing was estimated, the bounds are exact"
+    return f"not certified with probability {1 - found.basis.delta:.10g} each: {rates}"
+
+
+def open_named(place: Path, given: dict[str, Any], limit: int | None) -> Target:
+    """Opens what an argument names. given: options of `TrainConfig`; a run folder supplies the others, except the device."""
+    from autodual.training.trained import open_target, own_config
+
+    own = own_config(place)
+    config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
+    return open_target(place, own, config, given, limit)
+
+
+# Where lines of certificates are written, so that nothing is lost unasked.
+
+WORDS: dict[str, Callable[[Any], str]] = {
+    "dataset": lambda name: re.sub(r"[^\w.]+", "-", Path(name).name),
+    "norm": str,
+    "eps": lambda eps: f"eps-{eps:g}",
+    "clip": lambda clip: "no-clip" if clip is None else f"clip-{clip[0]:g}-{clip[1]:g}",
+}
+"""How a name says what was asked."""
+
+
+def _default_file(opened: Target, engine: str, limit: int | None) -> Path:
+    """certificates-ENGINE.jsonl in the run folder; the name encodes every setting that differs from the run's own."""
+    place = opened.place
+    words = ["certificates"] if place.is_dir() else [place.stem, "certificates"]
+    words.append(engine)
+    for name, word in WORDS.items():
+        asked = getattr(opened.config, name)
+        own = getattr(opened.own, name)
+        same = resolved(name, asked) == resolved(name, own) if name in NAMED else asked == own
+        if not same and not (name == "clip" and opened.config.norm != "linf"):
+            words.append(word(asked))
+    if limit is not None:
+        words.append(f"first-{limit}")
+    return (place if place.is_dir() else Path()) / f"{'-'.join(words)}.jsonl"
+
+
+def _asked_about(opened: Target, file: Path) -> Asked:
+    """How to open the target again, with paths as seen from the file of lines."""
+    config, folder = opened.config, file.parent
+    model, dataset = (to_folder(name, getattr(config, name), folder) for name in NAMED)
+    options = (config.normalise, config.norm, config.eps, config.clip)
+    return Asked(relative(opened.place, folder), model, dataset, *options)
+
+
+def _check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
+    """Refuse files that hold something already, unless the user has said what shall become of them; files of others always.
+
+    files: those of lines. A problem lies beside each of them, and a summary beside the first.
+    """
+    if resume and overwrite:
+        raise ArgumentError("--resume and --overwrite exclude each other: go on with the file, or start anew")
+    for file in files:
+        if file.is_dir():
+            raise ArgumentError(f"{file}: is a folder; --out names a file")
+        if file.exists() and not file.is_file():
+            raise ArgumentError(f"{file}: is no file that one could go on with; choose another --out")
+        if file.exists() and file.stat().st_size > 0 and not resume and not overwrite:
+            raise ArgumentError(f"{file}: {_held(file)}start anew with --overwrite, or choose another --out")
+    for file in files:
+        _check_record(record_about(file, "problem"), ProblemOutline, resume or overwrite)
+    _check_record(record_about(files[0], "summary"), Summary, resume or overwrite)
+
+
+def _check_record(path: Path, kind: type[ProblemOutline] | type[Summary], may_replace: bool) -> None:
+    """Refuse to write over a record beside the lines that is not one of ours, or that nobody has given up."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if read_if_sound(kind, path) is None:
+        raise ArgumentError(
+            f"{path}: would be written over, but is not from `autodual certify`; move it away, or choose another --out"
+        )
+    if not may_replace:
+        raise ArgumentError(
+            f"{path}: is left from certificates that are not there any more; write over it with --overwrite, or choose another --out"
+        )
+
+
+def _held(file: Path) -> str:
+    """Says what a file holds, and whether one can go on with it."""
+    note = record_about(file, "problem")
+    about = read_if_sound(ProblemOutline, note)
+    if about is None or file.stat().st_size > LINES_LIMIT:
+        return "exists already, and holds no certificates that one could go on with; "
+    done = read_content(file, LINES_LIMIT).count(b"\n")
+    what = f"{done} of {about.examples} certificates of {about.perturbation} by {about.engine}"
+    if read_if_sound(Problem, note) is None:
+        return f"holds {what} already, from another version, which one cannot go on with; "
+    return f"holds {what} already; go on with --resume, "
+
+
+# certify --check
+
+SHOWN = 20
+"""Differences that a check tells one by one."""
 
 
 def _check(
@@ -98,13 +252,11 @@ def _check(
             raise ArgumentError(f"--check takes --{name} from the file; leave it out")
     if not speaks():
         raise typer.Exit
-    from autodual.cli.certificates import open_again
     from autodual.evaluation.judge import made_with, noted_problem, recheck
-    from autodual.runs.folder import Run
 
     file = Run(target).certificates_file if target.is_dir() else target
     problem = noted_problem(file)
-    opened = open_again(file, problem.asked, changes, problem.examples)
+    opened = _open_again(file, problem.asked, changes, problem.examples)
     again = recheck(file, problem, opened.model, opened.combination, opened.data, opened.ball)
     seed = secrets.randbelow(2**32) if seed is None else seed
     there = len(again.lines)
@@ -127,72 +279,88 @@ def _check(
     raise typer.Exit(1 if told else 0)
 
 
-def _certify(
-    target: Path,
-    engine: Engine,
-    limit: int | None,
-    out: Path | None,
-    resume: bool,
-    overwrite: bool,
-    probability: dict[str, Any],
-    changes: dict[str, Any],
-) -> None:
-    from autodual._files import write_json
-    from autodual.cli.certificates import asked_about, check_way, default_file, open_named, tell_cascade
-    from autodual.evaluation.judge import Ledger, basis, cascade_file, cascade_to_file, judge_to_file, judged_summary
-    from autodual.evaluation.processes import joined
-    from autodual.runs.lines import record_about
-    from autodual.runs.records import CascadeSummary, parse, plain
+def _open_again(file: Path, asked: Asked | None, changes: dict[str, Any], examples: int) -> Target:
+    """Opens again what a file of lines is about; `changes` win over what is noted, for whoever has moved something."""
+    given: dict[str, Any] = {}
+    if asked is not None:
+        given = {name: value for name, value in plain(asked).items() if name != "target"}
+        given |= {name: from_folder(name, given[name], file.parent) for name in NAMED if name in given}
+    place = file.parent / (asked.target if asked is not None and asked.target is not None else ".")
+    try:
+        return open_named(place, given | changes, examples)
+    except ArgumentError as error:
+        raise ArgumentError(f"{file}: what it is about cannot be opened: {error}") from None
 
-    chosen = _chosen(engine, probability)
-    opened = open_named(target, changes, limit)
-    file = out or default_file(opened, engine, limit)
-    if opened.combination is not None and engine == "high-probability":
-        raise ArgumentError(
-            f"{target}: is a cascade, which --engine high-probability cannot certify: every stage needs bounds of its own, and the "
-            f"chances that one of them fails add up; use dual, crown or ibp"
-        )
-    cascade = None if opened.combination is None else opened.combination.with_engine(chosen)
-    files = [file] if cascade is None else [file, cascade_file(file)]
-    together: CascadeSummary | None = None
-    with watched() as seen, joined(opened.data.device) as group:
-        group.by_first(lambda: check_way(files, resume, overwrite))
-        watch, asked = seen.within(group), asked_about(opened, file)
-        ledgers = [Ledger(path, watch, anew=overwrite, asked=asked) for path in files]
-        found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
-        group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
-        if cascade is not None:
-            together = parse(CascadeSummary, cascade_to_file(ledgers[1], cascade, opened.data).summary())
+
+# attack
+
+STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit for fewer images"
+
+
+@with_config_options(*TARGET)
+def attack(
+    target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
+    limit: Limit = None,
+    changes: dict[str, Any] | None = None,
+) -> None:
+    """Search for perturbations that change the label: the other side of the sandwich."""
+    from autodual.evaluation.evaluate import attacked
+    from autodual.evaluation.processes import joined
+
+    opened = open_named(target, changes or {}, limit)
+    with watched(STOPPED) as seen, joined(opened.data.device) as group:
+        watch = seen.within(group)
+        broken = attacked(opened.model, opened.data, opened.ball, watch=watch)
+        group.by_first(lambda: opened.check_attack(broken, watch.say))
+        found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
     if not group.first:
         return
-    rests_on = basis(opened.model, opened.data, opened.ball, chosen)
-    summary = judged_summary(found, opened.ball, chosen, rests_on, opened.data.classes)
-    write_json(record_about(file, "summary"), plain(replace(summary, cascade=together)))
-    if together is not None:
-        tell_cascade(f"{files[1]}: {cascade!r}", together)
-    first = "" if together is None else "first stage alone, "
+    first = "" if found is None else "first stage alone, "
     print(
-        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
+        f"{first}{opened.ball!r}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
+        f"{len(opened.data)} images)"
     )
-    if summary.collapsed is not None:
-        print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
+    if found is not None:
+        tell_cascade(repr(opened.combination), found)
 
 
-def _told(found: Summary) -> str:
-    """Both statements: in real numbers, and as the network runs."""
-    if found.basis is None:
-        return f"robust error {found.robust_error:.2%} (as run in float32: {found.robust_error_as_run:.2%})"
-    rates = f"{found.not_certified:.2%} (as run in float32: {found.not_certified_as_run:.2%})"
-    if found.basis.estimates == 0:
-        return f"not certified: {rates}; nothing was estimated, the bounds are exact"
-    return f"not certified with probability {1 - found.basis.delta:.10g} each: {rates}"
+def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> CascadeSummary:
+    """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
+    from autodual.evaluation.evaluate import check_together
+    from autodual.training.stages import attack_all, certify_all
+
+    certified = certify_all(combination, data, watch)
+    attacked = attack_all(combination, data, watch)
+    check_together(repr(combination), certified, attacked.found, attacked.certified_wrong, watch.say)
+    return parse(CascadeSummary, certified.summary(attacked))
 
 
-def _chosen(engine: Engine, given: dict[str, Any]) -> BoundEngine:
-    from autodual.engines import HighProbability
-    from autodual.evaluation.judge import ENGINES
+# The figures of a cascade in a line or two: those that stand together are about the same images.
 
-    if engine == "high-probability":
-        asked = Probability(**given)
-        return HighProbability(asked.delta, asked.k, seed=asked.seed)
-    return ENGINES[engine]
+CONTRADICTION = (
+    "{} images are soundly certified and yet broken by the attack, which cannot be: do not trust these certificates"
+)
+
+
+def tell_cascade(name: str, found: CascadeSummary) -> None:
+    """Prints what a cascade reaches; an attack on the first images only has a line of its own."""
+    attack = found.attack
+    if attack is None or attack.attacked_examples < found.examples:
+        print(f"{name}: {_errors(found.errors)} ({found.examples} images)")
+    if attack is not None:
+        which, images = name, f"{found.examples} images"
+        if attack.attacked_examples < found.examples:
+            which, images = "Attacked", f"the first {attack.attacked_examples} of them"
+        attacked = f"attacked error {attack.attacked_error:.2%} ({attack.broken_claims} claims broken), "
+        print(f"{which}: {_errors(attack.on_attacked, attacked)} ({images})")
+    if found.collapsed:
+        print(f"warning: the cascade has {found.collapsed}", file=sys.stderr)
+    if attack is not None and attack.broken_proofs:
+        print(CONTRADICTION.format(attack.broken_proofs), file=sys.stderr)
+
+
+def _errors(rates: CascadeErrors, attacked: str = "") -> str:
+    return (
+        f"error {rates.error:.2%}, stage-certified error {rates.stage_certified_error:.2%}, {attacked}soundly certified error "
+        f"{rates.sound_certified_error:.2%} (as run: {rates.sound_certified_error_as_run:.2%})"
+    )

@@ -68,7 +68,7 @@ def with_config_options(
 
 
 def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Options as they were, with those of the command line over them.
+    """Returns the options as they were, with those of the command line over them.
 
     A clip that came with another norm is dropped, aloud; a first eps that came with a larger eps is cut; epochs that came where a
     part of the training is given now are dropped.
@@ -108,7 +108,7 @@ def _flag(name: str) -> str:
 
 
 def _removal(name: str) -> inspect.Parameter:
-    """--no-NAME"""
+    """The option --no-NAME."""
     option = typer.Option(f"--no-{_flag(name)[2:]}", help=f"unset {_flag(name)}, whatever the config says")
     return inspect.Parameter(
         f"no_{name}", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
@@ -116,15 +116,9 @@ def _removal(name: str) -> inspect.Parameter:
 
 
 def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Parameter:
-    shown = (
-        ""
-        if default is None
-        else f" [default: {default:.4g}]"
-        if isinstance(default, float)
-        else f" [default: {default}]"
-    )
-    flag = _flag(name)
-    names = flag if hint is not bool else f"{flag}/--no-{flag[2:]}"
+    value = f"{default:.4g}" if isinstance(default, float) else default
+    shown = "" if default is None else f" [default: {value}]"
+    names = _flag(name) if hint is not bool else f"{_flag(name)}/--no-{_flag(name)[2:]}"
     kinds = get_args(hint) or (hint,)
     convert: Callable[[Any], Any] | None = None
     shape = None
@@ -164,7 +158,7 @@ def _parsed(text: str) -> float | None:
 
 
 def usage_message(error: typer.BadParameter) -> str:
-    """A mistake in one line. The help, which a command without arguments raises as an error, stays as it is."""
+    """Tells a mistake in the arguments in one line. The help, which a command without arguments raises as an error, stays as it is."""
     text = error.format_message()
     near = getattr(error, "possibilities", None)  # of an option that does not exist, best first
     if near:

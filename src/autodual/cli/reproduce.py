@@ -10,12 +10,25 @@ from typer.core import TyperGroup
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.terminal import Display, InterruptedRunError, Signals, print_table
-from autodual.reproduce.campaign import PART_BYTES, RECIPES, Campaign, Phase, Recipe, Task, chosen_tasks, in_order
-from autodual.reproduce.records import NetworkFigures
-from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SEEDS, named_together
+from autodual.reproduce.campaign import (
+    BEST,
+    BY_NAME,
+    PART_BYTES,
+    RECIPES,
+    ROWS,
+    SEEDED,
+    SEEDS,
+    Campaign,
+    NetworkFigures,
+    Phase,
+    Recipe,
+    Task,
+    chosen_tasks,
+    in_order,
+    named_together,
+)
 
 if TYPE_CHECKING:
-    from autodual.reproduce.jobs import Outcome
     from autodual.reproduce.pack import Unit
 
 RUN = "run"
@@ -102,8 +115,7 @@ def run(
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
     from autodual.reproduce.evaluation import ROW_ENGINES
-    from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
-    from autodual.reproduce.work import Extent
+    from autodual.reproduce.jobs import Clock, Extent, run_in_turn, run_side_by_side
 
     extent = Extent(tuple(engine or ROW_ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
@@ -116,15 +128,11 @@ def run(
                 outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, extent)
         if signals.received is not None:
             raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
-    _tell_end(outcome, len(tasks))
-
-
-def _tell_end(outcome: Outcome, tasks: int) -> None:
     if outcome.left:
-        print(f"time is up: {len(outcome.left)} of {tasks} are not finished; the same command goes on")
+        print(f"time is up: {len(outcome.left)} of {len(tasks)} are not finished; the same command goes on")
     if outcome.failed:
         names = "; ".join(f"{task}: {reason}" for task, reason in outcome.failed.items())
-        raise AutodualError(f"{len(outcome.failed)} of {tasks} failed: {names}")
+        raise AutodualError(f"{len(outcome.failed)} of {len(tasks)} failed: {names}")
 
 
 def _recipe(text: str) -> Recipe:
@@ -218,7 +226,7 @@ def figures(
     out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("docs/figures"),
 ) -> None:
     """Draw those of the paper's figures whose rows have run."""
-    from autodual.reproduce.figures import write_figures
+    from autodual.reproduce.tables import write_figures
 
     for name, path in write_figures(Campaign(configs, results), out).items():
         print(f"{name}: not run" if path is None else path)

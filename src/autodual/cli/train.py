@@ -1,4 +1,4 @@
-"""autodual train"""
+"""autodual train, autodual report"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(
     if resume and config is None and Run(folder).config_file.exists():
         given, place = Run(folder).config().to_mapping(), str(folder)
     options = checked({} if given is None else given, changes or {}, place)
-    from autodual.cli.certificates import tell_cascade
+    from autodual.cli.certify import tell_cascade
     from autodual.training.fitting import train_run
     from autodual.training.stages import ADVICE
 
@@ -65,3 +65,21 @@ def _trained(found: Evaluation, epochs: int) -> str:
         return ""
     size = "without perturbations" if at.eps is None else f"against eps {at.eps:g}"
     return f"; weights of epoch {at.epoch + 1} of {epochs}, trained {size}"
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="where to write; when not given, report.html in the run's folder, or, of several, comparison.html beside the first"
+        ),
+    ] = None,
+) -> None:
+    """One self-contained HTML page: what was reached, how it got there, and what the attack still breaks."""
+    if not speaks():
+        return
+    from autodual.report import write_report
+
+    beside = runs[0].resolve().parent / "comparison.html"
+    print(write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else beside)))

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from autodual.report.charts.svg import Svg
+from autodual.report.svg import Svg
 
 Tone = Literal["proved", "unknown", "broken", "wrong", "unproved", "stage-1", "stage-2", "stage-3", ""]
 """A colour by what it means; the style sheet says which colour that is, in light, in dark and in print."""
 
 
+class Block:
+    """What a section shows. The template has a macro for each kind of block."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True)
-class Text:
+class Text(Block):
     """A sentence or two."""
 
-    kind: ClassVar[str] = "text"
     text: str
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(Block):
     """A sentence that must not be overlooked: something is missing, damaged or contradictory."""
 
-    kind: ClassVar[str] = "note"
     text: str
 
 
@@ -43,8 +49,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Tiles:
-    kind: ClassVar[str] = "tiles"
+class Tiles(Block):
     tiles: Sequence[Tile]
 
 
@@ -58,20 +63,18 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Wide:
+class Wide(Block):
     """A chart over the whole width; `legend` explains its tones."""
 
-    kind: ClassVar[str] = "wide"
     chart: Svg
     legend: Sequence[tuple[str, str]] = ()
     caption: str = ""
 
 
 @dataclass(frozen=True)
-class Table:
-    """Cells are text; columns named in `words` are words (left), all others are numbers (right)."""
+class Table(Block):
+    """A table of texts; columns named in `words` are words (left), all others are numbers (right)."""
 
-    kind: ClassVar[str] = "table"
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: frozenset[str] = frozenset()
@@ -80,10 +83,9 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(Block):
     """Charts, two beside each other where there is room; a table may take the last place; `legend` explains their tones."""
 
-    kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
     table: Table | None = None
     legend: Sequence[tuple[str, str]] = ()
@@ -107,8 +109,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Cards:
-    kind: ClassVar[str] = "cards"
+class Cards(Block):
     title: str
     text: str
     tone: Tone
@@ -116,20 +117,16 @@ class Cards:
 
 
 @dataclass(frozen=True)
-class Lines:
+class Lines(Block):
     """Text as it is in a file; marked lines are those that other runs do not have."""
 
-    kind: ClassVar[str] = "lines"
     title: str
     lines: Sequence[tuple[str, bool]]
 
 
-Block = Text | Note | Tiles | Figures | Wide | Table | Cards | Lines
-
-
 @dataclass(frozen=True)
 class Section:
-    """`key` becomes the anchor; a section without anything to show holds one sentence that says why."""
+    """A part of a chapter. `key` becomes the anchor; a section without anything to show holds one sentence that says why."""
 
     key: str
     title: str

@@ -32,7 +32,7 @@ from autodual.evaluation import judge
 from autodual.evaluation.evaluate import ATTACK_STEPS, Broken, check_claims, check_together
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, at_once, cascade_to_file, judge_to_file, problem_of
 from autodual.evaluation.processes import Watch
-from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
+from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.lines import AttackLine, CascadeAttackLine
@@ -46,6 +46,7 @@ ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("d
 WHOLE_UNITS = 12_000
 """`Crown()` certifies all images of networks up to so many units. Of larger ones, where an image may take seconds, it gets those that
 are still open: the attack does not break them, and no engine before has certified them. What is best is the same."""
+CLAIMS = ("certified", "certified_as_run")
 NEEDED = "dual"
 """An engine without which there is no evaluation; the others may be too large for this machine."""
 
@@ -113,16 +114,9 @@ BY_THE_EXACT_BOUND = ("error", "collapsed", "robust_error", "robust_error_as_run
 
 
 def evaluate_network(
-    config: TrainConfig,
-    run: Run,
-    model: nn.Module,
-    data: ImageData,
-    notes: Notes,
-    watch: Watch,
-    report: Report,
-    engines: Collection[str] = tuple(ROW_ENGINES),
-    before: Before | None = None,
-) -> None:
+    config: TrainConfig, run: Run, model: nn.Module, data: ImageData, notes: Notes, watch: Watch, report: Report,
+    engines: Collection[str] = tuple(ROW_ENGINES), before: Before | None = None,
+) -> None:  # fmt: skip
     """Certifies every image by these engines, and attacks it. Fails if the attack breaks what an engine has certified.
 
     The report is complete when all of `ROW_ENGINES` have run, now or before.
@@ -133,11 +127,8 @@ def evaluate_network(
         with notes.timed("attack"):
             broken = _attack_network(run, model, data, ball, watch)
     ran: dict[str, EngineFigures] = {}
-    whole: dict[str, Any] = {
-        "pgd_error": broken.error_as_run,
-        "pgd_error_exact": broken.error,
-        "pgd_steps": ATTACK_STEPS,
-    }
+    errors = {"pgd_error": broken.error_as_run, "pgd_error_exact": broken.error}
+    whole: dict[str, Any] = {**errors, "pgd_steps": ATTACK_STEPS}
     if before.figures is not None:
         whole |= {name: getattr(before.figures, name) for name in BY_THE_EXACT_BOUND}
     arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
@@ -147,7 +138,7 @@ def evaluate_network(
             ran[name] = known
         elif name in engines:
             file = run.folder / f"certificates-{name}.jsonl"
-            every = name != "crown" or _units(model, data) <= WHOLE_UNITS
+            every = name != "crown" or generators(dual_network(model, data.scaled(slice(0, 1)))) <= WHOLE_UNITS
             index = torch.arange(len(data)) if every else _open(ran, arrays)
             try:
                 with notes.timed(name):
@@ -159,9 +150,7 @@ def evaluate_network(
                 ran[name] = EngineFigures(engine=repr(engine), not_run=str(error))
                 continue
             columns = _columns(name, judged, index, len(data))
-            certified, as_run = (
-                torch.from_numpy(columns[f"{name}_{claim}"]) for claim in ("certified", "certified_as_run")
-            )
+            certified, as_run = (torch.from_numpy(columns[f"{name}_{claim}"]) for claim in CLAIMS)
             check_claims(file, certified, as_run, broken, watch.say)
             ran[name] = _figures(judged, engine, data, notes.spent.seconds[name])
             arrays |= columns
@@ -175,14 +164,8 @@ def evaluate_network(
 
 
 def _judge(
-    file: Path,
-    model: nn.Module,
-    data: ImageData,
-    index: Tensor | None,
-    ball: Perturbation,
-    engine: BoundEngine,
-    watch: Watch,
-) -> Judged:
+    file: Path, model: nn.Module, data: ImageData, index: Tensor | None, ball: Perturbation, engine: BoundEngine, watch: Watch
+) -> Judged:  # fmt: skip
     """All images, or those at `index`, in batches that can be stopped in between: fewer images of a larger network, and for the
     dearest engine."""
     if index is not None and len(index) == 0:
@@ -194,11 +177,6 @@ def _judge(
     step = max(1, step // 10) if isinstance(engine, Crown) else step
     renewed = RENEWED if index is None else (*RENEWED, "data", "examples")  # other images may be open now
     return judge_to_file(Ledger(file, watch, renewed=renewed, step=step), model, data, ball, engine)
-
-
-def _units(model: nn.Module, data: ImageData) -> int:
-    """Features of the input, and units of all activations."""
-    return generators(dual_network(model, data.scaled(slice(0, 1))))
 
 
 def _open(ran: dict[str, EngineFigures], arrays: Arrays) -> Tensor:
@@ -224,8 +202,7 @@ def _figures(judged: Judged, engine: BoundEngine, data: ImageData, seconds: floa
 def _best(ran: dict[str, EngineFigures], arrays: Arrays) -> dict[str, Any]:
     """An image counts as certified if one of the engines certifies it."""
     names = [name for name, figures in ran.items() if figures.not_run is None]
-    certified = np.any([arrays[f"{name}_certified"] for name in names], axis=0)
-    as_run = np.any([arrays[f"{name}_certified_as_run"] for name in names], axis=0)
+    certified, as_run = (np.any([arrays[f"{name}_{claim}"] for name in names], axis=0) for claim in CLAIMS)
     return {
         "certified_best": int(certified.sum()), "certified_best_as_run": int(as_run.sum()),
         "robust_error_best": 1 - float(certified.mean()), "robust_error_best_as_run": 1 - float(as_run.mean()),
@@ -235,7 +212,7 @@ def _best(ran: dict[str, EngineFigures], arrays: Arrays) -> dict[str, Any]:
 def _columns(name: str, judged: Judged, index: Tensor, images: int) -> Arrays:
     """About all images: those that were not tried have no margin. Margins of the exact bound are kept as they are, of the others in
     half the space, since their verdicts are kept beside them."""
-    certified, as_run = torch.zeros(images, dtype=torch.bool), torch.zeros(images, dtype=torch.bool)
+    certified, as_run = torch.zeros(2, images, dtype=torch.bool).unbind()
     margins = torch.full((images,), torch.nan)
     certified[index], as_run[index], margins[index] = judged.certified, judged.certified_as_run, judged.margins.float()
     kept = margins if name == NEEDED else margins.clamp(-6e4, 6e4).half()
@@ -261,7 +238,7 @@ def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbat
     lines = Ledger(run.folder / "attack.jsonl", watch, renewed=RENEWED).fill(
         AttackLine, problem, find, data, "attacking"
     )
-    return Broken(torch.tensor([line.broken for line in lines]), torch.tensor([line.broken_as_run for line in lines]))
+    return Broken(*torch.tensor([(line.broken, line.broken_as_run) for line in lines]).unbind(1))
 
 
 def evaluate_cascade(
@@ -305,9 +282,7 @@ def _attack_cascade(
     ledger = Ledger(run.folder / "attack-cascade.jsonl", watch, renewed=RENEWED, step=attack_batch(cascade, some))
     problem = replace(problem, engine="cascade attack(20 steps)")
     lines = ledger.fill(CascadeAttackLine, problem, find, some, "attacking the cascade")
-    wrong, with_certificate = (
-        torch.tensor([getattr(line, name) for line in lines]) for name in ("found", "certified_wrong")
-    )
+    wrong, with_certificate = torch.tensor([(line.found, line.certified_wrong) for line in lines]).unbind(1)
     same = certified.take(len(some))
     check_together(run.folder, same, wrong, with_certificate, watch.say)
     arrays |= {"attacked": wrong.numpy(), "attacked_certified_wrong": with_certificate.numpy()}
@@ -328,9 +303,9 @@ def _best_sound(
     if not file.exists():
         routed = RoutedCascade.fit(stages, fitting.scaled(), fitting.labels, ball).thresholds if len(stages) > 1 else ()
         tried: dict[str, float] = {}
-        for kind in COMBINATIONS:
+        for kind, combine in _combinations(stages, routed, ball).items():
             try:
-                proved = certify_all(_combination(kind, stages, routed, ball), fitting, watch)
+                proved = certify_all(combine(), fitting, watch)
             except MemoryBudgetError as error:
                 watch.say(f"{kind}: not tried: {error}")
                 continue
@@ -340,7 +315,7 @@ def _best_sound(
     choice = read(Choice, file)
     thresholds = tuple(float("inf") if t is None else t for t in choice.thresholds)
     ledger = Ledger(run.folder / "best-certificates.jsonl", watch, renewed=RENEWED, step=at_once(stages[0], parts.test))
-    proved = cascade_to_file(ledger, _combination(choice.chosen, stages, thresholds, ball), parts.test)
+    proved = cascade_to_file(ledger, _combinations(stages, thresholds, ball)[choice.chosen](), parts.test)
     arrays |= {"best_sound": proved.sound.numpy(), "best_sound_as_run": proved.sound_as_run.numpy()}
     return BestSound(
         choice.chosen, choice.thresholds, choice.error_on_fitting, proved.error, proved.sound_certified_error,
@@ -348,16 +323,14 @@ def _best_sound(
     )  # fmt: skip
 
 
-COMBINATIONS = ("first stage alone", "routed", "sum")
-
-
-def _combination(kind: str, stages: list[nn.Module], thresholds: tuple[float, ...], ball: Perturbation) -> Combination:
-    makers: dict[str, Callable[[], Combination]] = {
+def _combinations(
+    stages: list[nn.Module], thresholds: tuple[float, ...], ball: Perturbation
+) -> dict[str, Callable[[], Combination]]:
+    return {
         "first stage alone": partial(SumEnsemble, stages[:1], ball),
         "routed": partial(RoutedCascade, stages, thresholds, ball),
         "sum": partial(SumEnsemble, stages, ball),
     }
-    return makers[kind]()
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

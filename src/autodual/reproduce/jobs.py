@@ -1,77 +1,223 @@
-"""Several rows: one after the other in this process, or side by side, each in a process of its own."""
+"""Rows at work: one from its config to its record, and several in turn or side by side. Stopped anywhere, each goes on from there."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import nn
 
-from autodual._errors import AutodualError
-from autodual.evaluation.processes import StoppedError, Watch
-from autodual.reproduce.campaign import Campaign, Phase, Task
-from autodual.reproduce.records import RowRecord
-from autodual.reproduce.work import Extent, work_on
+from autodual._errors import ArgumentError, AutodualError
+from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
+from autodual.evaluation.processes import Watch
+from autodual.reproduce.campaign import (
+    CERTIFICATES,
+    EVALUATION,
+    WEIGHTS,
+    Campaign,
+    Figures,
+    NetworkFigures,
+    Phase,
+    RowRecord,
+    Task,
+    Training,
+    Weights,
+)
+from autodual.reproduce.evaluation import (
+    NEEDED,
+    ROW_ENGINES,
+    Arrays,
+    Before,
+    Notes,
+    Spent,
+    evaluate_cascade,
+    evaluate_network,
+    write_arrays,
+)
+from autodual.runs.checkpoint import encode_half, load_model, save_model
+from autodual.runs.config import TrainConfig, by_epochs, dump_yaml
+from autodual.runs.folder import METRICS_LIMIT, Run
+from autodual.runs.records import Environment, EpochLine, plain, read
+from autodual.training.fitting import run_named, trained_network
+from autodual.training.loop import StoppedError
+from autodual.training.setup import make_ball
+from autodual.training.stages import Parts, fresh_model, train_cascade, trained_at
 
-# One GPU for several processes at once, by NVIDIA's Multi-Process Service (MPS).
-#
-# Without it a GPU serves processes in turns, and small networks, which leave most of it idle, are no faster side by side than one
-# after the other. Measured on an H200 with `configs/mnist-small-0.1.yaml`: 1.42 s an epoch alone; 5.86 s in each of four processes in
-# turns, 2.93 s with MPS; 4.78 s in each of eight.
+# One row: trained, rounded, evaluated, kept.
 
-CONTROL = "nvidia-cuda-mps-control"
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-USUAL = Path("/tmp/nvidia-mps")
-"""Where a daemon of the whole machine listens."""
-SECONDS = 20
-"""Seconds that the daemon has to start, and to end."""
+KEPT_BYTES = 2**20
+"""Weights of the paper's recipe stay in `results/` up to this size; those of our own recipe always do."""
+OF_NO_CONSEQUENCE = (
+    "cascade", "cascade_kind", "data_folder", "device", "tensorboard", "limit_test", "evaluate_every", "evaluate_examples",
+)  # fmt: skip
+"""Options that the first stage of a cascade does not depend on, where no data is held out."""
 
 
-@contextmanager
-def shared_gpu(device: str, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """Environment variables for processes that are to use the GPU at the same time. Empty where MPS is not there or runs already."""
-    control = shutil.which(CONTROL)
-    if control is None or device == "cpu" or PIPES in os.environ or USUAL.exists() or not torch.cuda.is_available():
-        yield {}
+@dataclass(frozen=True)
+class Extent:
+    """How much of a task is wanted now."""
+
+    engines: Collection[str] = tuple(ROW_ENGINES)
+    """The exact bound is always among them."""
+    evaluate: bool = True
+    side_by_side: int = 1
+    """Tasks that run at the same time, for the record."""
+
+    def __post_init__(self) -> None:
+        for name in self.engines:
+            if name not in ROW_ENGINES:
+                raise ArgumentError(f"engines must be some of {', '.join(ROW_ENGINES)}, got {name!r}")
+        in_order = tuple(name for name in ROW_ENGINES if name == NEEDED or name in self.engines)
+        object.__setattr__(self, "engines", in_order)
+
+    def reached(self, record: RowRecord | None) -> bool:
+        """Whether a record has all of it."""
+        figures = None if record is None else record.figures
+        by_engines = isinstance(figures, NetworkFigures) and set(figures.engines) >= set(self.engines)
+        return record is not None and (record.complete or by_engines)
+
+
+def work_on(campaign: Campaign, task: Task, watch: Watch, extent: Extent | None = None) -> RowRecord | None:
+    """Trains and evaluates a task, or what is left of it. Returns its record; None if it is trained and not evaluated yet.
+
+    StoppedError if `watch` asks to stop before.
+    """
+    extent = extent or Extent()
+    before = campaign.record(task)
+    if extent.reached(before):
+        return before
+    run = campaign.run(task)
+    if campaign.has_only_results(task):
+        _restore(campaign.result(task), run)
+    if not extent.evaluate and run.model_file.exists():
+        return before
+    run_named(campaign.config(task), run.folder, run.begun(), watch, partial(_work, campaign, task, extent))
+    return campaign.record(task)
+
+
+def _restore(result: Path, run: Run) -> None:
+    """A run folder from the results, as far as an evaluation needs it; the weights last, which say that all is there."""
+    for file in (run.config_file, run.environment_file, run.metrics_file):
+        write_bytes(file, read_content(result / file.name, METRICS_LIMIT))
+    tensors = load_tensors(result / WEIGHTS)
+    whole = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    write_bytes(run.model_file, encode_tensors(whole))
+
+
+def _work(
+    campaign: Campaign, task: Task, extent: Extent, config: TrainConfig, run: Run, parts: Parts, watch: Watch
+) -> None:
+    if not watch.group.alone:
+        raise ArgumentError("reproduce runs in one process per row; use --jobs instead of torchrun")
+    notes = Notes.of(run, extent.side_by_side)
+    with notes.timed("training"):
+        if config.cascade == 1:
+            models = [trained_network(config, run, parts, watch)]
+        else:
+            _take_first_stage(campaign, task, config, run, parts, watch)
+            models = train_cascade(config, run, parts, watch)
+            save_model(run.model_file, models[0])  # says that all stages are trained
+    keep = partial(_keep, campaign, task, config, run, models, notes)
+    if extent.evaluate and config.cascade == 1:
+        before = _known_before(campaign, task, models[0])
+        evaluate_network(config, run, models[0], parts.test, notes, watch, keep, extent.engines, before)
+    elif extent.evaluate:
+        evaluate_cascade(config, run, models, parts, notes, watch, keep)
+
+
+def _known_before(campaign: Campaign, task: Task, model: nn.Module) -> Before:
+    """What the results have about this very network, found in earlier calls, perhaps on another machine."""
+    record, file = campaign.record(task), campaign.result(task) / CERTIFICATES
+    figures = None if record is None else record.figures
+    if record is None or not isinstance(figures, NetworkFigures) or not file.exists():
+        return Before()
+    if record.weights.sha256 != (hashlib.sha256(encode_half(model)).hexdigest(),):
+        return Before()
+    with np.load(file) as arrays:
+        return Before(figures, {name: arrays[name] for name in arrays.files})
+
+
+def _take_first_stage(
+    campaign: Campaign, task: Task, config: TrainConfig, run: Run, parts: Parts, watch: Watch
+) -> None:
+    """The first stage of a cascade is the network of its single row, where that is trained with the same settings: it is taken over,
+    with its metrics."""
+    single = Task(task.row.removesuffix("-cascade"), task.recipe, task.seed)
+    if run.stage_file(0).exists() or run.metrics_file.exists() or single == task or config.validation > 0:
         return
-    with tempfile.TemporaryDirectory(prefix="autodual-mps-", ignore_cleanup_errors=True) as folder:
-        variables = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        if not _told([control, "-d"], variables):
-            say("the GPU is used in turns: MPS could not be started")
-            yield {}
-            return
-        try:
-            yield variables
-        finally:
-            _told([control], variables, b"quit\n")
+    for place in (campaign.run(single).folder, campaign.result(single)):
+        source = Run(place)
+        if not source.model_file.exists() or not source.config_file.exists():
+            continue
+        own, other = by_epochs(config), by_epochs(source.config())
+        if any(own[name] != other[name] for name in own if name not in OF_NO_CONSEQUENCE):
+            continue
+        model = fresh_model(config, parts, 0)
+        load_model(source.model_file, model, expect_half=True)
+        save_model(run.stage_file(0), model)
+        shutil.copyfile(source.metrics_file, run.metrics_file)
+        watch.say(f"stage 0: is the network of {single}, which is trained already")
+        return
 
 
-def _told(command: list[str], variables: dict[str, str], text: bytes = b"") -> bool:
-    """Whether the command succeeded. Its output goes nowhere: the daemon would keep a pipe open."""
-    quiet = subprocess.DEVNULL
-    try:
-        done = subprocess.run(
-            command,
-            input=text,
-            stdout=quiet,
-            stderr=quiet,
-            env={**os.environ, **variables},
-            timeout=SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+def _keep(
+    campaign: Campaign, task: Task, config: TrainConfig, run: Run, models: list[nn.Module], notes: Notes,
+    figures: Figures, arrays: Arrays, complete: bool,
+) -> None:  # fmt: skip
+    """Writes what is known so far to `results/`; the record last, so that one that is there is about files that are there."""
+    folder = campaign.result(task)
+    values = config.with_changes(data_folder=None, device="auto").to_mapping()
+    write_text(folder / "config.yaml", dump_yaml(values))
+    for file in (run.environment_file, run.metrics_file):
+        write_text(folder / file.name, file.read_text(encoding="utf-8"))
+    weights = _keep_weights(folder, task, config, run, models)
+    write_arrays(folder / CERTIFICATES, arrays)
+    record = RowRecord(
+        row=task.row, recipe=task.recipe, seed=config.seed, complete=complete, split="test", examples=len(arrays["labels"]),
+        perturbation=repr(make_ball(config)), norm=config.norm, eps=config.eps, dtype="float32", cascade=config.cascade > 1,
+        figures=figures, weights=weights, training=_training(config, run, notes.spent),
+    )  # fmt: skip
+    write_json(folder / EVALUATION, plain(record))
 
+
+def _keep_weights(folder: Path, task: Task, config: TrainConfig, run: Run, models: list[nn.Module]) -> Weights:
+    """Writes the weights that were certified where there is room for them."""
+    files = [encode_half(model) for model in models]
+    size = sum(map(len, files))
+    kept = config.cascade == 1 and (task.recipe == "best" or size <= KEPT_BYTES)
+    if kept:
+        write_bytes(folder / WEIGHTS, files[0])
+    held_out = f"best validation on {config.validation:.0%} of the training images"
+    chosen = "last epoch" if config.validation == 0 else held_out
+    at, digests = trained_at(config, run, 0), tuple(hashlib.sha256(file).hexdigest() for file in files)
+    return Weights(chosen, at.epoch, at.eps, "float16", kept, size, digests)
+
+
+def _training(config: TrainConfig, run: Run, spent: Spent) -> Training:
+    epochs = [line for line in run.metrics() if isinstance(line, EpochLine)]
+    first = [line.seconds for line in epochs if line.stage == 0 and line.seconds is not None]
+    seconds = round(statistics.median(first[1:] or first), 3) if first else None
+    stages = 1 + max((line.stage for line in epochs), default=0)
+    made = read(Environment, run.environment_file)
+    place = (made.autodual, made.torch, made.python, made.device, made.started)
+    return Training(config.epochs, stages, seconds, spent.side_by_side, spent.seconds, *place)
+
+
+# Several rows: one after the other in this process, or side by side, each in a process of its own.
 
 LEAST_SECONDS = 5.0
 """Seconds that must be left for another process to be worth its start."""
@@ -114,13 +260,8 @@ class Outcome:
 
 
 def run_in_turn(
-    campaign: Campaign,
-    tasks: Sequence[Task],
-    clock: Clock,
-    watch: Callable[[], Watch],
-    say: Say,
-    extent: Extent | None = None,
-) -> Outcome:
+    campaign: Campaign, tasks: Sequence[Task], clock: Clock, watch: Callable[[], Watch], say: Say, extent: Extent | None = None
+) -> Outcome:  # fmt: skip
     """One task after the other. One that fails does not keep the others from running."""
     outcome = Outcome({}, [])
     for number, task in enumerate(tasks):
@@ -153,43 +294,30 @@ def run_side_by_side(
 
     Asked to stop, all of them are asked, too, and waited for: each leaves a checkpoint.
     """
-    with shared_gpu(campaign.device, say) as variables:
-        return _run_side_by_side(campaign, tasks, clock, jobs, say, extent, variables)
-
-
-def _run_side_by_side(
-    campaign: Campaign,
-    tasks: Sequence[Task],
-    clock: Clock,
-    jobs: int,
-    say: Say,
-    extent: Extent | None,
-    variables: dict[str, str],
-) -> Outcome:
-    outcome, waiting, extent = Outcome({}, []), list(tasks), extent or Extent()
+    outcome, waiting, extent, told = Outcome({}, []), list(tasks), extent or Extent(), False
     running: dict[Task, subprocess.Popen[bytes]] = {}
-    told = False
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs and not clock.asked() and clock.left() > LEAST_SECONDS:
-                task = waiting.pop(0)
-                if extent.reached(campaign.record(task)):
-                    say(f"{task}: done already")
-                    continue
-                running[task] = _start(campaign, task, clock, jobs, extent, variables)
-                say(f"{task}: begun; see {campaign.log(task)}")
-            if not running:
-                break
-            time.sleep(POLL_SECONDS)
-            if clock.asked() and not told:
-                told = True
-                _end(running)
-            for task in [task for task, process in running.items() if process.poll() is not None]:
-                _note_end(campaign, task, running.pop(task).returncode, extent, outcome, say)
-    finally:
-        _end(running)
-        for process in running.values():
-            process.wait()
+    with shared_gpu(campaign.device, say) as variables:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs and not clock.asked() and clock.left() > LEAST_SECONDS:
+                    task = waiting.pop(0)
+                    if extent.reached(campaign.record(task)):
+                        say(f"{task}: done already")
+                        continue
+                    running[task] = _start(campaign, task, clock, jobs, extent, variables)
+                    say(f"{task}: begun; see {campaign.log(task)}")
+                if not running:
+                    break
+                time.sleep(POLL_SECONDS)
+                if clock.asked() and not told:
+                    told = True
+                    _end(running)
+                for task in [task for task, process in running.items() if process.poll() is not None]:
+                    _note_end(campaign, task, running.pop(task).returncode, extent, outcome, say)
+        finally:
+            _end(running)
+            for process in running.values():
+                process.wait()
     outcome.left += waiting
     return outcome
 
@@ -197,23 +325,16 @@ def _run_side_by_side(
 def _start(
     campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Extent, variables: dict[str, str]
 ) -> subprocess.Popen[bytes]:
-    options = [
-        "--recipe",
-        task.recipe,
-        "--seed",
-        str(task.seed),
-        "--side-by-side",
-        str(jobs),
-        "--device",
-        campaign.device,
-    ]
-    options += ["--work", str(campaign.work), "--results", str(campaign.results), "--configs", str(campaign.configs)]
-    options += [] if campaign.data_folder is None else ["--data-folder", campaign.data_folder]
-    options += [] if clock.deadline is None else ["--until", f"{time.time() + clock.left():.3f}"]
-    options += [option for name in extent.engines for option in ("--engine", name)]
+    given = {
+        "recipe": task.recipe, "seed": task.seed, "side-by-side": jobs, "device": campaign.device, "work": campaign.work,
+        "results": campaign.results, "configs": campaign.configs, "data-folder": campaign.data_folder,
+        "until": None if clock.deadline is None else f"{time.time() + clock.left():.3f}",
+    }  # fmt: skip
+    options = [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
+    options += [text for name in extent.engines for text in ("--engine", name)]
     options += [] if extent.evaluate else ["--no-evaluation"]
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **variables}
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, **variables}
     log = campaign.log(task)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
@@ -239,3 +360,46 @@ def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome
         last = campaign.log(task).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         outcome.failed[task] = last[0] if last else f"exit code {code}"
         say(f"{task}: failed (exit code {code}): {outcome.failed[task]}")
+
+
+# One GPU for several processes at once, by NVIDIA's Multi-Process Service (MPS).
+#
+# Without it a GPU serves processes in turns, and small networks, which leave most of it idle, are no faster side by side than one
+# after the other. Measured on an H200 with `configs/mnist-small-0.1.yaml`: 1.42 s an epoch alone; 5.86 s in each of four processes in
+# turns, 2.93 s with MPS; 4.78 s in each of eight.
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+USUAL = Path("/tmp/nvidia-mps")
+"""Where a daemon of the whole machine listens."""
+SECONDS = 20
+"""Seconds that the daemon has to start, and to end."""
+
+
+@contextmanager
+def shared_gpu(device: str, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
+    """Environment variables for processes that are to use the GPU at the same time. Empty where MPS is not there or runs already."""
+    control = shutil.which(CONTROL)
+    if control is None or device == "cpu" or PIPES in os.environ or USUAL.exists() or not torch.cuda.is_available():
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="autodual-mps-", ignore_cleanup_errors=True) as folder:
+        variables = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        if not _told([control, "-d"], variables):
+            say("the GPU is used in turns: MPS could not be started")
+            yield {}
+            return
+        try:
+            yield variables
+        finally:
+            _told([control], variables, b"quit\n")
+
+
+def _told(command: list[str], variables: dict[str, str], text: bytes = b"") -> bool:
+    """Whether the command succeeded. Its output goes nowhere: the daemon would keep a pipe open."""
+    quiet, environment = subprocess.DEVNULL, {**os.environ, **variables}
+    try:
+        subprocess.run(command, input=text, stdout=quiet, stderr=quiet, env=environment, timeout=SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True

@@ -65,11 +65,6 @@ class Unit:
         return sum(HEAD + min(len(content), len(zlib.compress(content, LEVEL))) for content in contents)
 
 
-def _measured(progress: RowProgress) -> tuple[int, ...]:
-    """Numbers that grow as an attempt comes farther."""
-    return int(progress.step), progress.stages, progress.steps, progress.lines
-
-
 def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool = False) -> Unit | None:
     """What there is of a task; None if there is nothing.
 
@@ -79,21 +74,21 @@ def unit_of(campaign: Campaign, task: Task, light: bool = False, weights: bool =
     progress, result, run = campaign.progress(task), campaign.result(task), campaign.run(task)
     if progress.step == Phase.NOT_RUN:
         return None
-    names = _light_names(campaign, task) if light and progress.step == Phase.DONE else RESULT_FILES
+    names: tuple[str, ...] = RESULT_FILES
+    done = progress.step == Phase.DONE
+    if light and done:
+        cascade = Task(f"{task.row}-cascade", task.recipe, task.seed)
+        waited_for = campaign.config_file(cascade).is_file() and campaign.progress(cascade).step != Phase.DONE
+        names = (EVALUATION, WEIGHTS, "config.yaml", "metrics.jsonl") if waited_for else (EVALUATION,)
     chosen = [result / name for name in names]
-    if progress.step != Phase.DONE:
+    if not done:
         chosen += _needed_to_go_on(run)
     elif weights and not light:
-        chosen += [run.model_file, *_stages(run)]
-    files = {_name_in_pack(campaign, path): path for path in chosen if path.is_file()}
+        chosen += [run.model_file, *sorted(run.folder.glob("stages/*.safetensors"))]
+    places = {campaign.results: "results", campaign.work: "work"}
+    roots = {path: next(place for place in places if path.is_relative_to(place)) for path in chosen if path.is_file()}
+    files = {f"{places[root]}/{path.relative_to(root).as_posix()}": path for path, root in roots.items()}
     return Unit(task, _started(campaign, task, progress), progress, files)
-
-
-def _light_names(campaign: Campaign, task: Task) -> tuple[str, ...]:
-    """The record; and the network, where a cascade that is not done yet may begin with it."""
-    cascade = Task(f"{task.row}-cascade", task.recipe, task.seed)
-    waited_for = campaign.config_file(cascade).is_file() and campaign.progress(cascade).step != Phase.DONE
-    return (EVALUATION, WEIGHTS, "config.yaml", "metrics.jsonl") if waited_for else (EVALUATION,)
 
 
 def that_fit(units: Iterable[Unit], most_bytes: int) -> tuple[list[Unit], list[Unit]]:
@@ -110,32 +105,15 @@ def that_fit(units: Iterable[Unit], most_bytes: int) -> tuple[list[Unit], list[U
 
 
 def _needed_to_go_on(run: Run) -> list[Path]:
-    names = (
-        "config.yaml",
-        "environment.json",
-        "metrics.jsonl",
-        "campaign.json",
-        "failure.json",
-        "best-combination.json",
-    )
-    chosen = [run.folder / name for name in names]
-    chosen += sorted((run.folder / "stages").glob("*.json*")) + _stages(run)
-    chosen += sorted(run.folder.glob("*.jsonl")) + sorted(run.folder.glob("*.problem.json"))
+    patterns = (
+        "config.yaml", "environment.json", "metrics.jsonl", "campaign.json", "failure.json", "best-combination.json", "stages/*.json*",
+        "stages/*.safetensors", "*.jsonl", "*.problem.json",
+    )  # fmt: skip
+    chosen = [path for pattern in patterns for path in sorted(run.folder.glob(pattern))]
     if run.model_file.exists():
         return list(dict.fromkeys([*chosen, run.model_file]))
     newest, _ = checkpoint.newest(run.checkpoints)
     return list(dict.fromkeys([*chosen, *(sorted(newest.iterdir()) if newest is not None else ())]))
-
-
-def _stages(run: Run) -> list[Path]:
-    return sorted((run.folder / "stages").glob("*.safetensors"))
-
-
-def _name_in_pack(campaign: Campaign, path: Path) -> str:
-    for root, place in zip(ROOTS, (campaign.results, campaign.work), strict=True):
-        if path.is_relative_to(place):
-            return f"{root}/{path.relative_to(place).as_posix()}"
-    raise AssertionError(f"{path} is neither in {campaign.results} nor in {campaign.work}")
 
 
 def _started(campaign: Campaign, task: Task, progress: RowProgress) -> str:
@@ -169,7 +147,7 @@ class Entry:
     task: Task
     started: str
     progress: tuple[int, ...]
-    """As `_measured` has it."""
+    """As `RowProgress.measured` has it."""
     files: tuple[str, ...]
 
 
@@ -183,7 +161,7 @@ class Manifest:
 
 
 def write_pack(out: Path, units: Iterable[Unit], part_bytes: int = PART_BYTES) -> list[Path]:
-    """OUT-1.tar, OUT-2.tar ...; refuses to write over a pack that is there."""
+    """Writes OUT-1.tar, OUT-2.tar ... and returns their paths. Refuses to write over a pack that is there."""
     stem = out.with_suffix("") if out.suffix == ".tar" else out
     there = sorted(stem.parent.glob(f"{stem.name}-*.tar"))
     if there:
@@ -205,7 +183,7 @@ def _parts(units: Iterable[Unit], room: int) -> Iterator[tuple[list[Entry], list
     chunks: list[tuple[Chunk, bytes]] = []
     used = 0
     for unit in units:
-        entry = Entry(unit.task, unit.started, _measured(unit.progress), tuple(sorted(unit.files)))
+        entry = Entry(unit.task, unit.started, unit.progress.measured(), tuple(sorted(unit.files)))
         fresh = True
         for name, path in sorted(unit.files.items()):
             content = path.read_bytes()
@@ -318,26 +296,25 @@ def unpack(campaign: Campaign, parts: Sequence[Path]) -> dict[Task, str]:
 
 def _is_newer(packed: Entry, started: str, own: RowProgress) -> bool:
     if packed.started == started:
-        return packed.progress > _measured(own)
+        return packed.progress > own.measured()
     return packed.started > started and not (own.step == Phase.DONE and packed.progress[0] != Phase.DONE)
 
 
 def _put(campaign: Campaign, task: Task, files: dict[str, bytes]) -> None:
     """Files of the run folder take the place of all that is there; then those of the results, the record last."""
     run, result = campaign.run(task), campaign.result(task)
-    inside = _below(f"work/{run.folder.relative_to(campaign.work).as_posix()}/", files)
+    places = (f"work/{run.folder.relative_to(campaign.work)}/", f"results/{result.relative_to(campaign.results)}/")
+    inside, kept = (
+        {name.removeprefix(place): content for name, content in files.items() if name.startswith(place)}
+        for place in (place.replace(os.sep, "/") for place in places)
+    )
     if inside:
         _replace_run(run, inside)
-    kept = _below(f"results/{result.relative_to(campaign.results).as_posix()}/", files)
     for name in RESULT_FILES:
         if kept and name not in kept:
             (result / name).unlink(missing_ok=True)
     for name in sorted(kept, key=RESULT_FILES.index, reverse=True):
         write_bytes(result / name, kept[name])
-
-
-def _below(prefix: str, files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name.removeprefix(prefix): content for name, content in files.items() if name.startswith(prefix)}
 
 
 def _replace_run(run: Run, inside: dict[str, bytes]) -> None:

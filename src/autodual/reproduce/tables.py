@@ -1,4 +1,4 @@
-"""The paper's tables with our figures beside its own, as Markdown and as one HTML page, from the records alone.
+"""The paper's tables with our figures beside its own, as Markdown and as one HTML page, and its figures, from the records alone.
 
 Nothing here depends on the time or the machine: equal records make equal files.
 """
@@ -7,22 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 from typing import TypeVar
 
 from autodual._files import write_text
-from autodual.report.blocks import Block, Figure, Figures, Section
+from autodual.report.blocks import Block, Figure, Section
+from autodual.report.blocks import Figures as FiguresBlock
 from autodual.report.blocks import Table as TableBlock
 from autodual.report.blocks import Text as TextBlock
 from autodual.report.page import render_sections
+from autodual.report.plots import ERROR_AXIS, Axis, Series, line_chart
+from autodual.report.svg import Svg
 from autodual.report.verdicts import Rates, rates_chart
-from autodual.reproduce.campaign import Campaign, Recipe, Task
+from autodual.reproduce.campaign import (
+    BEST,
+    ROWS,
+    SEEDS,
+    SIZES,
+    Campaign,
+    CascadeFigures,
+    EngineFigures,
+    Errors,
+    NetworkFigures,
+    Recipe,
+    Row,
+    RowRecord,
+    Task,
+)
 from autodual.reproduce.evaluation import ROW_ENGINES
-from autodual.reproduce.figures import Picture, draw_figures
-from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
-from autodual.reproduce.rows import BEST, ROWS, SEEDS, SIZES, Errors, Row, seconds_in_the_paper
-from autodual.runs.records import plain, read
+from autodual.runs.folder import Run
+from autodual.runs.records import EpochLine, read
 
 NOT_RUN, NOT_COMPLETE = "not run", "not complete"
 SPEEDS = "speeds.json"
@@ -66,43 +82,28 @@ class Result:
         found = (getattr(record.figures, name, None) for record in self.records)
         return [value for value in found if value is not None]
 
-    def average(self, name: str) -> float | None:
-        found = self.values(name)
-        return mean(found) if found else None
-
     def percent(self, name: str) -> str:
-        return _percent(self.average(name))
-
-    def spread(self, name: str) -> str:
-        """The average, and the range over several seeds."""
+        """The average over the seeds; nothing where none has this figure."""
         found = self.values(name)
-        if len(found) < 2:
-            return self.percent(name)
-        return f"{self.percent(name)} ({100 * min(found):.2f} to {100 * max(found):.2f}, {len(found)} seeds)"
-
-
-def results_of(campaign: Campaign, row: Row) -> list[Result]:
-    """The paper's recipe, and ours if the row has one."""
-    recipes: list[Recipe] = ["paper", *(["best"] if row.name in BEST else [])]  # type: ignore[list-item]
-    found = []
-    for recipe in recipes:
-        seeds = (campaign.record(Task(row.name, recipe, seed)) for seed in range(SEEDS))
-        found.append(Result(row, recipe, [record for record in seeds if record is not None]))
-    return found
+        return _percent(mean(found)) if found else ""
 
 
 def build_tables(campaign: Campaign) -> list[Table]:
     """All tables, in the order of the page."""
-    every = [result for row in ROWS for result in results_of(campaign, row)]
-    single = [result for result in every if not result.row.is_cascade]
-    cascades = [result for result in every if result.row.is_cascade]
+    single, cascades = list[Result](), list[Result]()
+    for row in ROWS:
+        recipes: tuple[Recipe, ...] = ("paper", "best") if row.name in BEST else ("paper",)
+        for recipe in recipes:
+            seeds = (campaign.record(Task(row.name, recipe, seed)) for seed in range(SEEDS))
+            found = Result(row, recipe, [record for record in seeds if record is not None])
+            (cascades if row.is_cascade else single).append(found)
     return [
-        _singles("linf", "Single networks, l-infinity (the paper's table 2)", [r for r in single if r.row.table == 2]),
-        _singles("width", "Width and depth (the paper's table 3)", [r for r in single if r.row.table == 3]),
-        _singles("l2", "Single networks, l2 (the paper's table 4)", [r for r in single if r.row.table == 4]),
+        _singles("linf", "Single networks, l-infinity", 2, single),
+        _singles("width", "Width and depth", 3, single),
+        _singles("l2", "Single networks, l2", 4, single),
         _engines([result for result in single if result.first is not None]),
-        _cascades("cascades", "Cascades, l-infinity (the paper's table 2)", [r for r in cascades if r.row.table == 2]),
-        _cascades("cascades-l2", "Cascades, l2 (the paper's table 4)", [r for r in cascades if r.row.table == 4]),
+        _cascades("cascades", "Cascades, l-infinity", 2, cascades),
+        _cascades("cascades-l2", "Cascades, l2", 4, cascades),
         _speeds(campaign, single),
     ]
 
@@ -116,25 +117,34 @@ SINGLE_TEXT = (
 AS_ABOVE = "Columns as in the first table of this kind."
 
 
-def _singles(key: str, title: str, results: Sequence[Result]) -> Table:
+def _singles(key: str, title: str, number: int, results: Sequence[Result]) -> Table:
     header = (
         "row", "recipe", "paper: robust / error", "robust error", "difference", "certified accuracy", "as run: robust error",
         "best: robust error", "PGD error", "error", "released: robust / error", "s per epoch (paper)",
     )  # fmt: skip
-    rows = [_single(result) for result in results]
-    shown = [Rates.of(_name(result), plain(result.first)) for result in results if result.first is not None]
-    return Table(key, title, (SINGLE_TEXT if key == "linf" else AS_ABOVE,), header, rows, shown)
+    rows, shown = [], []
+    for result in (result for result in results if result.row.table == number):
+        rows.append(_single(result))
+        found = result.figures(NetworkFigures)
+        if found is not None and result.first is not None:
+            errors, examples = (found.error, found.pgd_error, found.robust_error), result.first.examples
+            as_run = (found.robust_error_as_run, found.pgd_error_exact)
+            shown.append(Rates(f"{result.row.name}, {result.recipe}", *errors, None, examples, *as_run))
+    text = SINGLE_TEXT if key == "linf" else AS_ABOVE
+    return Table(key, f"{title} (the paper's table {number})", (text,), header, rows, shown)
 
 
 def _single(result: Result) -> list[str]:
-    row, robust = result.row, result.average("robust_error")
+    row, found = result.row, result.values("robust_error")
     start, released = [row.name, result.recipe, _errors(row.paper)], _errors(row.released)
-    if robust is None:
+    if not found:
         return [*start, NOT_RUN, *[""] * 6, released, ""]
+    robust, spread = mean(found), f" ({100 * min(found):.2f} to {100 * max(found):.2f}, {len(found)} seeds)"
+    paper = next((size.seconds for size in SIZES if (size.data, size.network) == (row.data, row.network)), None)
     return [
-        *start, result.spread("robust_error"), f"{100 * robust - row.paper[0]:+.2f}", f"{100 * (1 - robust):.2f}",
-        result.percent("robust_error_as_run"), result.percent("robust_error_best") or NOT_COMPLETE, result.percent("pgd_error"),
-        _clean(result), released, _seconds(result),
+        *start, f"{_percent(robust)}{spread if len(found) > 1 else ''}", f"{100 * robust - row.paper[0]:+.2f}",
+        f"{100 * (1 - robust):.2f}", result.percent("robust_error_as_run"), result.percent("robust_error_best") or NOT_COMPLETE,
+        result.percent("pgd_error"), _clean(result), released, f"{_own_seconds(result)}{'' if paper is None else f' ({paper})'}",
     ]  # fmt: skip
 
 
@@ -145,7 +155,7 @@ def _engines(results: Sequence[Result]) -> Table:
         record, figures = result.first, result.figures(NetworkFigures)
         assert record is not None
         assert figures is not None
-        counts = [_count(figures.engines.get(name), record.examples) for name in ROW_ENGINES]
+        counts = [_certified(figures.engines.get(name), record.examples) for name in ROW_ENGINES]
         best = f"{figures.certified_best} ({figures.certified_best_as_run})" if record.complete else NOT_RUN
         rows.append([result.row.name, result.recipe, str(record.examples), *counts, best, record.weights.chosen])
     text = (
@@ -153,12 +163,11 @@ def _engines(results: Sequence[Result]) -> Table:
         "is slow on larger networks: it gets the images that the attack does not break and no other engine certifies, as in 12 (11) "
         "of 430.",
     )
-    return Table(
-        "engines", "What each engine certifies", text, header, rows, words=frozenset({"row", "recipe", "weights of"})
-    )
+    words = frozenset({"row", "recipe", "weights of"})
+    return Table("engines", "What each engine certifies", text, header, rows, words=words)
 
 
-def _count(figures: EngineFigures | None, images: int) -> str:
+def _certified(figures: EngineFigures | None, images: int) -> str:
     if figures is None or figures.images is None:
         return NOT_RUN
     some = f" of {figures.images}" if figures.images < images else ""
@@ -173,17 +182,22 @@ CASCADE_TEXT = (
 )
 
 
-def _cascades(key: str, title: str, results: Sequence[Result]) -> Table:
+def _cascades(key: str, title: str, number: int, results: Sequence[Result]) -> Table:
     header = (
         "row", "paper: robust / error", "stage-certified error", "attacked error", "sound error", "sound as run",
         "best sound error", "as run", "which", "error", "stages",
     )  # fmt: skip
-    rows = [_cascade(result) for result in results]
-    first = [(_name(result), result.first) for result in results if result.first is not None]
-    shown = [Rates.of_cascade(name, plain(record)) for name, record in first]
-    return Table(
-        key, title, (CASCADE_TEXT if key == "cascades" else AS_ABOVE,), header, rows, shown, frozenset({"row", "which"})
-    )
+    rows, shown = [], []
+    for result in (result for result in results if result.row.table == number):
+        rows.append(_cascade(result))
+        found = result.figures(CascadeFigures)
+        if found is not None and result.first is not None:
+            every = found.attack is not None and found.attack.attacked_examples == result.first.examples
+            attacked = found.attack.attacked_error if every and found.attack is not None else None
+            name = f"{result.row.name}, {result.recipe}"
+            shown.append(Rates.of_errors(name, found.errors, attacked, result.first.examples))
+    text, words = CASCADE_TEXT if key == "cascades" else AS_ABOVE, frozenset({"row", "which"})
+    return Table(key, f"{title} (the paper's table {number})", (text,), header, rows, shown, words)
 
 
 def _cascade(result: Result) -> list[str]:
@@ -250,19 +264,10 @@ def _own_seconds(result: Result) -> str:
     return f"{training.seconds_per_epoch:.1f}{beside}"
 
 
-def _seconds(result: Result) -> str:
-    paper = seconds_in_the_paper(result.row)
-    return f"{_own_seconds(result)}{f' ({paper})' if paper is not None else ''}"
-
-
 def _clean(result: Result) -> str:
     """Error on clean images; a network that gives one answer to everything is called what it is."""
     collapsed = any(record.figures.collapsed for record in result.records)
     return f"{result.percent('error')}{' (collapsed)' if collapsed else ''}"
-
-
-def _name(result: Result) -> str:
-    return f"{result.row.name}, {result.recipe}"
 
 
 def _errors(errors: Errors | None) -> str:
@@ -272,6 +277,94 @@ def _errors(errors: Errors | None) -> str:
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}"
 
+
+# The paper's figures that records can be drawn from. A figure whose rows have not run is not drawn.
+
+TONES = {
+    "run-1": "#0b5cad", "run-2": "#b3420a", "run-3": "#00705a", "run-4": "#8a3b8f", "run-5": "#775a00", "run-6": "#4b535d",
+}  # fmt: skip
+STYLE = "".join([
+    "text{font:12px system-ui,sans-serif;fill:#1b1f24}.tick,.name{fill:#57606a}.rule{stroke:#d8dee4}.axis,.mark{stroke:#6e7781}",
+    ".line{fill:none;stroke-width:2;stroke-linejoin:round}.halo{stroke:#fff;stroke-width:4px;paint-order:stroke}.hover{fill:none}",
+    *(f".f-{tone}{{fill:{colour}}}.s-{tone}{{stroke:{colour}}}text.t-{tone}{{fill:{colour}}}" for tone, colour in TONES.items()),
+])  # fmt: skip
+"""Style sheet of a picture that stands alone, on white."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the paper; `chart` is None where none of its rows has run."""
+
+    name: str
+    title: str
+    rows: Sequence[str]
+    chart: Svg | None
+
+
+CASCADE_FIGURES = {
+    ("MNIST", "0.1"): "mnist-0.1", ("CIFAR-10", "2/255"): "cifar-2", ("CIFAR-10", "8/255"): "cifar-8", ("MNIST", "0.3"): "mnist-0.3",
+    ("MNIST", "1.58"): "mnist-l2", ("CIFAR-10", "36/255"): "cifar-l2",
+}  # fmt: skip
+"""Cascades that share data and eps, in the order of the rows."""
+
+
+def draw_figures(campaign: Campaign) -> list[Picture]:
+    training = ("mnist-small-0.1", "mnist-small-exact-0.1")
+    pictures = [Picture("projections", "Projections against the exact bound", training, _training(campaign, training))]
+    for (data, eps), name in CASCADE_FIGURES.items():
+        rows, title = [row for row in ROWS if row.is_cascade and (row.data, row.eps) == (data, eps)], f"{data} {eps}"
+        chart, names = _by_stage(campaign, title, rows), [row.name for row in rows]
+        pictures.append(Picture(f"cascades-{name}", f"Cascades by stage, {title}", names, chart))
+    return pictures
+
+
+def write_figures(campaign: Campaign, folder: Path) -> dict[str, Path | None]:
+    """Writes FOLDER/NAME.svg for every picture that can be drawn; None for the others, whose file is removed."""
+    written: dict[str, Path | None] = {}
+    for picture in draw_figures(campaign):
+        path = folder / f"{picture.name}.svg"
+        if picture.chart is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_text(path, alone(picture.chart))
+        written[picture.name] = None if picture.chart is None else path
+    return written
+
+
+def alone(chart: Svg) -> str:
+    """A chart as a file of its own."""
+    head, rest = chart[: chart.index(">")], chart[chart.index(">") + 1 :]
+    size = 'xmlns="http://www.w3.org/2000/svg" width="640" height="416"'
+    ground = '<rect width="100%" height="100%" fill="#fff"></rect>'
+    return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{STYLE}</style>{ground}{rest}\n"
+
+
+def _training(campaign: Campaign, rows: Sequence[str]) -> Svg | None:
+    """Robust error on the training images, epoch by epoch, as training estimates it."""
+    series = []
+    for (tone, row), label in zip(zip(TONES, rows, strict=False), ("k = 50", "exact"), strict=True):
+        lines = (line for line in Run(campaign.result(Task(row))).metrics() if isinstance(line, EpochLine))
+        points = [(float(line.epoch + 1), line.robust_error) for line in lines if line.stage == 0]
+        series += [Series(label, points, tone)] if points else []
+    title, across = "Robust error while training, MNIST small 0.1", Axis("epoch", zero=False)
+    return line_chart(title, across, ERROR_AXIS, series) if series else None
+
+
+def _by_stage(campaign: Campaign, title: str, rows: Sequence[Row]) -> Svg | None:
+    """Stage-certified error on test images of the first one, two ... stages together."""
+    series = []
+    for tone, row in zip(TONES, rows, strict=False):
+        record = campaign.record(Task(row.name))
+        if record is None or not isinstance(record.figures, CascadeFigures):
+            continue
+        certified = accumulate(stage.certified_correct for stage in record.figures.stages)
+        points = [(float(number), 1 - count / record.examples) for number, count in enumerate(certified, 1)]
+        series.append(Series(row.network, points, tone, dots=True))
+    words, across = f"Stage-certified error by number of stages, {title}", Axis("stages", zero=False, whole=True)
+    return line_chart(words, across, ERROR_AXIS, series) if series else None
+
+
+# All of it as Markdown and as a page.
 
 INTRODUCTION = (
     "`autodual reproduce tables` builds this page from the records in `results/`; do not edit it.",
@@ -283,7 +376,7 @@ INTRODUCTION = (
 
 
 def to_markdown(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
-    """pictures: those that were drawn are shown from `figures/`, where `autodual reproduce figures` puts them."""
+    """Tables as Markdown. Pictures that were drawn are shown from `figures/`, where `autodual reproduce figures` puts them."""
     parts = [f"# {TITLE}", *map(_wrapped, INTRODUCTION)]
     for table in tables:
         lines = ["| " + " | ".join(cells) + " |" for cells in (table.header, *table.rows)]
@@ -319,7 +412,7 @@ def to_page(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
         sections.append(Section(table.key, table.title, blocks))
     drawn = [Figure(picture.title, picture.chart) for picture in pictures if picture.chart is not None]
     if drawn:
-        sections.append(Section("pictures", "Figures", [Figures(drawn)]))
+        sections.append(Section("pictures", "Figures", [FiguresBlock(drawn)]))
     return render_sections(TITLE, SUBTITLE, sections)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
@@ -29,8 +29,8 @@ from torch.utils.flop_counter import flop_registry
 
 from autodual import kernels
 from autodual._tensor import free_bytes, tf32_convolutions
-from autodual.evaluation.processes import StoppedError
 from autodual.runs.folder import versions
+from autodual.training.loop import StoppedError
 
 LEAST, MOST = 8, 2000
 """Calls that are timed, whatever they take."""
@@ -42,7 +42,6 @@ def never() -> bool:
     return False
 
 
-# --------------------------------------------------------------------------------------------------------
 # Seconds and bytes
 
 
@@ -151,7 +150,6 @@ def cpu_seconds_of_others() -> float | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------------
 # What a step does
 
 FLOAT32, TF32, BFLOAT16 = "float32", "TF32", "bfloat16"
@@ -236,17 +234,13 @@ _READS_NOTHING = {
 }  # fmt: skip
 
 
-def _products(given: Tensor, weights_of_a_filter: int) -> int:
-    """Operations of a convolution or its transpose: each value [M, F, H', W'] on the filters' side meets all weights of its filter."""
-    return 2 * given.numel() * weights_of_a_filter
-
-
 _PRODUCTS: dict[str, Callable[[tuple[Any, ...], Tensor], int]] = {
-    "narrow.launch_convolve": lambda args, result: _products(result, args[1][0].numel()),
-    "narrow.launch_spread": lambda args, result: _products(args[0], args[1][0].numel()),
-    "narrow.launch_on_weight": lambda args, result: _products(args[0], result[0].numel()),
+    "narrow.launch_convolve": lambda args, result: 2 * result.numel() * args[1][0].numel(),
+    "narrow.launch_spread": lambda args, result: 2 * args[0].numel() * args[1][0].numel(),
+    "narrow.launch_on_weight": lambda args, result: 2 * args[0].numel() * result[0].numel(),
 }
-"""Kernels with products, which run in TF32."""
+"""Operations of kernels with products, which run in TF32. Each value [M, F, H', W'] on the filters' side of a convolution or its
+transpose meets all weights of its filter."""
 
 
 def _arithmetic(func: Any, args: tuple[Any, ...]) -> str:
@@ -262,15 +256,13 @@ def _arithmetic(func: Any, args: tuple[Any, ...]) -> str:
 
 def size_of(value: Any) -> int:
     """Bytes of all tensors in a value; a dimension that only repeats what is there takes none."""
-    return sum(_bytes(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    size = 0
+    for tensor in (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
+        places = zip(tensor.shape, tensor.stride(), strict=True)
+        size += tensor.element_size() * math.prod(n for n, stride in places if stride != 0 or n == 0)
+    return size
 
 
-def _bytes(tensor: Tensor) -> int:
-    held = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or n == 0)
-    return held * tensor.element_size()
-
-
-# --------------------------------------------------------------------------------------------------------
 # What the machine can do
 
 COPY = "copy"
@@ -323,19 +315,7 @@ def cpu_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-# --------------------------------------------------------------------------------------------------------
 # Where the time goes
-
-
-class _Event(Protocol):
-    """An entry of PyTorch's profiler, as far as it is looked at."""
-
-    key: str
-    count: int
-    input_shapes: Any
-    device_type: Any
-    self_cpu_time_total: float
-    self_device_time_total: float
 
 
 Measured = dict[str, Any]
@@ -344,8 +324,11 @@ Measured = dict[str, Any]
 def hottest(
     work: Callable[[], object], device: torch.device, of: str, rows: int = 20, calls: int = 3
 ) -> list[Measured]:
-    """What takes most time in a call, first. of: "kernels" of a GPU, or "operations" of PyTorch with the shapes of their operands,
-    whose time is that of the kernels that they launch on a GPU, and their own on a CPU."""
+    """Lists what takes most time in a call, the longest first.
+
+    of: "kernels" of a GPU, or "operations" of PyTorch with the shapes of their operands, whose time is that of the kernels that they
+    launch on a GPU, and their own on a CPU.
+    """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CUDA] if cuda else []
     if of == "operations":
@@ -355,20 +338,17 @@ def hottest(
             work()
         synchronise(device)
     kind = "CPU" if of == "operations" else "CUDA"
-    events: list[_Event] = [
-        e for e in found.key_averages(group_by_input_shape=of == "operations") if e.device_type.name == kind
+    averages: Any = found.key_averages(group_by_input_shape=of == "operations")
+    events = [
+        (e.self_device_time_total if cuda else e.self_cpu_time_total, e) for e in averages if e.device_type.name == kind
     ]
-    microseconds = {id(e): e.self_device_time_total if cuda else e.self_cpu_time_total for e in events}
-    whole = sum(microseconds.values()) or 1.0
-    events.sort(key=lambda e: -microseconds[id(e)])
+    whole = sum(spent for spent, _ in events) or 1.0
+    events.sort(key=lambda event: -event[0])
     return [
         {
-            "name": e.key,
-            "shapes": [list(s) for s in e.input_shapes or () if s],
-            "calls": e.count / calls,
-            "ms": microseconds[id(e)] / calls / 1e3,
-            "part": microseconds[id(e)] / whole,
+            "name": e.key, "shapes": [list(s) for s in e.input_shapes or () if s], "calls": e.count / calls,
+            "ms": spent / calls / 1e3, "part": spent / whole,
         }
-        for e in events[:rows]
-        if microseconds[id(e)] > 0
-    ]
+        for spent, e in events[:rows]
+        if spent > 0
+    ]  # fmt: skip

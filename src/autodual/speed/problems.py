@@ -1,12 +1,14 @@
-"""What is on trial: the paper's networks, and the authors' code for them where it can be imported."""
+"""What is on trial: the paper's networks, the authors' code for them where it can be imported, and training steps of both."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +16,13 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual.data import any_mean_std, form_of, load
 from autodual.data.known import KNOWN
+from autodual.engines import Projected
 from autodual.models import ResidualBlock
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.training.setup import make_model
+from autodual.speed.measure import Counting, Work, once
+from autodual.training.setup import make_ball, make_engine, make_model, make_optimiser
+from autodual.training.step import WARM_UP, GraphStep, RobustObjective, Step, inner, make_step
 
 MNIST = TrainConfig(dataset="mnist", eps=0.1, clip=(0.0, 1.0), optimiser="adam", lr=1e-8)
 CIFAR = TrainConfig(
@@ -82,13 +87,11 @@ PROBLEMS = {
 
 def kept_weights() -> dict[str, Path]:
     """Weights in results/ of the working folder, or of the source tree that this is run from, by the names of networks."""
-    roots = (Path("results"), Path(__file__).parents[3] / "results")
     found: dict[str, Path] = {}
-    for name, problem in PROBLEMS.items():
-        files = [Run(root / problem.kept).model_file for root in roots if problem.kept]
-        there = [file for file in files if file.is_file()]
-        if there:
-            found[name] = there[0]
+    for root in (Path(__file__).parents[3] / "results", Path("results")):  # the working folder counts
+        for name, problem in PROBLEMS.items():
+            file = Run(root / problem.kept).model_file
+            found |= {name: file} if problem.kept and file.is_file() else {}
     return found
 
 
@@ -157,3 +160,96 @@ def authors_version() -> str | None:
         return version(AUTHORS)
     except PackageNotFoundError:  # a plain folder
         return "of unknown version"
+
+
+# Training steps on one batch: ours as `autodual train` takes them, and the authors'.
+
+FIRST = WARM_UP + 1
+"""Steps after which a CUDA graph has been captured and replayed."""
+
+
+class Steps(ABC):
+    """Training steps on one batch, each with a seed of its own, as in training; call it for the next one."""
+
+    def __init__(self, x: Tensor, labels: Tensor) -> None:
+        self.x, self.labels, self.taken = x, labels, 0
+
+    @abstractmethod
+    def one(self, seed: int) -> Tensor:
+        """One step; the loss comes first in what is returned."""
+
+    def __call__(self) -> Tensor:
+        self.taken += 1
+        return self.one(self.taken)
+
+    def first(self) -> tuple[float, float | None]:
+        """Seconds of the first steps, in which kernels are compiled and a CUDA graph is captured, and their mean loss, if finite."""
+        losses: list[Tensor] = []
+        seconds = once(lambda: losses.extend(self().flatten()[0].clone() for _ in range(FIRST)), self.x.device)
+        mean = torch.stack(losses).mean().item()
+        return seconds, mean if math.isfinite(mean) else None
+
+
+class OurSteps(Steps):
+    """Steps as `autodual train` takes them, without augmentation."""
+
+    def __init__(self, step: Step, x: Tensor, labels: Tensor) -> None:
+        super().__init__(x, labels)
+        self.step = step
+
+    @classmethod
+    def of(cls, problem: Problem, k: int, x: Tensor, labels: Tensor, half: bool = True) -> OurSteps:
+        config = problem.config.with_changes(k=k, batch=len(x), eps=problem.eps)
+        model = problem.model().to(x.device).train()
+        ball, engine = make_ball(config, torch.tensor(config.eps, device=x.device)), make_engine(config)
+        assert isinstance(engine, Projected)
+        objective = RobustObjective(model, ball, replace(engine, half=half), config.robust_weight)
+        optimiser, generator = make_optimiser(config, model), torch.Generator(x.device)
+        return cls(make_step(objective, optimiser, generator, config.clip_gradients, config.batch), x, labels)
+
+    def one(self, seed: int) -> Tensor:
+        self.step.generator.manual_seed(seed)
+        return self.step(self.x, self.labels)
+
+    def plain(self) -> OurSteps:
+        """Steps that do what a CUDA graph does, one operation after the other, beyond the first ones; itself without a graph."""
+        graph = self.step
+        if not isinstance(graph, GraphStep):
+            return self
+        graph.optimiser.zero_grad(set_to_none=True)  # they lie in the graph's memory
+        plain = Step(graph.objective, graph.optimiser, graph.generator, graph.clip_gradients)
+        found = OurSteps(plain, self.x, self.labels)
+        found.first()
+        return found
+
+    def counted(self) -> Work:
+        """What one step does. It must not be the first, which captures the network: no mode may be active then."""
+        objective = inner(self.step.objective)
+        assert isinstance(objective, RobustObjective)
+        network = objective.loss._network(self.x)
+        if self.x.is_cuda:  # as in a graph, which makes gradients instead of adding to those that are there
+            self.step.optimiser.zero_grad(set_to_none=True)
+        with patch.object(objective.loss, "_network", lambda x: network), Counting().with_kernels() as work:
+            self()
+        return work
+
+
+class AuthorsSteps(Steps):
+    """Steps with the authors' loss, the same optimiser and the same clipping."""
+
+    def __init__(self, problem: Problem, k: int, x: Tensor, labels: Tensor) -> None:
+        super().__init__(x, labels)
+        self.config, model = problem.config, problem.model().to(x.device).train()
+        self.parameters = list(model.parameters())
+        self.optimiser = make_optimiser(self.config, model)
+        self.authors_loss = authors_loss(model, problem.eps, k, self.config.clip is not None)
+
+    def one(self, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        self.optimiser.zero_grad()
+        value = self.authors_loss(self.x, self.labels)
+        value.backward()
+        if self.config.clip_gradients is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.config.clip_gradients)
+        self.optimiser.step()
+        return value.detach()

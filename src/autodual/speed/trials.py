@@ -1,4 +1,4 @@
-"""The trials of `autodual bench`: training steps and exact certificates, ours and the authors', timed on this machine."""
+"""The trials of `autodual bench`: training steps and exact certificates, ours and the authors', timed on this machine; as tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from autodual._files import load_tensors
 from autodual.certificates import certify
 from autodual.data import any_mean_std
 from autodual.engines import Dual
-from autodual.evaluation.processes import StoppedError
 from autodual.models import Normalize
 from autodual.runs.checkpoint import load_model
 from autodual.speed.measure import (
@@ -33,9 +32,18 @@ from autodual.speed.measure import (
     never,
     once,
     timed,
-)  # fmt: skip
-from autodual.speed.problems import PROBLEMS, Problem, authors_verdicts, kept_weights
-from autodual.speed.steps import FIRST, AuthorsSteps, OurSteps
+)
+from autodual.speed.problems import (
+    AUTHORS,
+    FIRST,
+    PROBLEMS,
+    AuthorsSteps,
+    OurSteps,
+    Problem,
+    authors_verdicts,
+    kept_weights,
+)
+from autodual.training.loop import StoppedError
 from autodual.training.setup import make_ball
 
 AGREEMENT = 0.25
@@ -61,19 +69,19 @@ class Bench:
     record: dict[str, Any] = field(default_factory=lambda: {"networks": {}, "certificates": {}, "notes": []})
 
     def note(self, text: str) -> None:
-        """Told now, and once more below the tables."""
+        """Tells a sentence now, and keeps it for the end of the tables."""
         if text not in self.record["notes"]:
             self.record["notes"].append(text)
             self.say(text)
 
     def check(self) -> None:
-        """Between two parts of the work: ends it if that was asked for."""
+        """Raises StoppedError if the user asked to stop; called between two parts of the work."""
         if self.stop():
             raise StoppedError("stopped as asked")
 
     @contextlib.contextmanager
     def room(self, what: str) -> Iterator[None]:
-        """Memory that does not suffice ends this part alone."""
+        """Ends this part alone where the GPU's memory does not suffice, with a note."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -83,7 +91,7 @@ class Bench:
 
     @contextlib.contextmanager
     def foreign(self, what: str) -> Iterator[None]:
-        """The authors' code may not run with this PyTorch: that is told, and the rest goes on."""
+        """Notes that the authors' code fails with this PyTorch, where it does; the rest goes on."""
         try:
             with self.room(f"{what}, the authors' code"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -111,7 +119,10 @@ class Bench:
     def measure(self, chosen: list[str], usual: Sequence[str], weights: dict[str, Path] | None) -> None:
         """Times steps of the chosen networks, or of the `usual` ones; and, with weights, certificates of those that have some."""
         with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            self.measure_ceilings()
+            self.say("the machine's own ceilings ...")
+            self.record["ceilings"] = most = ceilings(self.device)
+            rates = ", ".join(f"{name} {value / 1e12:.2f} TFLOP/s" for name, value in most.items() if name != COPY)
+            self.say(f"  copy {most[COPY] / 1e9:,.0f} GB/s, {rates}")
             for name in chosen or usual:
                 self.measure_step(PROBLEMS[name])
             if weights is None:
@@ -125,12 +136,6 @@ class Bench:
             if not chosen and not known:
                 self.note("no weights to certify: results/ is not here; name some with --weights NETWORK=FILE")
 
-    def measure_ceilings(self) -> None:
-        self.say("the machine's own ceilings ...")
-        self.record["ceilings"] = found = ceilings(self.device)
-        rates = ", ".join(f"{name} {value / 1e12:.2f} TFLOP/s" for name, value in found.items() if name != COPY)
-        self.say(f"  copy {found[COPY] / 1e9:,.0f} GB/s, {rates}")
-
     # A training step
 
     def measure_step(self, problem: Problem) -> None:
@@ -138,7 +143,9 @@ class Bench:
         row: Measured = {"title": problem.title, "epoch": problem.epoch}
         self.check()
         self.record["networks"][problem.title] = row
-        x, labels = self._batch(problem)
+        x, labels = self._images(problem, self.batch)
+        if problem.config.normalise:  # as the network takes them
+            x = Normalize(*any_mean_std(problem.config.dataset, x.shape[1])).to(self.device)(x)
         with self.room(problem.title):
             self._measure_ours(problem, row, x, labels)
         self.check()
@@ -153,13 +160,6 @@ class Bench:
         if self.authors:
             with self.foreign(problem.title):
                 self._measure_authors(problem, row, x, labels)
-
-    def _batch(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """A batch as the network takes it: normalised, where it is trained on such images."""
-        x, labels = self._images(problem, self.batch)
-        if problem.config.normalise:
-            x = Normalize(*any_mean_std(problem.config.dataset, x.shape[1])).to(self.device)(x)
-        return x, labels
 
     def _images(self, problem: Problem, number: int, model: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """Images and labels on the device. Random images have the labels that the model gives them, where there is a model: others
@@ -199,8 +199,9 @@ class Bench:
         self.say(f"{problem.title}: authors {in_ms(spread)} ms/step")
         ours = row.get("loss")
         if ours is None or loss is None or abs(ours - loss) > AGREEMENT * abs(loss):
+            told = ["not finite" if value is None else f"{value:.4g}" for value in (ours, loss)]
             self.note(
-                f"{problem.title}: the mean losses of {FIRST} steps are {_loss(ours)} (ours) and {_loss(loss)} (authors): "
+                f"{problem.title}: the mean losses of {FIRST} steps are {told[0]} (ours) and {told[1]} (authors): "
                 "either there are few projections, or the times are not about the same thing"
             )
 
@@ -295,18 +296,108 @@ def achieved(work: Work, seconds: float, most: dict[str, float] | None) -> Measu
     return row
 
 
-def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"
-
-
-def in_ms(spread: dict[str, float] | None) -> str:
-    """Median and quartiles, in milliseconds; nothing for nothing."""
-    if spread is None:
+def in_ms(found: Measured | None, middle: str = "median") -> str:
+    """A time and its range, in milliseconds; nothing for nothing."""
+    if not found or middle not in found:
         return ""
-    median, low, high = (figure(1e3 * spread[name]) for name in ("median", "low", "high"))
-    return f"{median} ({low}-{high})"
+    value, low, high = (figure(1e3 * found[name]) for name in (middle, "low", "high"))
+    return f"{value} ({low}-{high})"
 
 
 def figure(value: float) -> str:
     """Three digits, or all of a whole number."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# What was measured, as tables in Markdown.
+
+STEP, FLOAT32_STEP = "seconds_per_step", "seconds_per_step_float32"
+
+COUNTED = (
+    "GB/s: every operation of PyTorch reads its operands and writes its results once, and so does every kernel of ours; what a cache "
+    "holds is counted all the same, so that more than the ceiling is possible. TFLOP/s: products of matrices and convolutions alone. "
+    "Per cent: of the ceilings below, which were measured in this run; where products run in several arithmetics, of the time that "
+    "each would take at its own ceiling."
+)
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as tables, whatever is there of it."""
+    settings, machine = record["settings"], record["machine"]
+    authors = f", {AUTHORS} {machine[AUTHORS]}" if AUTHORS in machine else ""
+    where = f"{machine['device']}, " if "device" in machine else ""
+    parts = [
+        "# Training steps on this machine",
+        f"`{record['command']}`",
+        f"{where}{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; Python {machine['python']}, torch "
+        f"{machine['torch']}, autodual {machine['autodual']}{authors}. Batch {settings['batch']}, k = {settings['k']}; medians, "
+        f"quartiles in brackets. First: the first {FIRST} steps, in which kernels are compiled.",
+    ]
+    if record["networks"]:
+        parts += [_steps_table(record), COUNTED]
+    if "ceilings" in record:
+        most = record["ceilings"]
+        rates = [
+            [f"products, {name}", f"{figure(value / 1e12)} TFLOP/s"] for name, value in most.items() if name != COPY
+        ]
+        copied = ["copy, read and written", f"{figure(most[COPY] / 1e9)} GB/s"]
+        parts.append(_table(["ceiling", "measured"], [copied, *rates]))
+    if record["certificates"]:
+        parts += ["## Exact certificates", _certificates_table(record["certificates"])]
+    for title, row in record["networks"].items():
+        for what, found in row.get("profile", {}).items():
+            parts += [f"## {title}: {what}, ms per step", _profile_table(found)]
+    if record["notes"]:
+        parts += ["## Notes", "\n".join(f"- {note}" for note in record["notes"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _steps_table(record: dict[str, Any]) -> str:
+    float32 = any(FLOAT32_STEP in row for row in record["networks"].values())
+    head = ["", "authors ms/step", "ours ms/step", *(["float32 streams"] if float32 else []), "s/epoch", "faster by", "first s",
+            "peak MiB", "authors' peak MiB", "GB/s", "%", "TFLOP/s", "%"]  # fmt: skip
+    rows = []
+    for title, row in record["networks"].items():
+        authors, step = row.get("authors", {}), row.get(STEP)
+        rows.append([
+            title, in_ms(authors.get(STEP)), in_ms(step), *([in_ms(row.get(FLOAT32_STEP))] if float32 else []),
+            "" if step is None else figure(step["median"] * row["epoch"] / record["settings"]["batch"]),
+            f"{authors[STEP]['median'] / step['median']:.1f}" if authors and step else "", _number(row.get("first_seconds"), 1),
+            _number(row.get("peak_bytes"), 1 << 20), _number(authors.get("peak_bytes"), 1 << 20),
+            _number(row.get("bytes_per_second"), 1e9), _number(row.get("part_of_bandwidth"), 1e-2),
+            _number(row.get("operations_per_second"), 1e12), _number(row.get("part_of_arithmetic"), 1e-2),
+        ])  # fmt: skip
+    return _table(head, rows)
+
+
+def _certificates_table(found: dict[str, Measured]) -> str:
+    head = ["", "ours ms/image", "authors ms/image", "faster by", "images", "at a time", "certified", "peak MiB",
+            "same verdicts"]  # fmt: skip
+    rows = []
+    for title, row in found.items():
+        authors, ours = row.get("authors"), row.get("seconds_per_image")
+        rows.append([
+            title, in_ms(row, "seconds_per_image"), in_ms(authors, "seconds_per_image"),
+            f"{authors['seconds_per_image'] / ours:.1f}" if authors and ours else "",
+            str(row.get("images", "")), f"{row.get('batch', '')}" + (f" (authors {authors['batch']})" if authors else ""),
+            str(row.get("certified", "")), _number(row.get("peak_bytes"), 1 << 20),
+            f"{authors['same_verdicts']} of {authors['compared']}" if authors else "",
+        ])  # fmt: skip
+    return _table(head, rows)
+
+
+def _profile_table(rows: list[Measured]) -> str:
+    cells = [
+        [f"{r['ms']:.3f}", f"{100 * r['part']:.1f}", f"{r['calls']:g}", r["name"][:100], " ".join(map(str, r["shapes"]))[:120]]
+        for r in rows
+    ]  # fmt: skip
+    return _table(["ms", "%", "calls", "what", "shapes"], cells)
+
+
+def _number(value: float | None, unit: float) -> str:
+    return "" if value is None else figure(value / unit)

@@ -1,4 +1,4 @@
-"""The sections of a run's chapter, one file each. A function under @section is on the page: nothing else has to name it."""
+"""The sections of a run's chapter. A function under @section in a file of this folder is on the page: nothing else has to name it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autodual.report.blocks import Note, Section, Text
-from autodual.report.files import RunFiles
+from autodual.report.run import RunFiles
 
 Make = Callable[[RunFiles], Section | None]
 

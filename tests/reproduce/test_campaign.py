@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from autodual.reproduce.campaign import Campaign, Task, chosen_tasks
-from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SIZES, Row
+from autodual.reproduce.campaign import BEST, BY_NAME, ROWS, SEEDED, SIZES, Campaign, Row, Task, chosen_tasks
 from autodual.runs.config import TrainConfig, in_epochs, read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"

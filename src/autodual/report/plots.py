@@ -1,25 +1,33 @@
-"""Line charts and histograms, and the frame that they share: plot area, grid, ticks, axis titles, marked values."""
+"""Line charts, histograms and scatter plots, and the frame that they share: plot area, grid, ticks, axis titles, marks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from autodual.report.charts.svg import CHARACTER, LogScale, Scale, Svg, element, group, nice_step, shorten, tooltip
-from autodual.report.values import count
+from autodual.report.svg import (
+    CHARACTER,
+    LogScale,
+    Scale,
+    Svg,
+    element,
+    group,
+    line,
+    nice_step,
+    shorten,
+    tooltip,
+    words,
+)
+from autodual.report.words import count
 
 WIDTH, HEIGHT = 400.0, 260.0
 TOP, FLOOR = 34.0, 218.0
 """Where the plot area begins and ends; the horizontal axis is the floor."""
-
-# The part that line charts and histograms share: plot area, grid, ticks, axis titles, marked values.
-
-Format = Callable[[float], str]
 
 
 def percent_tick(value: float) -> str:
@@ -31,7 +39,7 @@ def plain_tick(value: float) -> str:
 
 
 def power_tick(value: float) -> str:
-    """10³ for a power of ten, digits for other values: on a logarithmic axis the former are ticks, the latter in tooltips."""
+    """Writes a power of ten as 10³, and other values in digits: on a logarithmic axis, ticks are powers, tooltips show values."""
     if value <= 0 or not math.isclose(math.log10(value), round(math.log10(value)), abs_tol=1e-9):
         return plain_tick(value)
     return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -46,7 +54,7 @@ class Axis:
     """
 
     title: str
-    tick: Format = plain_tick
+    tick: Callable[[float], str] = plain_tick
     most: float = math.inf
     zero: bool = True
     log: bool = False
@@ -79,7 +87,7 @@ class Frame:
     def around(
         cls, across: Axis, up: Axis, xs: Iterable[float], ys: Iterable[float], right: float = 12.0, fit: bool = False
     ) -> Frame:
-        """Room for all values, for tick labels on the left and `right` units on the right.
+        """A frame with room for all values, for tick labels on the left and `right` units on the right.
 
         fit: the horizontal axis ends at the last value instead of the next round one.
         """
@@ -100,22 +108,18 @@ class Frame:
 
     def grid(self) -> Svg:
         """Horizontal rules with their values, values below, titles of both axes."""
+        left, right, middle = self.x.start, self.x.end, (self.x.start + self.x.end) / 2
         parts = []
         for value in self.y.ticks:
             height = self.y(value)
-            parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=height, y2=height, class_="rule"))
-            parts.append(
-                element("text", self.up.tick(value), x=self.x.start - 6, y=height + 4, text_anchor="end", class_="tick")
-            )
+            parts.append(line(left, right, height, height, "rule"))
+            parts.append(words(self.up.tick(value), left - 6, height + 4, "end", "tick"))
         for value in self.x.ticks:
             at = self.x(value)
-            parts.append(element("line", x1=at, x2=at, y1=FLOOR, y2=FLOOR + 4, class_="axis"))
-            parts.append(
-                element("text", self.across.tick(value), x=at, y=FLOOR + 17, text_anchor="middle", class_="tick")
-            )
-        parts.append(element("line", x1=self.x.start, x2=self.x.end, y1=FLOOR, y2=FLOOR, class_="axis"))
-        middle = (self.x.start + self.x.end) / 2
-        parts.append(element("text", self.across.title, x=middle, y=HEIGHT - 6, text_anchor="middle", class_="name"))
+            parts.append(line(at, at, FLOOR, FLOOR + 4, "axis"))
+            parts.append(words(self.across.tick(value), at, FLOOR + 17, "middle", "tick"))
+        parts.append(line(left, right, FLOOR, FLOOR, "axis"))
+        parts.append(words(self.across.title, middle, HEIGHT - 6, "middle", "name"))
         parts.append(element("text", self.up.title, x=2, y=10, class_="name"))
         return group(parts)
 
@@ -123,41 +127,20 @@ class Frame:
         """Vertical lines with their words, on the side where there is room."""
         parts = []
         for mark in marks:
-            if not self.x.contains(mark.at):
-                continue
-            at = self.x(mark.at)
-            left = at + 4 + CHARACTER * len(mark.label) > WIDTH
-            parts.append(
-                group(
-                    [
-                        tooltip(mark.label),
-                        element("line", x1=at, x2=at, y1=TOP - 12, y2=FLOOR, class_="mark"),
-                        element(
-                            "text",
-                            mark.label,
-                            x=at - 4 if left else at + 4,
-                            y=TOP - 7,
-                            text_anchor="end" if left else "start",
-                            class_="name halo",
-                        ),
-                    ]
-                )
-            )
+            if self.x.low <= mark.at <= self.x.high:
+                at = self.x(mark.at)
+                left = at + 4 + CHARACTER * len(mark.label) > WIDTH
+                place, anchor = (at - 4, "end") if left else (at + 4, "start")
+                label = words(mark.label, place, TOP - 7, anchor, "name halo")
+                parts.append(group([tooltip(mark.label), line(at, at, TOP - 12, FLOOR, "mark"), label]))
         return group(parts)
 
     def chart(self, title: str, *content: Svg) -> Svg:
-        return element(
-            "svg",
-            tooltip(title),
-            self.grid(),
-            *content,
-            viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
-            role="img",
-            class_="chart",
-        )
+        box = f"0 0 {WIDTH:g} {HEIGHT:g}"
+        return element("svg", tooltip(title), self.grid(), *content, viewBox=box, role="img", class_="chart")
 
     def place(self, points: Points) -> str:
-        """As SVG writes the corners of a line."""
+        """The corners of a line, as SVG writes them."""
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
 
 
@@ -202,6 +185,11 @@ class Series:
     """(x, low, high): intervals of confidence."""
 
 
+def measured(points: Points, tone: str, full: str, intervals: Sequence[tuple[float, float, float]] = ()) -> Series:
+    """Dots without a line and without a label."""
+    return Series("", points, tone, line=False, dots=True, full=full, intervals=intervals)
+
+
 @dataclass(frozen=True)
 class Band:
     """The area between two lines or step functions."""
@@ -238,29 +226,24 @@ def _band(frame: Frame, band: Band) -> Svg:
     return element("polygon", tooltip(band.label), points=frame.place(around), class_="f-unknown")
 
 
-def _interval(frame: Frame, one: Series, x: float, low: float, high: float) -> Svg:
-    at, bottom, top = frame.x(x), frame.y(low), frame.y(high)
-    lines = [(at, at, bottom, top), (at - 3, at + 3, bottom, bottom), (at - 3, at + 3, top, top)]
-    parts = [element("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=f"interval s-{one.tone}") for x1, x2, y1, y2 in lines]
-    return group([tooltip(f"{one.full or one.label}: {frame.up.tick(low)} to {frame.up.tick(high)}"), *parts])
-
-
 def _curve(frame: Frame, one: Series) -> Svg:
-    parts = [_interval(frame, one, *interval) for interval in one.intervals]
-    unbroken = _unbroken(one.points)
-    if one.line:
-        for part in unbroken:
-            line = frame.place(stairs(part, one.steps))
-            parts.append(element("polyline", points=line, class_=f"line s-{one.tone}", stroke_dasharray=one.dash))
+    name, parts, unbroken = one.full or one.label, [], _unbroken(one.points)
+    for x, low, high in one.intervals:
+        at, bottom, top = frame.x(x), frame.y(low), frame.y(high)
+        ends = [(at, at, bottom, top), (at - 3, at + 3, bottom, bottom), (at - 3, at + 3, top, top)]
+        lines = [line(*place, f"interval s-{one.tone}") for place in ends]
+        parts.append(group([tooltip(f"{name}: {frame.up.tick(low)} to {frame.up.tick(high)}"), *lines]))
+    for part in unbroken if one.line else ():
+        corners = frame.place(stairs(part, one.steps))
+        parts.append(element("polyline", points=corners, class_=f"line s-{one.tone}", stroke_dasharray=one.dash))
     points = [point for point in one.points if math.isfinite(point[1])]
     dots = set(points) if one.dots else {part[0] for part in unbroken if len(part) == 1}  # no line shows the latter
     every = -(-len(points) // HOVER_POINTS) or 1
     thinned = set(points[::-1][::every] if one.hover else [])  # from the end, so that the last point is kept
     for x, y in (point for point in points if point in dots or point in thinned):
-        words = f"{one.full or one.label}: {frame.up.title} {frame.up.tick(y)} at {frame.across.title} {frame.across.tick(x)}"
+        told = f"{name}: {frame.up.title} {frame.up.tick(y)} at {frame.across.title} {frame.across.tick(x)}"
         radius, seen = (3, f"dot f-{one.tone}") if (x, y) in dots else (5, "hover")
-        dot = element("circle", tooltip(words), cx=frame.x(x), cy=frame.y(y), r=radius, class_=seen)
-        parts.append(dot)
+        parts.append(element("circle", tooltip(told), cx=frame.x(x), cy=frame.y(y), r=radius, class_=seen))
     return group(parts)
 
 
@@ -281,13 +264,13 @@ def _labels(frame: Frame, series: Sequence[Series]) -> Svg:
     early = [one for one in named if frame.x(one.points[-1][0]) < frame.x.end - CHARACTER * len(one.label) - 12]
     edge = sorted((one for one in named if one not in early), key=lambda one: frame.y(one.points[-1][1]))
     heights = spread([frame.y(one.points[-1][1]) for one in edge], LABEL_GAP, TOP, FLOOR)
-    parts = [_label(one, frame.x(one.points[-1][0]) + 6, frame.y(one.points[-1][1])) for one in early]
-    return group([*parts, *(_label(one, frame.x.end + 8, height) for one, height in zip(edge, heights, strict=True))])
-
-
-def _label(one: Series, x: float, y: float) -> Svg:
-    words = shorten(one.label, LABEL_CHARACTERS)
-    return element("text", tooltip(one.full or one.label), words, x=x, y=y + 4, class_=f"label halo t-{one.tone}")
+    places = [(one, frame.x(one.points[-1][0]) + 6, frame.y(one.points[-1][1])) for one in early]
+    places += [(one, frame.x.end + 8, height) for one, height in zip(edge, heights, strict=True)]
+    parts = []
+    for one, x, y in places:
+        shown, kind = shorten(one.label, LABEL_CHARACTERS), f"label halo t-{one.tone}"
+        parts.append(element("text", tooltip(one.full or one.label), shown, x=x, y=y + 4, class_=kind))
+    return group(parts)
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -346,7 +329,8 @@ def make_bins(
 
 
 def histogram(title: str, across: Axis, bins: Bins, tones: Sequence[str], marks: Sequence[Mark]) -> Svg:
-    """tones[i] is what became of example i; a bar has one part for each of them, in the order in which they first appear."""
+    """Bars of counts, each divided by what became of its examples: tones[i] is that of example i. Parts stand in the order in which
+    their tones first appear."""
     frame = Frame.around(across, Axis("examples", whole=True), bins.edges, [float(max(bins.counts))], fit=True)
     order = list(dict.fromkeys(tones))
     stacks = [[0] * len(order) for _ in bins.counts]
@@ -358,9 +342,78 @@ def histogram(title: str, across: Axis, bins: Bins, tones: Sequence[str], marks:
         for tone, number in zip(order, stack, strict=True):
             if number:
                 top, floor = frame.y(below + number), frame.y(below)
-                words = f"{across.tick(low)} to {across.tick(high)}: {count(number)} examples, {tone}"
+                told = f"{across.tick(low)} to {across.tick(high)}: {count(number)} examples, {tone}"
                 width = max(frame.x(high) - left - 1, 0.5)
                 bar = element("rect", x=left + 0.5, y=top, width=width, height=floor - top, class_=f"f-{tone}")
-                bars.append(group([tooltip(words), bar]))
+                bars.append(group([tooltip(told), bar]))
             below += number
     return frame.chart(title, group(bars), frame.marks(marks))
+
+
+# Scatter plots: points on two axes of rates, each with its name beside it; a diagonal that no point can be above.
+
+RADIUS, LINE = 4.0, 13.0
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point with a short name; `words` is its tooltip."""
+
+    label: str
+    x: float
+    y: float
+    tone: str
+    words: str
+    low: float | None = None
+    high: float | None = None
+    """Ends of an interval of confidence around y, if there is one."""
+
+
+def scatter_chart(title: str, across: Axis, up: Axis, spots: Sequence[Spot], diagonal: str) -> Svg:
+    """Points on two axes that begin and end at round values. diagonal: what the line x = y says."""
+    heights = [y for spot in spots for y in (spot.y, spot.low, spot.high) if y is not None]
+    frame = Frame.around(across, up, (spot.x for spot in spots), heights, right=36)
+    low, high = max(frame.x.low, frame.y.low), min(frame.x.high, frame.y.high)
+    limit = line(frame.x(low), frame.x(high), frame.y(low), frame.y(high), "mark")
+    shown = [tooltip(diagonal), limit] if low < high else []
+    return frame.chart(title, group(shown), *_spots(frame, spots))
+
+
+def _spots(frame: Frame, spots: Sequence[Spot]) -> Iterator[Svg]:
+    """Draws intervals, then names over them, then points over both."""
+    places = [(frame.x(spot.x), frame.y(spot.y)) for spot in spots]
+    taken: list[Box] = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
+    names = []
+    for spot, (x, y) in zip(spots, places, strict=True):
+        box = _free_place(frame, x, y, CHARACTER * len(spot.label) + 2, taken)
+        taken.append(box)
+        middle_x, middle_y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+        if math.hypot(middle_x - x, middle_y - y) > 16:  # too far away to be seen as its name
+            names.append(line(x, middle_x, y, middle_y, "axis"))
+        label = words(spot.label, middle_x, box[3] - 3, "middle", f"halo t-{spot.tone}")
+        names.append(group([tooltip(spot.words), label]))
+        if spot.low is not None and spot.high is not None:
+            yield line(x, x, frame.y(spot.low), frame.y(spot.high), f"interval s-{spot.tone}")
+    yield from names
+    for spot, (x, y) in zip(spots, places, strict=True):
+        yield element("circle", tooltip(spot.words), cx=x, cy=y, r=RADIUS, class_=f"dot f-{spot.tone}")
+
+
+def _free_place(frame: Frame, x: float, y: float, width: float, taken: Sequence[Box]) -> Box:
+    """The nearest place for a name around (x, y) that covers nothing; the first one where there is none."""
+    found: list[Box] = []
+    for distance in (11.0, 18.0, 26.0, 34.0, 44.0, 56.0, 70.0):
+        for turn in range(12):
+            angle = math.pi * (turn / 6 - 0.25)
+            middle_x, middle_y = x + distance * math.cos(angle), y + distance * math.sin(angle)
+            box = (middle_x - width / 2, middle_y - LINE / 2, middle_x + width / 2, middle_y + LINE / 2)
+            inside = box[0] > frame.x.start and box[2] < WIDTH and box[1] > 14 and box[3] < FLOOR
+            found.append(box)
+            if inside and not any(
+                box[0] < right and left < box[2] and box[1] < bottom and top < box[3]
+                for left, top, right, bottom in taken
+            ):
+                return box
+    return found[0]
