@@ -15,8 +15,13 @@ from autodual.dual import DualNetwork
 
 COPIES = 4
 """Tensors of coefficients that are alive at the same time, at most: before, after, a product, and a work buffer."""
-CACHE_BYTES = 24 << 20
-"""On a CPU, chunks that stay in the cache are faster than large ones."""
+CACHE_BYTES = 8 << 20
+"""On a CPU, chunks that stay in the cache are faster than large ones; and what larger ones free goes back to the operating system, which
+then has to find and clear the same pages for every chunk."""
+FEW_PATCHES = 512
+"""A convolution of fewer patches than this takes longer to begin than the cache saves:"""
+BEYOND_CACHE = 3
+"""so that their chunks may be so many times as large."""
 DEFAULT_SHARE = 0.25
 """Part of the free memory that is taken when nothing is said."""
 
@@ -48,7 +53,9 @@ class Budget:
     def patches(self, network: DualNetwork, rows: int, like: Tensor) -> int:
         """How many virtual examples of a cropped network may be treated together."""
         widest = max(math.prod(node.shape) for node in network.nodes)
-        return max(1, self.preferred // (widest * rows * like.element_size() * COPIES))
+        example = widest * rows * like.element_size() * COPIES
+        some = min(-(-FEW_PATCHES // rows) * example, BEYOND_CACHE * self.preferred, self.max_bytes)
+        return max(1, max(self.preferred, some) // example)
 
     def examples(self, network: DualNetwork, like: Tensor) -> int:
         """How many examples may be treated together, so that one row of all of them, and their bounds, fit."""
