@@ -16,8 +16,8 @@ from autodual.dual import DualNetwork
 COPIES = 4
 """Tensors of coefficients that are alive at the same time, at most: before, after, a product, and a work buffer."""
 CACHE_BYTES = 8 << 20
-"""On a CPU, chunks that stay in the cache are faster than large ones; and what larger ones free goes back to the operating system, which
-then has to find and clear the same pages for every chunk."""
+"""On a CPU, chunks that stay in the cache are faster than large ones. What larger ones free goes back to the operating system, which
+has to find and clear pages for the next one."""
 FEW_PATCHES = 512
 """A convolution of fewer patches than this takes longer to begin than the cache saves:"""
 BEYOND_CACHE = 3
