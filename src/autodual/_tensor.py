@@ -51,6 +51,11 @@ def _convolves_channels_inside(a: Tensor) -> bool:
     return a.device.type == "cpu"
 
 
+def channels_lie_inside(a: Tensor) -> bool:
+    """Whether the channels of a position of a [N, C, *space] lie next to each other in memory."""
+    return a.dim() > 2 and a.stride(1) == 1 and a.shape[1] > 1
+
+
 def has_channels_inside(a: Tensor) -> bool:
     """Whether the channels of a position of a [R, N, C, H, W] lie next to each other in memory."""
     return a.dim() == 5 and a.stride(2) == 1 and a.shape[2] > 1

@@ -26,8 +26,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("rows", [7, MANY_ROWS])
+@pytest.mark.parametrize("inside", [False, True], ids=["channels outside", "channels inside"])
 @torch.no_grad()
-def test_the_transpose_is_that_of_autodiff(case: tuple, rows: int) -> None:
+def test_the_transpose_is_that_of_autodiff(case: tuple, rows: int, inside: bool) -> None:
     dims, space, kernel, stride, dilation, padding, left_over, taken_apart = case
     assert math.prod(space) <= FEW_POSITIONS
     torch.manual_seed(0)
@@ -35,6 +36,8 @@ def test_the_transpose_is_that_of_autodiff(case: tuple, rows: int) -> None:
     layer = DualConv(weight, None, *((n,) * dims for n in (stride, padding, dilation)), 1)
     read = [(n - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + left_over for n in space]
     coefficients = torch.randn(rows, 5, *space, dtype=torch.float64)
+    if inside:
+        coefficients = coefficients.movedim(1, -1).contiguous().movedim(-1, 1)
     (found,), (expected,) = (
         layer.transpose(coefficients, ((2, *read),)),
         AffineDual.transpose(layer, coefficients, ((2, *read),)),

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual._tensor import Shape, channels_inside
+from autodual._tensor import Shape, channels_inside, channels_lie_inside
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.building import parameter, register, rewrite
 from autodual.graph import Call
@@ -60,8 +60,8 @@ class DualConv(_Convolution):
     padding: Shape
     dilation: Shape
     groups: int
-    matrices: dict[Shape, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """The layer as a matrix, per shape of a patch, once it has been needed."""
+    matrices: dict[tuple[int, ...], Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """The layer as a matrix, per shape of a patch and order in memory, once it has been needed."""
 
     @property
     def reach(self) -> Shape:
@@ -128,30 +128,39 @@ class DualConv(_Convolution):
         apart = lines > 1 and self.padding[0] == 0 and shape[1] >= 2 * depth and len(coefficients) >= MANY_ROWS
         if not apart or torch.is_grad_enabled() or coefficients.device.type != "cpu":
             return self._times_matrix(coefficients, shape)
-        whole = coefficients.new_zeros(len(coefficients), *shape)
+        whole = coefficients.new_zeros(len(coefficients), *shape[1:], shape[0])
+        matrix = self._matrix(coefficients[:, :, :1], (shape[0], depth, *shape[2:]), inside=True)
         for line in range(lines):
             start = line * self.stride[0]
-            part = self._times_matrix(coefficients[:, :, line : line + 1], (shape[0], depth, *shape[2:]))
-            whole[:, :, start : start + depth] += part
-        return whole
+            part = _flat(coefficients[:, :, line : line + 1], inside=True)
+            whole[:, start : start + depth].flatten(1).addmm_(part, matrix)
+        return whole.movedim(-1, 1)
 
     def _times_matrix(self, coefficients: Tensor, shape: Shape) -> Tensor:
-        key = (*coefficients.shape[1:], *shape)
+        """The product, in the order in which the coefficients lie in memory: nothing is copied."""
+        inside = channels_lie_inside(coefficients)
+        return _shaped(_flat(coefficients, inside) @ self._matrix(coefficients, shape, inside), shape, inside)
+
+    def _matrix(self, like: Tensor, shape: Shape, inside: bool) -> Tensor:
+        """The matrix for patches like these, flattened as `_flat` does; so is its product, which has this shape."""
+        patch = tuple(like.shape[1:])
+        key = (*patch, *shape, inside)
         matrix = self.matrices.get(key)
         if matrix is None:
-            size = coefficients.shape[1:].numel()
-            basis = torch.eye(size, dtype=coefficients.dtype, device=coefficients.device)
-            matrix = self._spread(basis.reshape(size, *coefficients.shape[1:]), shape).flatten(1)
+            basis = torch.eye(math.prod(patch), dtype=like.dtype, device=like.device)
+            matrix = _flat(self._spread(_shaped(basis, patch, inside), shape), inside)
             if not torch.is_grad_enabled():  # a checkpoint must find the same operations when it runs again
                 self.matrices[key] = matrix
-        return (coefficients.flatten(1) @ matrix).unflatten(1, shape)
+        return matrix
 
     def _scatter(self, coefficients: Tensor, size: Shape) -> Tensor:
         """`transpose` for few channels: one matrix product for all taps, each then added at its place."""
         inputs, *kernel = self.weight.shape[1:]
         count, _, *space = coefficients.shape
         matrix = self.weight.movedim(0, -1).movedim(0, -2).reshape(-1, self.weight.shape[0])
-        taps = torch.bmm(matrix.expand(count, *matrix.shape), coefficients.flatten(2))
+        side_by_side = channels_lie_inside(coefficients)
+        values = coefficients.movedim(1, -1).flatten(1, -2).mT if side_by_side else coefficients.flatten(2)
+        taps = torch.bmm(matrix.expand(count, *matrix.shape), values)
         taps = taps.unflatten(1, (math.prod(kernel), inputs)).unflatten(-1, tuple(space))
         reached = [(m - 1) * s + r + 1 for m, s, r in zip(space, self.stride, self.reach, strict=True)]
         padded = [max(a, n + p) for a, n, p in zip(reached, size, self.padding, strict=True)]
@@ -159,7 +168,7 @@ class DualConv(_Convolution):
         for tap, position in enumerate(itertools.product(*(range(k) for k in kernel))):
             starts = [t * d for t, d in zip(position, self.dilation, strict=True)]
             place = [slice(a, a + (m - 1) * s + 1, s) for a, m, s in zip(starts, space, self.stride, strict=True)]
-            whole[(slice(None), slice(None), *place)] += taps[:, tap]
+            whole[(slice(None), slice(None), *place)].add_(taps[:, tap])
         inside = [slice(p, p + n) for p, n in zip(self.padding, size, strict=True)]
         return whole[(slice(None), slice(None), *inside)]
 
@@ -184,6 +193,16 @@ class DualConv(_Convolution):
 
     def cropped(self, shape: Shape) -> DualConv:
         return replace(self, padding=(0,) * self.dims)
+
+
+def _flat(patches: Tensor, inside: bool) -> Tensor:
+    """[M, C, *space] as [M, F]; inside: with the channels of a position next to each other."""
+    return (patches.movedim(1, -1) if inside else patches).flatten(1)
+
+
+def _shaped(values: Tensor, shape: Shape, inside: bool) -> Tensor:
+    """[M, F] as [M, *shape]: undoes `_flat`."""
+    return values.unflatten(1, (*shape[1:], shape[0])).movedim(-1, 1) if inside else values.unflatten(1, shape)
 
 
 @dataclass(frozen=True)

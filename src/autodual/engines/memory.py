@@ -17,6 +17,11 @@ COPIES = 4
 """Tensors of coefficients that are alive at the same time, at most: before, after, a product, and a work buffer."""
 CACHE_BYTES = 24 << 20
 """On a CPU, chunks that stay in the cache are faster than large ones."""
+PATCH_BYTES = 8 << 20
+"""Chunks of patches are better still smaller: they are many, and what larger ones free goes back to the operating system, which
+has to find and clear pages for the next one."""
+FEW_PATCHES = 512
+"""But a convolution of fewer patches than this takes longer to begin than that saves."""
 DEFAULT_SHARE = 0.25
 """Part of the free memory that is taken when nothing is said."""
 
@@ -27,12 +32,15 @@ class Budget:
 
     max_bytes: int
     preferred: int
+    cached: bool = False
+    """Whether there is a cache that chunks should stay in."""
 
     @classmethod
     def of(cls, max_bytes: int | None, device: torch.device) -> Budget:
         check_max_bytes(max_bytes)
         limit = int(free_bytes(device) * DEFAULT_SHARE) if max_bytes is None else max_bytes
-        return cls(limit, min(limit, CACHE_BYTES) if device.type == "cpu" and not torch.is_grad_enabled() else limit)
+        cached = device.type == "cpu" and not torch.is_grad_enabled()
+        return cls(limit, min(limit, CACHE_BYTES) if cached else limit, cached)
 
     @classmethod
     def unlimited(cls) -> Budget:
@@ -48,7 +56,9 @@ class Budget:
     def patches(self, network: DualNetwork, rows: int, like: Tensor) -> int:
         """How many virtual examples of a cropped network may be treated together."""
         widest = max(math.prod(node.shape) for node in network.nodes)
-        return max(1, self.preferred // (widest * rows * like.element_size() * COPIES))
+        example = widest * rows * like.element_size() * COPIES
+        small = max(PATCH_BYTES, -(-FEW_PATCHES // rows) * example) if self.cached else self.preferred
+        return max(1, min(self.preferred, small) // example)
 
     def examples(self, network: DualNetwork, like: Tensor) -> int:
         """How many examples may be treated together, so that one row of all of them, and their bounds, fit."""

@@ -175,7 +175,7 @@ class RadiusPass:
             return rows.inner(0, coefficients, region.centre) - region.minimise(coefficients)
         if norm.separable and self._worthwhile(rows, coefficients, region.radius):
             return weighted_l1(coefficients, region.radius)
-        return rows.support(0, coefficients, norm, region.radius)
+        return rows.support(0, laid_out_like(coefficients, region.radius), norm, region.radius)
 
     def plan(self, index: int) -> Plan | Patches:
         """The cheapest way to treat all units of a node, by counting values."""

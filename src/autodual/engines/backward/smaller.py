@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodual._tensor import Shape, added, flat
+from autodual._tensor import Shape, added, channels_lie_inside, flat
 from autodual.dual import AffineDual, Band, DualLayer, DualNetwork, DualNode, ElementwiseDual, Window
 from autodual.dual.shape import DualPad, DualReshape
 from autodual.sets import InputSet, NormSet, norm_of
@@ -56,7 +56,7 @@ class Patches:
         return NormSet(centre, radius, norm)
 
     def cut(self, index: int, values: Tensor) -> Tensor:
-        """[N, C, *space] -> [N * positions, C, *patch], with zeros outside."""
+        """[N, C, *space] -> [N * positions, C, *patch], with zeros outside, and channels inside where they lay so."""
         window, dims = self.windows[index], len(self.space)
         pads: list[int] = []
         for d in reversed(range(dims)):
@@ -65,8 +65,10 @@ class Patches:
         patches = F.pad(values, pads)
         for d in range(dims):
             patches = patches.unfold(2 + d, window.high[d] - window.low[d] + 1, window.stride[d])
-        order = [0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims)]
-        return patches.permute(order).flatten(0, dims)
+        inside = channels_lie_inside(values)
+        order = [*range(2 + dims, 2 + 2 * dims), 1] if inside else [1, *range(2 + dims, 2 + 2 * dims)]
+        cut = patches.permute(0, *range(2, 2 + dims), *order).flatten(0, dims)
+        return cut.movedim(-1, 1) if inside else cut
 
     def assemble(self, radius: Tensor) -> Tensor:
         """[C, N * positions] -> [N, C, *space]."""
