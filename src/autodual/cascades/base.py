@@ -26,6 +26,7 @@ from autodual.engines.results import BoundEngine
 from autodual.sets import LinfBall, Perturbation
 
 ORDERS = {"linf": math.inf, "l2": 2.0, "l1": 1.0}
+"""The norms of NORMS by the number that PyTorch knows them by."""
 ROUNDING = 4.0
 """So many units in the last place of x and eps may separate a point of the ball from the ball."""
 
@@ -296,9 +297,8 @@ def search(
         for step in range(effort.steps + 1):
             points = points.detach().requires_grad_()
             with torch.enable_grad():
-                worst = goal.violations(points, some).amax(
-                    1
-                )  # one condition pushes at a time: two would block each other
+                # One condition pushes at a time: two would block each other.
+                worst = goal.violations(points, some).amax(1)
                 (gradient,) = torch.autograd.grad(worst.sum(), points)
             points, worst = points.detach(), worst.detach()
             better = worst < least

@@ -226,7 +226,9 @@ class Calls:
             self._write(step, tensor)
         changed, passed = {id(t) for t in written}, {id(t) for t in step.given}
         found, first, like = tensors(made), step.args[0] if step.args else None, step.given[0]
-        if step.key in _COPIES and len(found) == 1 and isinstance(first, Value) and _alike(found[0], like):
+        copied = step.key in _COPIES and len(found) == 1
+        alike = copied and (found[0].dtype, found[0].shape, found[0].device) == (like.dtype, like.shape, like.device)
+        if alike and isinstance(first, Value):
             if found[0] is not like:
                 self._keep(found[0], first if first.tensor is None else replace(first, tensor=found[0]))
         else:
@@ -360,23 +362,18 @@ def _place(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
-
-
 # A run on tensors.
 
 
-class NormalTensors:
-    """Leaves inference mode and switches gradients off; one guard brings the state before back."""
+class NormalTensors(torch.inference_mode):
+    """Leaves inference mode and switches gradients off; the guard of the mode brings both back."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
 
     def __enter__(self) -> None:
-        self._guard = torch.inference_mode(False)
-        self._guard.__enter__()
+        super().__enter__()
         torch._C._set_grad_enabled(False)
-
-    def __exit__(self, *error: Any) -> None:
-        self._guard.__exit__(*error)
 
 
 def outside_inference_mode() -> AbstractContextManager[None]:

@@ -133,19 +133,14 @@ class _OnceOnly(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
-        raise _no_second_derivative()
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        raise ArgumentError(
+            "estimator: second derivatives were asked for, but the gradient of QuietGradient(), or of MaximumLikelihood() with fewer "
+            f"than {SOLVED} steps, is not the gradient of its value; use Projected(k, estimator=MaximumLikelihood()) or Median() for "
+            "them"
+        )
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        raise _no_second_derivative()
-
-
-def _no_second_derivative() -> ArgumentError:
-    return ArgumentError(
-        "estimator: second derivatives were asked for, but the gradient of QuietGradient(), or of MaximumLikelihood() with fewer than "
-        f"{SOLVED} steps, is not the gradient of its value; use Projected(k, estimator=MaximumLikelihood()) or Median() for them"
-    )
+    jvp = backward
 
 
 def _in_place() -> bool:
