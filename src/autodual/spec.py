@@ -75,6 +75,24 @@ class AtLeast:
         ranked = parts.sort(1, descending=True).values[:, self.needed - 1]
         return torch.where(parts.isnan().any(1), torch.nan, ranked)
 
+    def failing(self, rows: Tensor, rank: int) -> Tensor:
+        """[N, R] numbers -> [N, R] bool: one way to break the rule, a set of rows none of which may hold.
+
+        The way of rank 0 is that of the smallest numbers, the next ones leave out the smallest, and so on; infinite rows cannot fail.
+        """
+        parts = self._columns(rows, AtLeast.value)
+        count = len(self.parts) - self.needed + 1  # so many parts must fail
+        ways = (parts.isfinite().sum(1, keepdim=True) - count + 1).clamp(min=1)
+        place = parts.argsort(1).argsort(1) - rank % ways
+        chosen, found = (place >= 0) & (place < count), torch.zeros_like(rows, dtype=torch.bool)
+        for number, part in enumerate(self.parts):
+            which = chosen[:, number]
+            if isinstance(part, int):
+                found[:, part] |= which
+            else:
+                found |= which.unsqueeze(1) & part.failing(rows, 0)
+        return found
+
     def _columns(self, rows: Tensor, found: Callable[[AtLeast, Tensor], Tensor]) -> Tensor:
         """What is known about each part, [N, parts]."""
         if self.parts == tuple(range(rows.shape[1])):
@@ -157,9 +175,13 @@ class Question:
             return e.gather(1, self.labels.unsqueeze(1)) + e
         return _products(self.linear.abs(), e) * (1 + 2 * (self.classes + 2) * torch.finfo(e.dtype).eps)
 
+    def values(self, output: Tensor) -> Tensor:
+        """[N, R]: the rows at outputs [N, *shape]; infinite where there is nothing to say; differentiable."""
+        return self.at_output(output)[0].masked_fill(self.idle_rows(), torch.inf)
+
     def value(self, output: Tensor) -> Tensor:
         """[N]: positive exactly where outputs [N, *shape] fulfil the specification, but for rounding; differentiable."""
-        return self.rule.value(self.at_output(output)[0].masked_fill(self.idle_rows(), torch.inf))
+        return self.rule.value(self.values(output))
 
     def holds(self, output: Tensor) -> Tensor:
         """[N] bool: outputs [N, *shape] fulfil the specification. A label does if it is the first of the largest scores."""

@@ -69,6 +69,14 @@ class InputSet(ABC):
         """Move from x towards the farthest point in `direction`, staying in the set."""
         return x + min(size, 1.0) * (self.vertex(direction) - x)
 
+    def project(self, x: Tensor) -> Tensor | None:
+        """The nearest point of the set, rounded so that it lies inside; None if the set does not know."""
+        return None
+
+    def take(self, examples: Tensor) -> InputSet | None:
+        """The sets of the examples with these numbers, of which some may come twice; None if only slices can be had."""
+        return None
+
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A random point of each example's set; here, a random mixture of the centre and a random extreme point."""
         noise = torch.randn(self.centre.shape, dtype=self.centre.dtype, device=self.centre.device, generator=generator)

@@ -77,6 +77,16 @@ class Box(InputSet):
             box = Box.around(self.centre[examples], _some(self.radius, examples))
         return box if self._twin is None else box.known_as(lambda: self.double()[examples])
 
+    def take(self, examples: Tensor) -> Box | None:
+        return self._taken(examples) if type(self) is Box else None
+
+    def _taken(self, examples: Tensor) -> Box:
+        box = Box.around(self.centre[examples], self.radius if len(self.radius) == 1 else self.radius[examples])
+        if self._ends is not None:
+            box._ends = Interval(self._ends.lower[examples], self._ends.upper[examples])
+        twin = self._twin
+        return box if twin is None else box.known_as(lambda: twin()._taken(examples))
+
     def double(self) -> Box:
         if self._twin is not None:
             return self._twin()
@@ -126,6 +136,12 @@ class NormSet(InputSet):
 
     def __getitem__(self, examples: slice) -> NormSet:
         return NormSet(self.centre[examples], _some(self.radius, examples), self.norm)
+
+    def take(self, examples: Tensor) -> NormSet | None:
+        if type(self) is not NormSet:
+            return None
+        radius = self.radius if len(self.radius) == 1 else self.radius[examples]
+        return NormSet(self.centre[examples], radius, self.norm)
 
     def double(self) -> NormSet:
         return NormSet(self.centre.double(), self.radius.double(), self.norm)

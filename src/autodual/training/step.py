@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual.certificates import RobustCrossEntropy, attack
+from autodual.certificates import RobustCrossEntropy
+from autodual.certificates.attacks import worst_inputs
 from autodual.engines import BoundEngine, Draws, Projected
 from autodual.sets import Perturbation
 
@@ -67,7 +68,7 @@ class StandardObjective(Objective):
     def _attacked(self, x: Tensor, labels: Tensor, ball: Perturbation) -> Tensor:
         training = self.model.training
         self.model.eval()
-        found = attack(self.model, x, labels, ball, steps=ATTACK_STEPS).examples
+        found = worst_inputs(self.model, x, labels, ball, ATTACK_STEPS)
         self.model.train(training)
         return found
 
