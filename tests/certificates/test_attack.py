@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.certificates.attacks import _margin_with_slope, margin_of
 from small import DOUBLE, Net, batch, mlp, tilted
 
 X = batch(12, 6)
@@ -53,7 +52,9 @@ def test_a_linear_model_is_attacked_exactly(ball: ad.Perturbation) -> None:
     rows, shift = sign * (weight[0] - weight[1]), (sign * (bias[0] - bias[1])).squeeze(1)
     worst = ball.around(X).minimise(rows.unsqueeze(0)).squeeze(0) + shift
     found = ad.attack(model, X, labels, ball, steps=100)
-    torch.testing.assert_close(found.margins, worst, atol=2e-3, rtol=0)
+    whole = worst > 0
+    torch.testing.assert_close(found.margins[whole], worst[whole], atol=2e-3, rtol=0)
+    assert (found.margins >= worst - 1e-12).all()
     assert torch.equal(found.success[worst.abs() > 2e-3], (worst < 0)[worst.abs() > 2e-3])
     assert ad.certify(model, X, labels, ball).certified.equal(worst > 1e-12), "and the certificate is exact, too"
 
@@ -84,7 +85,7 @@ def test_nothing_moves_without_room() -> None:
 
 def test_zero_steps_evaluate_the_starts_only() -> None:
     model, labels = mlp(6, 8, 3), torch.arange(12) % 3
-    assert torch.equal(ad.attack(model, X, labels, ad.LinfBall(0.2), steps=0).examples, X)
+    assert torch.equal(ad.attack(model, X, labels, ad.LinfBall(0.2), steps=0, restarts=1).examples, X)
 
 
 @every_ball
@@ -94,8 +95,9 @@ def test_more_work_never_finds_less(ball: ad.Perturbation) -> None:
         ad.attack(model, X, labels, ball, steps=10, restarts=r, generator=torch.Generator().manual_seed(0)).margins
         for r in (1, 2, 6)
     ]
-    assert (margins[0] >= margins[1]).all()
-    assert (margins[1] >= margins[2]).all()
+    least = [found.clamp(min=0) for found in margins]  # what is broken leaves the search, however far it is
+    assert (least[0] >= least[1]).all()
+    assert (least[1] >= least[2]).all()
 
 
 def test_restarts_escape_where_there_is_no_gradient() -> None:
@@ -103,7 +105,7 @@ def test_restarts_escape_where_there_is_no_gradient() -> None:
     model = Net(lambda m, x: torch.stack([torch.ones(len(x), dtype=x.dtype), 10 * torch.relu(x[:, 0] - 0.1)], dim=1))
     x, labels = torch.zeros(4, 2, dtype=DOUBLE), torch.zeros(4, dtype=torch.long)
     ball = ad.LinfBall(1.0)
-    assert not ad.attack(model, x, labels, ball).success.any()
+    assert not ad.attack(model, x, labels, ball, restarts=1).success.any()
     generator = torch.Generator().manual_seed(0)
     assert ad.attack(model, x, labels, ball, restarts=20, generator=generator).success.all()
 
@@ -151,14 +153,3 @@ def test_models_that_cannot_be_bounded_can_be_attacked() -> None:
         found = ad.attack(model, X, labels, ad.LinfBall(2.0))
     assert found.success_as_run.any()
     assert not found.success.any()
-
-
-def test_the_slope_of_the_margin_is_that_of_autodiff() -> None:
-    """Also where several scores are the largest."""
-    scores = torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 1.0], [0.0, 5.0, 5.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
-    labels = torch.tensor([2, 0, 0, 1])
-    given = scores.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(margin_of(given, labels).sum(), given)
-    margins, slope = _margin_with_slope(scores, labels)
-    assert torch.equal(margins, margin_of(scores, labels))
-    assert torch.equal(slope, expected)

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -18,7 +19,7 @@ from autodual._tensor import full_precision
 from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCertificate, Json, Saved, read_record, save
 from autodual.cascades.stage import Stage, check_models, open_stages
 from autodual.certificates.arguments import check_ball, check_label_range, check_perturbation, check_problem
-from autodual.certificates.attacks import FIRST_STEP, LAST_STEP
+from autodual.certificates.descent import Seen, descend
 from autodual.certificates.proof import describe
 from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import check_engine, check_input
@@ -291,22 +292,27 @@ def search(
     """
     clean = x[some]
     region = ball.within(clean)
+
+    def objective(points: Tensor, numbers: Tensor) -> Seen:
+        worst = goal.violations(points, some[numbers]).amax(
+            1
+        )  # one condition pushes at a time: two would block each other
+        return Seen(worst, worst)
+
     best, least = clean, clean.new_full((len(clean),), torch.inf)
-    for restart in range(effort.restarts):
-        points = clean if restart == 0 else into_range(ball, region.sample(effort.generator))
-        for step in range(effort.steps + 1):
-            points = points.detach().requires_grad_()
-            with torch.enable_grad():
-                # One condition pushes at a time: two would block each other.
-                worst = goal.violations(points, some).amax(1)
-                (gradient,) = torch.autograd.grad(worst.sum(), points)
-            points, worst = points.detach(), worst.detach()
-            better = worst < least
-            best, least = torch.where(_spread(better, points), points, best), torch.where(better, worst, least)
-            size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / max(1, effort.steps)
-            points = into_range(ball, region.step(points, -gradient.nan_to_num(), size))
-            tell((restart + (step + 1) / (effort.steps + 1)) / effort.restarts)
+    for restart in range(effort.restarts):  # one after the other: gradients of bounds take memory
+        start = clean if restart == 0 else into_range(ball, region.sample(effort.generator))
+        found, merits = descend(
+            objective, region, start, effort.steps, tell=partial(_tell_part, tell, restart, effort.restarts)
+        )
+        better = merits < least
+        best, least = torch.where(_spread(better, found), found, best), torch.where(better, merits, least)
+    best = into_range(ball, best)
     return torch.where(_spread(inside(ball, clean, best), best), best, clean)
+
+
+def _tell_part(tell: Callable[[float], None], restart: int, restarts: int, part: float) -> None:
+    tell((restart + part) / restarts)
 
 
 def _spread(flags: Tensor, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, AutodualError
 from autodual.certificates.arguments import check_classifier
 from autodual.certificates.proof import look, prove_rows
-from autodual.certificates.proof import prove as prove_margins
+from autodual.certificates.proof import prove as prove_question
 from autodual.dual import DualNetwork
 from autodual.engines.ibp import IBP
 from autodual.engines.memory import COPIES, Budget
@@ -21,7 +21,7 @@ from autodual.engines.prepare import Prepared, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, exceeds
 from autodual.engines.rounding import of_sum
 from autodual.sets import Perturbation
-from autodual.spec import Spec, margins
+from autodual.spec import Label, Spec, margins
 
 # Margins of scores, and what rounding leaves of bounds on them.
 
@@ -120,7 +120,8 @@ class Stage:
         """[N, C]: bounds on the margins of a label, as sharp as `ad.certify` finds them; +inf at the label."""
         with at_stage(self.number):
             everyone = torch.ones_like(labels, dtype=torch.bool)
-            proof = prove_margins(self.prepared, x, labels, self.ball, self.engine, everyone)
+            asked = Label(labels).put(x, (self.classes,))
+            proof = prove_question(self.prepared, x, asked, self.ball, self.engine, everyone)
             return self._checked(proof, x).beyond(labels)
 
     def labels_exactly(self, x: Tensor, labels: Tensor, some: Tensor) -> Tensor:

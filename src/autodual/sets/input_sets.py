@@ -39,6 +39,10 @@ class InputSet(ABC):
         """This set, or one around it, in float64, where bounds are computed again that rounding blurs; None if there is none."""
         return None
 
+    def inwards(self) -> InputSet:
+        """This set, or one inside it: what its `step` and `sample` compute lies in this set, whatever is rounded on the way."""
+        return self
+
     def __len__(self) -> int:
         return int(self.centre.shape[0])
 
@@ -65,6 +69,14 @@ class InputSet(ABC):
     def step(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
         """Move from x towards the farthest point in `direction`, staying in the set."""
         return x + min(size, 1.0) * (self.vertex(direction) - x)
+
+    def project(self, x: Tensor) -> Tensor | None:
+        """The nearest point of the set, rounded so that it lies inside; None if the set does not know."""
+        return None
+
+    def take(self, examples: Tensor) -> InputSet | None:
+        """The sets of the examples with these numbers, of which some may come twice; None if only slices can be had."""
+        return None
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A random point of each example's set; here, a random mixture of the centre and a random extreme point."""
@@ -149,12 +161,34 @@ class Box(InputSet):
             box = Box.around(self.centre[examples], _some(self.radius, examples))
         return box if self._twin is None else box.known_as(lambda: self.double()[examples])
 
+    def take(self, examples: Tensor) -> Box | None:
+        return self._taken(examples) if type(self) is Box else None
+
+    def _taken(self, examples: Tensor) -> Box:
+        box = Box.around(self.centre[examples], self.radius if len(self.radius) == 1 else self.radius[examples])
+        if self._ends is not None:
+            box._ends = Interval(self._ends.lower[examples], self._ends.upper[examples])
+        twin = self._twin
+        return box if twin is None else box.known_as(lambda: twin()._taken(examples))
+
     def double(self) -> Box:
         if self._twin is not None:
             return self._twin()
         if self._ends is not None:
             return Box(self._ends.lower.double(), self._ends.upper.double())
         return Box.around(self.centre.double(), self.radius.double())
+
+    def inwards(self) -> Box:
+        if self._ends is None:
+            lower = difference_rounded_up(self.centre, self.radius)
+            upper = -difference_rounded_up(-self.centre, self.radius)
+        else:
+            lower, upper = self._ends.lower, self._ends.upper
+        if self._twin is not None:
+            wide, dtype = self._twin(), self.centre.dtype
+            lower = torch.maximum(lower, rounded_up(wide.lower, dtype))
+            upper = torch.minimum(upper, -rounded_up(-wide.upper, dtype))
+        return Box.between(torch.minimum(lower, self.centre), torch.maximum(upper, self.centre))
 
     def minimise(self, coefficients: Tensor) -> Tensor:
         linear = (coefficients * self.centre).flatten(2).sum(-1)
@@ -186,6 +220,12 @@ class NormSet(InputSet):
 
     def __getitem__(self, examples: slice) -> NormSet:
         return NormSet(self.centre[examples], _some(self.radius, examples), self.norm)
+
+    def take(self, examples: Tensor) -> NormSet | None:
+        if type(self) is not NormSet:
+            return None
+        radius = self.radius if len(self.radius) == 1 else self.radius[examples]
+        return NormSet(self.centre[examples], radius, self.norm)
 
     def double(self) -> NormSet:
         return NormSet(self.centre.double(), self.radius.double(), self.norm)

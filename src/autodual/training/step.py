@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodual.certificates import RobustCrossEntropy, attack
+from autodual.certificates import RobustCrossEntropy
+from autodual.certificates.attacks import worst_inputs
 from autodual.engines import BoundEngine, Draws, Projected
 from autodual.sets import Perturbation
 
@@ -63,7 +64,7 @@ class StandardObjective(Objective):
         if self.ball is not None:
             training = self.model.training
             self.model.eval()
-            found = attack(self.model, x, labels, self.ball, steps=ATTACK_STEPS).examples
+            found = worst_inputs(self.model, x, labels, self.ball, ATTACK_STEPS)
             self.model.train(training)
             worst = self.model(found)
         loss = F.cross_entropy(worst, labels)
