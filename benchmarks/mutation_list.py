@@ -362,8 +362,43 @@ CERTIFICATES = [
     ),
     mutation(
         "wrong answers are certified", "certificates/certificate.py",
-        " & (self.predicted == self.labels)\n", "\n",
+        " & self.right\n", "\n",
         "certificates/test_certificate.py",
+    ),
+    mutation(
+        "one proved row is enough", "spec.py",
+        "            return parts.all(1)\n", "            return parts.any(1)\n",
+        "engines/test_decide.py", "test_spec.py",
+    ),
+    mutation(
+        "one row too few", "spec.py",
+        "return parts.sum(1) >= self.needed", "return parts.sum(1) >= self.needed - 1",
+        "test_spec.py",
+    ),
+    mutation(
+        "label among one more than k", "spec.py",
+        "AtLeast(classes - self.k + 1, ", "AtLeast(classes - self.k, ",
+        "test_spec.py",
+    ),
+    mutation(
+        "limits the wrong way round", "spec.py",
+        "limits = torch.cat([-sign * end", "limits = torch.cat([sign * end",
+        "test_spec.py",
+    ),
+    mutation(
+        "rows that float32 rounds are asked as rounded", "certificates/proof.py",
+        "    if not question.exact_in(x.dtype):\n        return replace(proof, slack=torch.full_like(proof.slack, torch.inf))\n", "",
+        "certificates/test_specifications.py",
+    ),
+    mutation(
+        "offsets rounded up", "certificates/proof.py",
+        "down = torch.nextafter(total, torch.full_like(total, -torch.inf))", "down = total * (1 + 2**-40)",
+        "certificates/test_specifications.py",
+    ),
+    mutation(
+        "offsets forgotten", "certificates/proof.py",
+        "    if question.offsets is None:\n", "    if True:\n",
+        "certificates/test_specifications.py",
     ),
     mutation(
         "certified as run without the run error", "certificates/certificate.py",
@@ -408,7 +443,7 @@ CERTIFICATES = [
     ),
     mutation(
         "counterexample confirmed whatever its error", "certificates/attacks.py",
-        "margin = scores.gather(1, own) - scores + error.gather(1, own) + error", "margin = scores.gather(1, own) - scores",
+        "doubt = asked.at_error(error) + rounding", "doubt = rounding",
         "certificates/test_attack_rounding.py", "certificates/test_attack.py",
     ),
 ]

@@ -69,6 +69,13 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.sets import L2Ball as L2Ball
     from autodual.sets import LinfBall as LinfBall
     from autodual.sets import Perturbation as Perturbation
+    from autodual.spec import AllOf as AllOf
+    from autodual.spec import AnyOf as AnyOf
+    from autodual.spec import Between as Between
+    from autodual.spec import Label as Label
+    from autodual.spec import Positive as Positive
+    from autodual.spec import Specification as Specification
+    from autodual.spec import TopK as TopK
     from autodual.training import TrainedRun as TrainedRun
     from autodual.training import fit as fit
     from autodual.training import load_pretrained as load_pretrained
@@ -96,6 +103,7 @@ else:
         "interval": ("Interval",),
         "runs": ("TrainConfig",),
         "sets": ("Box", "InputSet", "L1Ball", "L2Ball", "LinfBall", "Perturbation"),
+        "spec": ("AllOf", "AnyOf", "Between", "Label", "Positive", "Specification", "TopK"),
         "training": ("TrainedRun", "fit", "load_pretrained", "load_run"),
     }  # fmt: skip
     """Public names by the module of `autodual` that they are imported from."""

@@ -1,13 +1,25 @@
-"""Specifications: the rows c of the linear functions c'z whose minimum is bounded."""
+"""What must hold of a network's output: specifications, and the linear rows c'z that say the same.
+
+A user writes a `Specification`. Put to the examples of a batch it becomes a `Question`: linear functions of the output, each of which
+holds where it is positive, and a rule that says how many of them must hold. The rule never needs a row *not* to hold. So whoever
+proves rows proves the specification, and a row that nobody could prove never counts in its favour.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from autodual import kernels
+from autodual._errors import ArgumentError
+from autodual._tensor import Shape
+
+# What engines are given.
 
 
 @dataclass(frozen=True)
@@ -31,3 +43,566 @@ def margins(labels: Tensor, classes: int, dtype: torch.dtype) -> Spec:
 def outputs(classes: int, dtype: torch.dtype, device: torch.device) -> Spec:
     """The outputs themselves."""
     return Spec(torch.eye(classes, dtype=dtype, device=device).unsqueeze(1))
+
+
+# Specifications put to the examples of a batch.
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A rule: so many of the parts must hold. A part is the number of a row, or a rule of its own."""
+
+    needed: int
+    parts: tuple[int | AtLeast, ...]
+
+    def holds(self, rows: Tensor) -> Tensor:
+        """[N, R] bool, which rows hold -> [N] bool, whether the rule does."""
+        parts = self._columns(rows, AtLeast.holds)
+        if self.needed == len(self.parts):
+            return parts.all(1)
+        return parts.sum(1) >= self.needed
+
+    def value(self, rows: Tensor) -> Tensor:
+        """[N, R] numbers -> [N]: positive exactly where the rule holds for the rows that are positive. NaN is passed on.
+
+        The gradient is that of one deciding row: of two that are equal, the slopes may cancel each other.
+        """
+        parts = self._columns(rows, AtLeast.value)
+        if self.needed == len(self.parts):
+            return parts.min(1).values
+        if self.needed == 1:
+            return parts.max(1).values
+        ranked = parts.sort(1, descending=True).values[:, self.needed - 1]
+        return torch.where(parts.isnan().any(1), torch.nan, ranked)
+
+    def _columns(self, rows: Tensor, found: Callable[[AtLeast, Tensor], Tensor]) -> Tensor:
+        """What is known about each part, [N, parts]."""
+        if self.parts == tuple(range(rows.shape[1])):
+            return rows
+        return torch.stack([rows[:, p] if isinstance(p, int) else found(p, rows) for p in self.parts], dim=1)
+
+    def beyond(self, rows: int) -> AtLeast:
+        """The rule for rows that come after so many others."""
+        return replace(self, parts=tuple(p + rows if isinstance(p, int) else p.beyond(rows) for p in self.parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A specification put to N examples of a network with C outputs. Row r of example n holds where c'z + offset > 0."""
+
+    specification: Specification
+    rule: AtLeast
+    labels: Tensor | None
+    """Where `linear` is None: row j reads z_label - z_j, and the label's own row is idle."""
+    classes: int
+    linear: Tensor | None = None
+    """[R, N or 1, C], float64: the rows as they were given."""
+    offsets: Tensor | None = None
+    """[N or 1, R], float64; all zero if None."""
+    idle: Tensor | None = None
+    """[N or 1, R] bool: rows that have nothing to say about an example, and hold. None if there are none, or only the label's own."""
+
+    def rows(self, dtype: torch.dtype) -> Spec:
+        """The rows without their offsets, which engines bound."""
+        if self.linear is None:
+            assert self.labels is not None
+            return margins(self.labels, self.classes, dtype)
+        return Spec(self.linear.to(dtype))
+
+    def exact_in(self, dtype: torch.dtype) -> bool:
+        """Whether the rows are numbers of this dtype: rounded ones would ask something else."""
+        return self.linear is None or bool((self.linear.to(dtype).double() == self.linear).all())
+
+    def at(self, some: Tensor) -> Question:
+        """The question about some of the examples."""
+        return replace(
+            self,
+            labels=None if self.labels is None else self.labels[some],
+            linear=self.linear if self.linear is None or self.linear.shape[1] == 1 else self.linear[:, some],
+            offsets=_part(self.offsets, some),
+            idle=_part(self.idle, some),
+        )
+
+    def idle_rows(self) -> Tensor:
+        """[N or 1, R] bool: where there is nothing to prove."""
+        if self.linear is None:
+            assert self.labels is not None
+            return self.labels.unsqueeze(1) == torch.arange(self.classes, device=self.labels.device)
+        if self.idle is None:
+            return torch.zeros(1, len(self.linear), dtype=torch.bool, device=self.linear.device)
+        return self.idle
+
+    def at_output(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows at outputs [N, *shape], and bounds on what rounding did to them; [N, R] each.
+
+        Differences of two scores are computed in their dtype, where their sign is exact; other rows in float64.
+        """
+        z = output.flatten(1) if output.dim() > 1 else output.unsqueeze(1)
+        if self.linear is None:
+            assert self.labels is not None
+            found = z.gather(1, self.labels.unsqueeze(1)) - z
+            return found, torch.zeros_like(found)
+        z = z.double()
+        offsets = torch.zeros(1, 1, dtype=z.dtype, device=z.device) if self.offsets is None else self.offsets
+        found = _products(self.linear, z) + offsets
+        size = _products(self.linear.abs(), z.detach().abs()) + offsets.abs()
+        double = torch.finfo(torch.float64)
+        return found, (self.classes + 2) * (size * double.eps + double.tiny)
+
+    def at_error(self, error: Tensor) -> Tensor:
+        """[N, R]: how far a row may be off if every output is off by no more than its error [N, *shape] of float64."""
+        e = error.flatten(1) if error.dim() > 1 else error.unsqueeze(1)
+        if self.linear is None:
+            assert self.labels is not None
+            return e.gather(1, self.labels.unsqueeze(1)) + e
+        return _products(self.linear.abs(), e) * (1 + 2 * (self.classes + 2) * torch.finfo(e.dtype).eps)
+
+    def value(self, output: Tensor) -> Tensor:
+        """[N]: positive exactly where outputs [N, *shape] fulfil the specification, but for rounding; differentiable."""
+        return self.rule.value(self.at_output(output)[0].masked_fill(self.idle_rows(), torch.inf))
+
+    def holds(self, output: Tensor) -> Tensor:
+        """[N] bool: outputs [N, *shape] fulfil the specification. A label does if it is the first of the largest scores."""
+        return self.specification.fulfilled(self, output)
+
+
+def _products(rows: Tensor, z: Tensor) -> Tensor:
+    return z @ rows[:, 0].T if rows.shape[1] == 1 else torch.einsum("rnc,nc->nr", rows, z)
+
+
+def _part(values: Tensor | None, some: Tensor) -> Tensor | None:
+    return values if values is None or len(values) == 1 else values[some]
+
+
+# Specifications, as users write them.
+
+
+class Specification(ABC):
+    """What must hold of a network's output z, for every input of a set.
+
+    `certify`, `attack` and `certified_radius` take one in place of labels.
+    """
+
+    @abstractmethod
+    def put(self, x: Tensor, shape: Shape) -> Question:
+        """The question about the examples x, for a network whose output has this shape per example; refuses what does not fit."""
+
+    def fulfilled(self, question: Question, output: Tensor) -> Tensor:
+        """[N] bool: the specification holds at these outputs."""
+        return question.value(output) > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Label(Specification):
+    """The label's score is the largest one; or, with `targets`, larger than those of the targets. `labels` alone means the same.
+
+    Args:
+        labels: Class numbers [N].
+        targets: The only classes that the label is compared with: [T] for all examples, or [N, T]. A label that is among its own
+            targets is not compared with itself.
+
+    Examples:
+        >>> import autodual as ad
+        >>> model, (images, labels) = ad.load_digits_network(), ad.load_digits("test")
+        >>> apart = ad.Label(labels[:3], targets=[[1, 8]])  # is never taken for a one or an eight
+        >>> ad.certify(model, images[:3], apart, ad.LinfBall(0.05)).certified
+        tensor([True, True, True])
+    """
+
+    labels: Tensor
+    targets: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", _whole_numbers(self.labels, "labels", (1,)))
+        if self.targets is not None:
+            object.__setattr__(self, "targets", _whole_numbers(self.targets, "targets", (1, 2)))
+
+    def put(self, x: Tensor, shape: Shape) -> Question:
+        labels, classes = check_labels(self.labels, x), check_classifier(shape)
+        check_label_range(labels, classes)
+        if self.targets is None:
+            return Question(self, AtLeast(classes, tuple(range(classes))), labels, classes)
+        targets = self._targets(x).to(x.device)
+        if not bool(((targets >= 0) & (targets < classes)).all()):
+            raise ArgumentError(
+                f"targets must lie in 0 ... {classes - 1}, the model's classes; found {int(targets.min())} ... {int(targets.max())}"
+            )
+        itself = targets == labels.unsqueeze(1)
+        _check_something_is_asked(itself, "targets: {} has no target but its own label")
+        identity = torch.eye(classes, dtype=torch.float64, device=x.device)
+        rows = identity[labels].unsqueeze(0) - identity[targets].movedim(1, 0)
+        return Question(self, _all_of(len(rows)), labels, classes, rows, idle=itself)
+
+    def _targets(self, x: Tensor) -> Tensor:
+        assert self.targets is not None
+        targets, n = self.targets, len(x)
+        if targets.dim() == 1 and len(targets) == n and n > 1:
+            raise ArgumentError(
+                f"targets of shape [{n}] could be one for each example, or {n} for all; reshape them to [{n}, 1] or to [1, {n}]"
+            )
+        targets = targets if targets.dim() == 2 else targets.unsqueeze(0)
+        if targets.shape[0] not in (1, n) or targets.numel() == 0:
+            raise ArgumentError(
+                f"targets must have shape [T], or [{n}, T] for {n} examples, with T >= 1, got {tuple(self.targets.shape)}"
+            )
+        return targets
+
+    def fulfilled(self, question: Question, output: Tensor) -> Tensor:
+        if self.targets is not None or question.labels is None:
+            return super().fulfilled(question, output)
+        return output.argmax(1) == question.labels
+
+    def __repr__(self) -> str:
+        return "Label()" if self.targets is None else f"Label(targets={_shown(self.targets)})"
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(Specification):
+    """The label is among the k classes with the largest scores: fewer than k others reach its score.
+
+    Args:
+        labels: Class numbers [N].
+        k: From 1, which asks for the label itself, to one less than the number of classes.
+
+    Examples:
+        >>> import autodual as ad
+        >>> model, (images, labels) = ad.load_digits_network(), ad.load_digits("test")
+        >>> ball = ad.LinfBall(0.1, clip=(0.0, 1.0))
+        >>> [int(ad.certify(model, images[:50], ad.TopK(labels[:50], k), ball).certified.sum()) for k in (1, 2, 3)]
+        [36, 43, 47]
+    """
+
+    labels: Tensor
+    k: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", _whole_numbers(self.labels, "labels", (1,)))
+        if not _is_count(self.k) or self.k < 1:
+            raise ArgumentError(f"k must be a whole number of classes, at least 1, got {self.k!r}")
+
+    def put(self, x: Tensor, shape: Shape) -> Question:
+        labels, classes = check_labels(self.labels, x), check_classifier(shape)
+        check_label_range(labels, classes)
+        if self.k >= classes:
+            raise ArgumentError(f"k must be less than {classes}, the number of the model's classes, got {self.k}")
+        return Question(self, AtLeast(classes - self.k + 1, tuple(range(classes))), labels, classes)
+
+    def __repr__(self) -> str:
+        return f"TopK(k={self.k})"
+
+
+@dataclass(frozen=True, eq=False)
+class Between(Specification):
+    """Outputs lie strictly between two limits: for regression, and for networks with a single output.
+
+    Args:
+        lower: A number, one per output [C], or one per example and output [N, C]; minus infinity, or None, is no limit.
+        upper: The other limit, likewise.
+        output: The only output that is asked about; all of them if None.
+
+    Examples:
+        >>> import torch
+        >>> import autodual as ad
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).eval()
+        >>> x = torch.zeros(2, 3)
+        >>> ad.certify(model, x, ad.Between(-100.0, 100.0), ad.LinfBall(0.1)).certified
+        tensor([True, True])
+    """
+
+    lower: float | Tensor | None = None
+    upper: float | Tensor | None = None
+    output: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.lower is None and self.upper is None:
+            raise ArgumentError("Between: give a lower or an upper limit, or both")
+        if self.output is not None and not _is_count(self.output):
+            raise ArgumentError(f"Between: output must be the number of an output, got {self.output!r}")
+        for name in ("lower", "upper"):
+            limit = getattr(self, name)
+            if limit is not None:
+                object.__setattr__(self, name, _numbers(limit, name, (0, 1, 2), infinite=True))
+
+    def put(self, x: Tensor, shape: Shape) -> Question:
+        classes = math.prod(shape)
+        asked = range(classes) if self.output is None else [self.output]
+        if not all(0 <= j < classes for j in asked):
+            raise ArgumentError(f"Between: output must lie in 0 ... {classes - 1}, got {self.output}")
+        ends = [None if e is None else self._limit(e, x, len(asked)) for e in (self.lower, self.upper)]
+        if ends[0] is not None and ends[1] is not None and not bool((ends[0] < ends[1]).all()):
+            raise ArgumentError("Between: lower must be less than upper everywhere")
+        identity = torch.eye(classes, dtype=torch.float64, device=x.device)[list(asked)].unsqueeze(1)
+        signed = [(sign, end) for sign, end in zip((1, -1), ends, strict=True) if end is not None]
+        limits = torch.cat([-sign * end.expand(max(len(e) for _, e in signed), -1) for sign, end in signed], 1)
+        idle = limits.isinf()
+        _check_something_is_asked(idle, "Between: {} has no finite limit")
+        rows = torch.cat([sign * identity for sign, _ in signed])
+        return Question(
+            self, _all_of(len(rows)), None, classes, rows, limits.masked_fill(idle, 0.0), idle if idle.any() else None
+        )
+
+    def _limit(self, end: float | Tensor, x: Tensor, count: int) -> Tensor:
+        """[N or 1, outputs]"""
+        assert isinstance(end, Tensor)
+        if end.dim() == 0:
+            return end.reshape(1, 1).expand(1, count).to(x.device)
+        limit = end if end.dim() == 2 else end.unsqueeze(0)
+        if limit.shape[0] not in (1, len(x)) or limit.shape[1] not in (1, count):
+            raise ArgumentError(
+                f"Between: a limit must be a number, one per output [{count}], or [{len(x)}, {count}], got shape {tuple(end.shape)}"
+            )
+        return limit.expand(-1, count).to(x.device)
+
+    def __repr__(self) -> str:
+        limits = [f"{name}={_shown(v)}" for name, v in (("lower", self.lower), ("upper", self.upper)) if v is not None]
+        return f"Between({', '.join(limits + ([] if self.output is None else [f'output={self.output}']))})"
+
+
+@dataclass(frozen=True, eq=False)
+class Positive(Specification):
+    """Linear functions of the output, rows'z + offsets, are positive: all of them, or at least `needed`.
+
+    Asked whether all rows of A z <= b can hold at once, `Positive(A, -b, needed=1)` is what must hold if they cannot.
+
+    Args:
+        rows: [R, C] for all examples, or [N, R, C]; of an output with several dimensions, C is the product of them.
+        offsets: A number, [R], or [N, R].
+        needed: How many rows must be positive; all of them if None.
+
+    Examples:
+        >>> import autodual as ad
+        >>> model, (images, labels) = ad.load_digits_network(), ad.load_digits("test")
+        >>> odd_pair = ad.Positive([[0.0, 0, 0, 1, 0, 0, 0, 0, 0, 0], [0.0, 0, 0, 0, 0, 1, 0, 0, 0, 0]], offsets=50.0)
+        >>> ad.certify(model, images[:2], odd_pair, ad.LinfBall(0.05)).verdicts[0].name  # scores of 3 and 5 above -50
+        'CERTIFIED'
+    """
+
+    rows: Tensor
+    offsets: float | Tensor = 0.0
+    needed: int | None = None
+
+    def __post_init__(self) -> None:
+        rows, offsets = _numbers(self.rows, "rows", (2, 3)), _numbers(self.offsets, "offsets", (0, 1, 2))
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "offsets", offsets)
+        count = rows.shape[-2]
+        if rows.numel() == 0:
+            raise ArgumentError(f"Positive: needs at least one row [C], got rows of shape {tuple(rows.shape)}")
+        if offsets.dim() > 0 and offsets.shape[-1] != count:
+            raise ArgumentError(
+                f"Positive: offsets must be a number or one per row [{count}], got shape {tuple(offsets.shape)}"
+            )
+        if self.needed is not None and not (_is_count(self.needed) and 1 <= self.needed <= count):
+            raise ArgumentError(f"Positive: needed must lie in 1 ... {count}, the number of rows, got {self.needed!r}")
+
+    def put(self, x: Tensor, shape: Shape) -> Question:
+        classes, rows, offsets = math.prod(shape), self.rows.to(x.device), torch.as_tensor(self.offsets).to(x.device)
+        if rows.shape[-1] != classes or (rows.dim() == 3 and len(rows) not in (1, len(x))):
+            raise ArgumentError(
+                f"Positive: rows must have shape [R, {classes}], or [{len(x)}, R, {classes}] for {len(x)} examples: the model has "
+                f"{classes} outputs; got {tuple(rows.shape)}"
+            )
+        if offsets.dim() == 2 and len(offsets) not in (1, len(x)):
+            raise ArgumentError(
+                f"Positive: offsets must be a number, [R], or [{len(x)}, R] for {len(x)} examples, got {tuple(offsets.shape)}"
+            )
+        linear = rows.unsqueeze(1) if rows.dim() == 2 else rows.movedim(1, 0)
+        count = len(linear)
+        offsets = offsets.reshape(-1, offsets.shape[-1] if offsets.dim() else 1).expand(-1, count)
+        rule = AtLeast(count if self.needed is None else self.needed, tuple(range(count)))
+        return Question(self, rule, None, classes, linear, offsets if bool((offsets != 0).any()) else None)
+
+    def __repr__(self) -> str:
+        needed = "" if self.needed is None else f", needed={self.needed}"
+        return f"Positive({self.rows.shape[-2]} rows of {self.rows.shape[-1]} outputs{needed})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Several(Specification):
+    """Specifications of which some must hold."""
+
+    parts: Sequence[Specification]
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.parts, list | tuple):
+            raise ArgumentError(f"{name}: needs a list of specifications, got {type(self.parts).__name__}")
+        if len(self.parts) == 0:
+            raise ArgumentError(f"{name}: needs at least one specification, the list is empty")
+        for number, part in enumerate(self.parts):
+            if not isinstance(part, Specification):
+                kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
+                raise ArgumentError(f"{name}: part {number} must be a specification such as Label(labels), got {kind}")
+        object.__setattr__(self, "parts", tuple(self.parts))
+
+    @abstractmethod
+    def needed(self) -> int:
+        """How many of the parts must hold."""
+
+    def put(self, x: Tensor, shape: Shape) -> Question:
+        rules, linear, offsets, idle = list[int | AtLeast](), list[Tensor](), list[Tensor](), list[Tensor]()
+        for question in (part.put(x, shape) for part in self.parts):
+            rules.append(question.rule.beyond(sum(map(len, linear))))
+            linear.append(question.rows(torch.float64).rows)
+            none = torch.zeros(1, len(linear[-1]), dtype=torch.float64, device=x.device)
+            offsets.append(none if question.offsets is None else question.offsets)
+            idle.append(question.idle_rows())
+        return Question(
+            self,
+            AtLeast(self.needed(), tuple(rules)),
+            None,
+            math.prod(shape),
+            _joined([rows.movedim(1, 0) for rows in linear]).movedim(0, 1),
+            _joined(offsets),
+            _joined(idle),
+        )
+
+    def __repr__(self) -> str:
+        shown = [repr(part) for part in self.parts[:3]] + (["..."] if len(self.parts) > 3 else [])
+        return f"{type(self).__name__}({len(self.parts)}: {', '.join(shown)})"
+
+
+class AllOf(_Several):
+    """All of the specifications hold at every input.
+
+    A counterexample that must satisfy all rows of A z <= b, for some of several (A, b), breaks
+    `AllOf([Positive(A, -b, needed=1) for A, b in pairs])`.
+
+    Args:
+        parts: A list of specifications.
+
+    Examples:
+        >>> import autodual as ad
+        >>> model, (images, labels) = ad.load_digits_network(), ad.load_digits("test")
+        >>> asked = ad.AllOf([ad.TopK(labels[:5], 2), ad.Between(upper=1000.0)])
+        >>> ad.certify(model, images[:5], asked, ad.LinfBall(0.05)).certified
+        tensor([True, True, True, True, True])
+    """
+
+    def needed(self) -> int:
+        return len(self.parts)
+
+
+class AnyOf(_Several):
+    """At every input, one of the specifications holds. It is proved where one and the same of them is proved for the whole set.
+
+    Args:
+        parts: A list of specifications.
+
+    Examples:
+        >>> import autodual as ad
+        >>> model, (images, labels) = ad.load_digits_network(), ad.load_digits("test")
+        >>> other = (labels[:5] + 1) % 10
+        >>> either = ad.AnyOf([ad.Label(labels[:5]), ad.Label(other)])
+        >>> ad.certify(model, images[:5], either, ad.LinfBall(0.05)).certified
+        tensor([True, True, True, True, True])
+    """
+
+    def needed(self) -> int:
+        return 1
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """[N or 1, rows, ...] each: all rows, for all examples at once only where none of the parts tells examples apart."""
+    examples = max(map(len, parts))
+    return torch.cat([part.expand(examples, *part.shape[1:]) for part in parts], 1)
+
+
+def _all_of(rows: int) -> AtLeast:
+    return AtLeast(rows, tuple(range(rows)))
+
+
+# Checks.
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_labels(labels: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}")
+    if labels.shape != x.shape[:1]:
+        raise ArgumentError(f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}")
+    if labels.device != x.device:
+        raise ArgumentError(f"labels and x are on different devices: {labels.device} and {x.device}")
+    return labels.long()
+
+
+def check_label_range(labels: Tensor, classes: int) -> None:
+    if not bool(((labels >= 0) & (labels < classes)).all()):
+        raise ArgumentError(
+            f"labels must lie in 0 ... {classes - 1}, the model's classes; found {int(labels.min())} ... {int(labels.max())}"
+        )
+
+
+def check_classifier(shape: Shape) -> int:
+    """The number of classes of a model whose output has this shape per example."""
+    if len(shape) != 1:
+        raise ArgumentError(
+            f"the model's output must be [N, C], one score per class, but it is [N, {', '.join(map(str, shape))}]; "
+            f"use bounds(), Between() or Positive() for other shapes"
+        )
+    if shape[0] < 2:
+        raise ArgumentError(
+            f"the model's output must be [N, C], one score for each of at least two classes, but it is [N, {shape[0]}]; if a single "
+            f"score z decides by its sign, return torch.cat([-z, z], 1), or ask for Between(lower=0.0)"
+        )
+    return shape[0]
+
+
+def _check_something_is_asked(idle: Tensor, sentence: str) -> None:
+    empty = idle.all(1).nonzero().flatten().tolist()
+    if empty:
+        raise ArgumentError(sentence.format("every example" if len(idle) == 1 else f"example {empty[0]}"))
+
+
+def _whole_numbers(values: object, name: str, dims: tuple[int, ...]) -> Tensor:
+    given = _tensor(values, name)
+    if given.dtype not in _INTEGERS:
+        raise ArgumentError(f"{name} must be integer class numbers, got {given.dtype}")
+    if given.dim() not in dims:
+        raise ArgumentError(f"{name} must have {_either(dims)}, got shape {tuple(given.shape)}")
+    return given.detach().long()
+
+
+def _numbers(values: object, name: str, dims: tuple[int, ...], infinite: bool = False) -> Tensor:
+    """In float64, without rounding."""
+    given = _tensor(values, name)
+    if given.is_complex() or given.dtype == torch.bool:
+        raise ArgumentError(f"{name} must be real numbers, got {given.dtype}")
+    if given.dim() not in dims:
+        raise ArgumentError(f"{name} must have {_either(dims)}, got shape {tuple(given.shape)}")
+    wide = given.detach().double()
+    if not given.is_floating_point() and not torch.equal(wide.to(given.dtype), given):
+        raise ArgumentError(f"{name} holds whole numbers that float64 cannot hold")
+    if bool(wide.isnan().any()) or not (infinite or bool(wide.isfinite().all())):
+        raise ArgumentError(f"{name} holds {'NaN' if infinite else 'NaN or infinite'} values")
+    return wide
+
+
+def _tensor(values: object, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, str | bytes | type) or values is None:
+        raise ArgumentError(f"{name} must be a tensor, a number or lists of numbers, got {values!r}")
+    try:
+        whole = torch.as_tensor(values)
+        return torch.as_tensor(values, dtype=torch.float64) if whole.is_floating_point() else whole
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"{name} must be a tensor, a number or lists of numbers of one length, got {type(values).__name__} ({error})"
+        ) from error
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _either(dims: tuple[int, ...]) -> str:
+    return " or ".join(str(d) for d in dims) + (" dimension" if dims == (1,) else " dimensions")
+
+
+def _shown(values: float | Tensor | None) -> str:
+    """Few numbers as they are, many by their shape."""
+    given = torch.as_tensor(values)
+    return str(given.tolist()) if given.numel() <= 4 else f"<{' x '.join(map(str, given.shape))}>"

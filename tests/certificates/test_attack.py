@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.certificates.attacks import _margin_with_slope, margin_of
 from small import DOUBLE, Net, batch, mlp, tilted
 
 X = batch(12, 6)
@@ -151,14 +150,3 @@ def test_models_that_cannot_be_bounded_can_be_attacked() -> None:
         found = ad.attack(model, X, labels, ad.LinfBall(2.0))
     assert found.success_as_run.any()
     assert not found.success.any()
-
-
-def test_the_slope_of_the_margin_is_that_of_autodiff() -> None:
-    """Also where several scores are the largest."""
-    scores = torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 1.0], [0.0, 5.0, 5.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
-    labels = torch.tensor([2, 0, 0, 1])
-    given = scores.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(margin_of(given, labels).sum(), given)
-    margins, slope = _margin_with_slope(scores, labels)
-    assert torch.equal(margins, margin_of(scores, labels))
-    assert torch.equal(slope, expected)

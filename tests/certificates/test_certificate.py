@@ -26,8 +26,9 @@ def made(
         margins=torch.tensor([[INF, *margins]], dtype=DOUBLE),
         slack=torch.tensor([[0.0, *(slack or none)]], dtype=DOUBLE),
         run_error=torch.tensor([[0.0, *(run_error or none)]], dtype=DOUBLE),
-        predicted=torch.tensor([predicted]),
-        labels=torch.tensor([0]),
+        output=torch.eye(3, dtype=DOUBLE)[[predicted]],
+        question=ad.Label(torch.tensor([0])).put(torch.zeros(1, 1), (3,)),
+        where="at l-infinity 0.1",
         subject=Subject.of("network", "inputs", "LinfBall(eps=0.1)", "Dual()", torch.zeros(1, dtype=DOUBLE)),
     )
 

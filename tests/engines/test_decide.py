@@ -3,10 +3,15 @@
 import pytest
 import torch
 
-from autodual.engines.results import all_exceed, exceeds, own, worth_another_look
+from autodual.engines.results import exceeds, proves, worth_another_look
+from autodual.spec import Label, Question
 
 NAN, INF = float("nan"), float("inf")
-LABEL = torch.tensor([0])
+
+
+def label(*labels: int) -> Question:
+    return Label(torch.tensor(labels)).put(torch.zeros(len(labels), 1), (3,))
+
 
 EXCEEDS = [
     # lower, errors, verdict
@@ -43,14 +48,14 @@ def test_a_label_is_proved_if_all_others_are_exceeded(lower: float, errors: list
     for at_label in (0.0, NAN, INF, -INF):
         margins = torch.tensor([[at_label, 5.0, lower]])
         given = [torch.tensor([[at_label, 0.0, e]]) for e in errors]
-        assert all_exceed(margins, LABEL, *given).tolist() == [verdict]
+        assert proves(label(0), margins, *given).tolist() == [verdict]
 
 
 def test_one_that_is_not_exceeded_is_enough() -> None:
     margins, none = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, -1.0]]), torch.zeros(2, 3)
-    assert all_exceed(margins, torch.tensor([0, 0]), none).tolist() == [True, False]
-    assert all_exceed(margins, torch.tensor([0, 2]), none).tolist() == [True, False]
-    assert own(torch.tensor([0, 2]), 3).tolist() == [[True, False, False], [False, False, True]]
+    assert proves(label(0, 0), margins, none).tolist() == [True, False]
+    assert proves(label(0, 2), margins, none).tolist() == [True, False]
+    assert label(0, 2).idle_rows().tolist() == [[True, False, False], [False, False, True]]
 
 
 @pytest.mark.parametrize(
@@ -75,4 +80,4 @@ def test_another_look_is_for_what_may_be_settled(lower: float, slack: float, run
     given = (torch.tensor([[NAN, 5.0, value]]) for value in (lower, slack, run_error))
     margins, slacks, run_errors = given
     slacks[0, 1] = run_errors[0, 1] = 0.0
-    assert worth_another_look(margins, LABEL, slacks, run_errors).tolist() == [again]
+    assert worth_another_look(label(0), margins, slacks, run_errors).tolist() == [again]

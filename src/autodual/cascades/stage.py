@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, AutodualError
 from autodual.certificates.arguments import check_classifier
 from autodual.certificates.proof import look, prove_rows
-from autodual.certificates.proof import prove as prove_margins
+from autodual.certificates.proof import prove as prove_question
 from autodual.dual import DualNetwork
 from autodual.engines.ibp import IBP
 from autodual.engines.memory import COPIES, Budget
@@ -21,7 +21,7 @@ from autodual.engines.prepare import Prepared, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, exceeds
 from autodual.engines.rounding import of_sum
 from autodual.sets import Perturbation
-from autodual.spec import Spec, margins
+from autodual.spec import Label, Spec, margins
 
 # Margins of scores, and what rounding leaves of bounds on them.
 
@@ -121,7 +121,8 @@ class Stage:
         """[N, C]: bounds on the margins of a label, as sharp as `ad.certify` finds them; +inf at the label."""
         with at_stage(self.number):
             everyone = torch.ones_like(labels, dtype=torch.bool)
-            proof = _sound(prove_margins(self.prepared, x, labels, ball, engine, everyone), engine)
+            asked = Label(labels).put(x, (self.classes,))
+            proof = _sound(prove_question(self.prepared, x, asked, ball, engine, everyone), engine)
         return Lower.of(proof, x).beyond(labels)
 
     def certifies(self, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> Tensor:

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape
-from autodual.engines.prepare import check_input
-from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
+from autodual.engines.prepare import check_input, check_region
+from autodual.sets import Box, InputSet, L1Ball, L2Ball, LinfBall, Perturbation
+from autodual.spec import Label, Specification
+from autodual.spec import check_classifier as check_classifier
+from autodual.spec import check_label_range as check_label_range
+from autodual.spec import check_labels as check_labels
 
 # A word where the size of a perturbation seems to be meant in other units than the inputs have.
 
@@ -54,8 +57,6 @@ def _whole(x: Tensor) -> bool:
 
 # Checks on the arguments that certificates, radii and attacks share.
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
 
 def check_problem(x: Tensor, labels: Tensor, ball: Perturbation) -> Tensor:
     """Refuse what cannot be certified; returns the labels as int64. Called by what the user calls."""
@@ -64,6 +65,71 @@ def check_problem(x: Tensor, labels: Tensor, ball: Perturbation) -> Tensor:
     labels = check_labels(labels, x)
     warn_of_raw_pixels(x, ball, stacklevel=3)
     return labels
+
+
+def check_asked(
+    x: Tensor, asked: Tensor | Specification, ball: Perturbation | InputSet
+) -> tuple[Specification, Perturbation]:
+    """Refuse what cannot be asked; labels become a specification, and a set a perturbation. Called by what the user calls."""
+    check_input(x, "x")
+    if isinstance(ball, InputSet):
+        ball = GivenSet(ball, x)
+    check_ball(ball, x)
+    if isinstance(asked, type) and issubclass(asked, Specification):
+        raise ArgumentError(
+            f"labels must be a tensor or a specification such as TopK(labels, 3), got the class {asked.__name__}"
+        )
+    specification = asked if isinstance(asked, Specification) else Label(check_labels(asked, x))
+    warn_of_raw_pixels(x, ball, stacklevel=3)
+    return specification, ball
+
+
+class GivenSet(Perturbation):
+    """Sets that were given, one for each example, and do not follow it. It has no size, so there is no radius to search for."""
+
+    eps = float("nan")
+
+    def __init__(self, region: InputSet, x: Tensor) -> None:
+        check_region(region, "ball")
+        centre = region.centre
+        if centre.shape != x.shape or centre.dtype != x.dtype or centre.device != x.device:
+            raise ArgumentError(
+                f"ball: a set must have the shape, dtype and device of x, got {tuple(centre.shape)} {centre.dtype} on {centre.device} "
+                f"for x of {tuple(x.shape)} {x.dtype} on {x.device}"
+            )
+        outside = (~_may_contain(region, x)).nonzero().flatten().tolist()
+        if outside:
+            raise ArgumentError(
+                f"ball: x lies outside of its set at example {outside[0]}; give an input inside, such as the set's centre"
+            )
+        self.region = region
+
+    def around(self, x: Tensor) -> InputSet:
+        if x.dtype == self.region.centre.dtype:
+            return self.region
+        wide = self.region.double()
+        if wide is None:
+            raise ArgumentError(f"{type(self.region).__name__} has no method `double`")
+        return wide
+
+    def within(self, x: Tensor) -> InputSet:
+        return self.region.inwards()
+
+    def with_eps(self, eps: float | Tensor) -> Perturbation:
+        raise ArgumentError(
+            f"ball: a {type(self.region).__name__} has one size, and a radius is searched for over many; use a perturbation "
+            f"such as LinfBall(0.1)"
+        )
+
+
+def _may_contain(region: InputSet, x: Tensor) -> Tensor:
+    """[N] bool: x is not clearly outside. Exact for boxes; else, seen from the centre, x is no farther than the set reaches there."""
+    x = x.detach()
+    if isinstance(region, Box):
+        return ((region.lower <= x) & (x <= region.upper)).flatten(1).all(1)
+    away = region.centre.detach() - x
+    there, room = (away * x).flatten(1).sum(1), 64 * torch.finfo(x.dtype).eps * (away * x).flatten(1).abs().sum(1)
+    return ~(there < region.minimise(away.unsqueeze(0)).squeeze(0) - room)
 
 
 def check_perturbation(ball: Perturbation) -> None:
@@ -78,36 +144,3 @@ def check_ball(ball: Perturbation, x: Tensor) -> None:
         raise ArgumentError("ball.eps must be finite and not negative everywhere")
     if isinstance(ball, LinfBall):
         ball.check_inside(x)
-
-
-def check_labels(labels: Tensor, x: Tensor) -> Tensor:
-    if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}")
-    if labels.shape != x.shape[:1]:
-        raise ArgumentError(f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}")
-    if labels.device != x.device:
-        raise ArgumentError(f"labels and x are on different devices: {labels.device} and {x.device}")
-    return labels.long()
-
-
-def check_label_range(labels: Tensor, classes: int) -> None:
-    if not bool(((labels >= 0) & (labels < classes)).all()):
-        raise ArgumentError(
-            f"labels must lie in 0 ... {classes - 1}, the model's classes; found {int(labels.min())} ... {int(labels.max())}"
-        )
-
-
-def check_classifier(shape: Shape) -> int:
-    """The number of classes of a model whose output has this shape per example."""
-    if len(shape) != 1:
-        raise ArgumentError(
-            f"the model's output must be [N, C], one score per class, but it is [N, {', '.join(map(str, shape))}]; "
-            f"use bounds() for other shapes"
-        )
-    if shape[0] < 2:
-        raise ArgumentError(
-            f"the model's output must be [N, C], one score for each of at least two classes, but it is [N, {shape[0]}]; if a single "
-            f"score z decides by its sign, return torch.cat([-z, z], 1)"
-        )
-    return shape[0]

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import full_precision
-from autodual.certificates.arguments import check_classifier, check_label_range, check_problem
+from autodual.certificates.arguments import check_asked
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.prepare import check_evaluation_mode, check_placement, prepare
 from autodual.graph import Network
 from autodual.sets import InputSet, Perturbation
+from autodual.spec import Question, Specification
 
 FIRST_STEP, LAST_STEP = 0.5, 0.02
 """Step sizes, as a part of the set's radius; they fall linearly in between."""
@@ -49,8 +50,8 @@ class Attack:
 def attack(
     model: nn.Module | Network,
     x: Tensor,
-    labels: Tensor,
-    ball: Perturbation,
+    labels: Tensor | Specification,
+    ball: Perturbation | InputSet,
     steps: int = 40,
     restarts: int = 1,
     generator: torch.Generator | None = None,
@@ -63,8 +64,8 @@ def attack(
     Args:
         model: Any differentiable nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
         x: Clean inputs [N, *shape].
-        labels: The labels to attack [N].
-        ball: What may happen to every input, in the units of x.
+        labels: The labels to attack [N]; or any `Specification`, of which an input that breaks it is sought.
+        ball: What may happen to every input, in the units of x; or a set around each x, such as `Box(lower, upper)`.
         steps: Gradient steps from each start.
         restarts: Starts; more of them find a little more.
         generator: Source of the random starts; PyTorch's global one if not given.
@@ -83,34 +84,34 @@ def attack(
         (torch.Size([50, 1, 8, 8]), True)
     """
     module = model.model if isinstance(model, Network) else model
-    labels = check_problem(x, labels, ball)
+    specification, ball = check_asked(x, labels, ball)
     check_placement(module, x, "x")
     check_evaluation_mode(module)
     if not isinstance(steps, int) or not isinstance(restarts, int) or steps < 0 or restarts < 1:
         raise ArgumentError(f"attack needs whole numbers, steps >= 0 and restarts >= 1, got {steps!r} and {restarts!r}")
     with torch.inference_mode(False):  # gradients are needed
-        x, labels = x.detach().clone(), labels.clone()
+        x = x.detach().clone()
         region = ball.within(x)
         start, scores = _run(module, x)
-        check_label_range(labels, check_classifier(tuple(scores.shape[1:])))
-        best = Attack(x, margin_of(scores.detach(), labels), torch.zeros_like(labels, dtype=torch.bool))
+        question = specification.put(x, tuple(scores.shape[1:]))
+        best = Attack(x, question.value(scores.detach()), torch.zeros(len(x), dtype=torch.bool, device=x.device))
         for restart in range(restarts):
             if restart > 0:
                 start, scores = _run(module, region.sample(generator))
-            best = _ascend(module, start, scores, labels, region, steps, best)
-        return replace(best, confirmed=_confirm(model, best, labels))
+            best = _ascend(module, start, scores, question, region, steps, best)
+        return replace(best, confirmed=_confirm(model, best, question))
 
 
-def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tensor:
-    """[N] bool: some other score exceeds the label's, or ties with it, in the captured network evaluated in float64 with its error."""
+def _confirm(model: nn.Module | Network, found: Attack, question: Question) -> Tensor:
+    """[N] bool: the captured network, evaluated in float64 with its error, breaks the specification, or is on its border."""
     confirmed = torch.zeros_like(found.success_as_run)
     some = found.success_as_run.nonzero().squeeze(1)
     if len(some) == 0:
         return confirmed
-    points, own = found.examples[some], labels[some].unsqueeze(1)
+    points, asked = found.examples[some], question.at(some)
     try:
         with full_precision(), torch.no_grad():
-            scores, error = evaluate_with_error(prepare(model, points).in_double, points.double())
+            output, error = evaluate_with_error(prepare(model, points).in_double, points.double())
     except CaptureError as reason:
         warnings.warn(
             f"{len(some)} counterexamples could not be confirmed in real numbers, so `success` does not count them; `success_as_run` "
@@ -118,9 +119,9 @@ def _confirm(model: nn.Module | Network, found: Attack, labels: Tensor) -> Tenso
             stacklevel=3,
         )
         return confirmed
-    margin = scores.gather(1, own) - scores + error.gather(1, own) + error
-    beaten = (margin <= 0).scatter(1, own, False).any(1)
-    return confirmed.index_copy(0, some, beaten)
+    rows, rounding = asked.at_output(output)
+    doubt = asked.at_error(error) + rounding
+    return confirmed.index_copy(0, some, ~asked.rule.holds(~(rows + doubt <= 0) | asked.idle_rows()))
 
 
 def _run(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,15 +132,16 @@ def _run(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ascend(
-    module: nn.Module, x: Tensor, scores: Tensor, labels: Tensor, region: InputSet, steps: int, best: Attack
+    module: nn.Module, x: Tensor, scores: Tensor, question: Question, region: InputSet, steps: int, best: Attack
 ) -> Attack:
     for step in range(steps):
-        margins, slope = _margin_with_slope(scores.detach(), labels)
-        best = _better(best, x.detach(), margins)
-        (gradient,) = torch.autograd.grad(scores, x, slope)
+        with torch.enable_grad():
+            margins = question.value(scores)
+        best = _better(best, x.detach(), margins.detach())
+        (gradient,) = torch.autograd.grad(margins.sum(), x)
         size = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / steps
         x, scores = _run(module, region.step(x.detach(), -gradient, size))
-    return _better(best, x.detach(), margin_of(scores.detach(), labels))
+    return _better(best, x.detach(), question.value(scores.detach()))
 
 
 def _better(best: Attack, x: Tensor, margins: Tensor) -> Attack:
@@ -156,12 +158,3 @@ def margin_of(scores: Tensor, labels: Tensor) -> Tensor:
 def others(scores: Tensor, labels: Tensor) -> Tensor:
     """The scores with -inf in place of the label's."""
     return scores.scatter(1, labels.unsqueeze(1), -torch.inf)
-
-
-def _margin_with_slope(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The margin, and its gradient in the scores: 1 for the label's, -1 for the largest other one, shared where several are equal."""
-    own, rest = labels.unsqueeze(1), others(scores, labels)
-    largest = rest.amax(1, keepdim=True)
-    shares = (rest == largest).to(scores)
-    slope = (shares / -shares.sum(1, keepdim=True)).scatter_(1, own, 1.0)
-    return (scores.gather(1, own) - largest).squeeze(1), slope

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autodual.engines.results import Confidence, all_exceed
+from autodual._errors import ArgumentError
+from autodual.engines.results import Confidence, proves
+from autodual.spec import Question
 
 # Networks that have given up: one answer for everything, which is easily certified and says nothing.
 
@@ -59,10 +61,10 @@ def _tells_more(index: int, classes: Sequence[str]) -> bool:
 class Verdict(enum.Enum):
     """What is known about one example; the value says what to do with it."""
 
-    CERTIFIED = "proved: no input of the set is given another label"
+    CERTIFIED = "proved: what was asked, such as the label, holds for every input of the set"
     PROBABLE = "proved with the certificate's confidence: fails with probability delta at most, for each example"
     UNKNOWN = "not proved: try a tighter engine, a smaller set, or attack() for a counterexample"
-    WRONG = "the clean input already gets another label: there is nothing to certify"
+    WRONG = "the clean input already fails, as by another label: there is nothing to certify"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Subject:
     network: str
     """SHA-256 of the captured network: its operations, their settings and all constants."""
     inputs: str
-    """SHA-256 of the inputs and labels."""
+    """SHA-256 of the inputs, and of the labels if they are what was asked about."""
     perturbation: str
     engine: str
     dtype: str
@@ -80,29 +82,53 @@ class Subject:
     device: str
     torch: str
     python: str
+    question: str = "Label()"
+    """The specification, with a digest of its numbers if it is another one than labels."""
 
     @classmethod
-    def of(cls, network: str, inputs: str, perturbation: str, engine: str, x: Tensor) -> Subject:
+    def of(
+        cls, network: str, inputs: str, perturbation: str, engine: str, x: Tensor, question: str = "Label()"
+    ) -> Subject:
         dtype, device = str(x.dtype).removeprefix("torch."), x.device.type
         if device == "cuda":
             device = torch.cuda.get_device_name(x.device)
-        return cls(network, inputs, perturbation, engine, dtype, device, torch.__version__, platform.python_version())
+        versions = torch.__version__, platform.python_version()
+        return cls(network, inputs, perturbation, engine, dtype, device, *versions, question)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Claim:
-    """Bounds on every margin, with their errors: what certificates of either kind consist of."""
+    """Bounds on every row of a specification, with their errors: what certificates of either kind consist of."""
 
     margins: Tensor
-    """[N, C]: lower bound on z_label - z_j over the set; +inf at j = label."""
+    """[N, R]: lower bounds over the set; for labels, on z_label - z_j. +inf where there is nothing to prove, as at j = label."""
     slack: Tensor
-    """[N, C]: how far rounding may have moved each margin."""
+    """[N, R]: how far rounding may have moved each margin."""
     run_error: Tensor
-    """[N, C]: how far each margin of the network as it runs, in its own dtype, may be from that of the exact function."""
-    predicted: Tensor
-    """[N]: the label that the model gives to the clean input."""
-    labels: Tensor
+    """[N, R]: how far each margin of the network as it runs, in its own dtype, may be from that of the exact function."""
+    output: Tensor
+    """[N, *shape]: what the model computes for the clean input."""
+    question: Question
     subject: Subject
+    where: str
+    """The perturbation in words, such as "at l-infinity 2/255"."""
+
+    @property
+    def labels(self) -> Tensor:
+        """[N]: the labels that were asked about."""
+        if self.question.labels is None:
+            raise ArgumentError(f"this certificate is about {self.question.specification!r}, which has no labels")
+        return self.question.labels
+
+    @property
+    def predicted(self) -> Tensor:
+        """[N]: the number of the largest output for the clean input, which is the label that a classifier gives it."""
+        return self.output.flatten(1).argmax(1) if self.output.dim() > 1 else torch.zeros_like(self.output).long()
+
+    @property
+    def right(self) -> Tensor:
+        """[N] bool: what was asked holds for the clean input, as the model runs."""
+        return self.question.holds(self.output)
 
     @property
     def certified(self) -> Tensor:
@@ -119,12 +145,12 @@ class Claim:
 
     def _proved(self, *errors: Tensor) -> Tensor:
         detached = [error.detach() for error in errors]
-        return all_exceed(self.margins.detach(), self.labels, *detached) & (self.predicted == self.labels)
+        return proves(self.question, self.margins.detach(), *detached) & self.right
 
     @property
     def error(self) -> float:
-        """Fraction of the clean inputs that get a wrong label."""
-        return (self.predicted != self.labels).double().mean().item()
+        """Fraction of the clean inputs for which what was asked does not hold: that get a wrong label."""
+        return (~self.right).double().mean().item()
 
     @property
     def perturbation(self) -> str:
@@ -135,23 +161,40 @@ class Claim:
         return self.subject.engine
 
     def _verdicts(self, proved: Verdict) -> list[Verdict]:
-        wrong = (self.predicted != self.labels).tolist()
         return [
-            Verdict.WRONG if w else proved if c else Verdict.UNKNOWN
-            for w, c in zip(wrong, self.certified.tolist(), strict=True)
+            Verdict.WRONG if not r else proved if c else Verdict.UNKNOWN
+            for r, c in zip(self.right.tolist(), self.certified.tolist(), strict=True)
         ]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
+    def __str__(self) -> str:
+        """One line: how many are certified, of what, where and how."""
+        certified, as_run, n = int(self.certified.sum()), int(self.certified_as_run.sum()), len(self.margins)
+        asked = "" if self.subject.question == "Label()" else f" for {self.question.specification!r}"
+        counts = [f"{as_run} as run"] if as_run != certified else []
+        wrong = int((~self.right).sum())
+        counts += [f"{count} {name}" for count, name in ((n - certified - wrong, "unknown"), (wrong, "wrong")) if count]
+        return f"{certified} of {n} {self._promise()} {self.where}{asked} by {self.engine}{''.join(f', {c}' for c in counts)}"
+
+    def _promise(self) -> str:
+        return "certified"
 
     def to_json(self) -> str:
         """Everything as JSON; infinite or undefined numbers are null."""
         return json.dumps(self._record(), allow_nan=False)
 
     def _record(self) -> dict[str, Any]:
+        """For labels: what they are, and what was predicted. For any other question: whether it holds at the clean inputs."""
+        asked: dict[str, Any] = {"right": self.right.tolist(), "output": _finite(self.output.detach().tolist())}
+        if self.question.labels is not None:
+            asked = {"labels": self.labels.tolist(), "predicted": self.predicted.tolist()}
         return {
             **asdict(self.subject),
-            "examples": len(self.labels),
+            "examples": len(self.margins),
             "error": self.error,
-            "labels": self.labels.tolist(),
-            "predicted": self.predicted.tolist(),
+            **asked,
             "certified": self.certified.tolist(),
             "certified_as_run": self.certified_as_run.tolist(),
             "margins": _finite(self.margins.detach().tolist()),
@@ -160,9 +203,9 @@ class Claim:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate(Claim):
-    """A proof, for every certified example, that no input of its set gets another label."""
+    """A proof, for every certified example, that what was asked holds for all inputs of its set: none gets another label."""
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -175,16 +218,21 @@ class Certificate(Claim):
         return 1.0 - self.certified.double().mean().item()
 
     @property
+    def certified_accuracy(self) -> float:
+        """Fraction of the examples that are certified: a lower bound on the accuracy under any attack, in real numbers."""
+        return self.certified.double().mean().item()
+
+    @property
     def robust_error_as_run(self) -> float:
         """Fraction that is not certified for the network as it runs: an upper bound on the error of the running model."""
         return 1.0 - self.certified_as_run.double().mean().item()
 
     def _record(self) -> dict[str, Any]:
-        errors = {"robust_error": self.robust_error, "robust_error_as_run": self.robust_error_as_run}
-        return super()._record() | errors
+        rates = ("robust_error", "robust_error_as_run", "certified_accuracy")
+        return super()._record() | {name: getattr(self, name) for name in rates}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HighProbabilityCertificate(Claim):
     """No proof: for each example, the bounds hold with probability at least 1 - delta over the random numbers.
 
@@ -210,6 +258,9 @@ class HighProbabilityCertificate(Claim):
 
     def _record(self) -> dict[str, Any]:
         return super()._record() | {"confidence": self.confidence} | asdict(self.basis)
+
+    def _promise(self) -> str:
+        return f"certified, each with probability {self.confidence:g},"
 
 
 def _finite(value: Any) -> Any:

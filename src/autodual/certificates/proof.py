@@ -1,4 +1,4 @@
-"""Proofs of margins: in the network's own dtype, and in float64 where float32 cannot tell a margin from zero.
+"""Proofs of specifications: in the network's own dtype, and in float64 where float32 cannot tell a margin from zero.
 
 In float64 the *captured* graph is bounded, with its constants cast: the same function, with half a billion times less rounding. The
 model's code does not run again; in float64 it might compute something else.
@@ -6,6 +6,7 @@ model's code does not run again; in float64 it might compute something else.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,16 +17,17 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import full_precision
-from autodual.certificates.arguments import check_classifier, check_label_range, check_problem
+from autodual.certificates.arguments import GivenSet, check_asked
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject
 from autodual.engines.backward.dual import Dual
 from autodual.engines.high_probability import HighProbability
 from autodual.engines.prepare import Prepared, check_engine, prepare
-from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, own, worth_another_look
+from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, worth_another_look
 from autodual.graph import Network
 from autodual.graph.digest import digest_network, digest_object, digest_tensors, digesting
 from autodual.sets import InputSet, L1Ball, L2Ball, LinfBall, Perturbation
-from autodual.spec import Spec, margins
+from autodual.sets.norm_sets import rounded_up
+from autodual.spec import Label, Question, Spec, Specification
 
 PROBED = 8
 """From so many examples on, an engine whose slack in float32 tends to be large is tried on one of them first."""
@@ -34,32 +36,49 @@ FAR = 8
 
 
 def prove(
-    prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine, right: Tensor
+    prepared: Prepared, x: Tensor, question: Question, ball: Perturbation, engine: BoundEngine, right: Tensor
 ) -> Proof | ProbableProof:
-    """Lower bounds on all margins [N, C] with their errors, as sharp as the `right` examples need them to be decided."""
-    classes = prepared.graph.output_shape[0]
+    """Lower bounds on all rows [N, R] with their errors, as sharp as the `right` examples need them to be decided."""
     everyone = torch.arange(len(x), device=x.device)
-    if float32_is_in_vain(prepared, x, labels, ball, engine):
-        found = look(prepared, x, margins(labels, classes, torch.float64), ball, engine, everyone)
+    if float32_is_in_vain(prepared, x, question, ball, engine):
+        found = look(prepared, x, question.rows(torch.float64), ball, engine, everyone)
         if found is not None:
-            return _to_single(found)
-    proof = prove_rows(prepared, x, margins(labels, classes, x.dtype), ball, engine)
+            return _to_single(_with_offsets(found, question))
+    proof = _with_offsets(prove_rows(prepared, x, question.rows(x.dtype), ball, engine), question)
+    if not question.exact_in(x.dtype):
+        return replace(proof, slack=torch.full_like(proof.slack, torch.inf))
     if x.dtype != torch.float32 or isinstance(proof, ProbableProof):
         return proof  # to try twice would double delta
     lower, slack, run_error = (v.expand(len(x), -1) for v in (proof.lower, proof.slack, proof.run_error))
-    unclear = (right & worth_another_look(lower, labels, slack, run_error)).nonzero().squeeze(1)
+    unclear = (right & worth_another_look(question, lower, slack, run_error)).nonzero().squeeze(1)
     if len(unclear) == 0:
         return proof
-    found = look(prepared, x, margins(labels[unclear], classes, torch.float64), ball, engine, unclear)
+    rest = question.at(unclear)
+    found = look(prepared, x, rest.rows(torch.float64), ball, engine, unclear)
     if found is None:
         return proof
-    sharper = _to_single(found)
+    sharper = _to_single(_with_offsets(found, rest))
     return replace(
         proof,
         lower=lower.index_copy(0, unclear, sharper.lower),
         slack=slack.index_copy(0, unclear, sharper.slack),
         run_error=run_error.index_copy(0, unclear, sharper.run_error),
     )
+
+
+def _with_offsets(proof: Proof | ProbableProof, question: Question) -> Proof | ProbableProof:
+    """Bounds on rows'z + offsets from those on rows'z, rounded down."""
+    if question.offsets is None:
+        return proof
+    total = proof.lower.double() + question.offsets
+    down = torch.nextafter(total, torch.full_like(total, -torch.inf))
+    return replace(
+        proof, lower=torch.where(total.isfinite(), _rounded_down(down, proof.lower.dtype), total.to(proof.lower))
+    )
+
+
+def _rounded_down(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return -rounded_up(-values, dtype)
 
 
 def prove_rows(
@@ -70,7 +89,9 @@ def prove_rows(
     return replace(proof, slack=torch.full_like(proof.slack, torch.inf)) if prepared.only_in_double else proof
 
 
-def float32_is_in_vain(prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine) -> bool:
+def float32_is_in_vain(
+    prepared: Prepared, x: Tensor, question: Question, ball: Perturbation, engine: BoundEngine
+) -> bool:
     """Whether float64 is where proofs will come from, so that bounds in float32 would be computed for nothing.
 
     Some engines have a slack in proportion to the network's values. Few examples are bounded in float64 at once; of many, the first
@@ -79,19 +100,19 @@ def float32_is_in_vain(prepared: Prepared, x: Tensor, labels: Tensor, ball: Pert
     """
     if x.dtype != torch.float32:
         return False
-    if prepared.only_in_double:
+    if prepared.only_in_double or not question.exact_in(x.dtype):
         return True
     if not engine.coarse_in_float32 or engine.random:
         return False
     if len(x) < PROBED or not treats_all_alike(ball) or (isinstance(ball.eps, Tensor) and ball.eps.numel() > 1):
         return True
-    first = x[:1]
-    spec = margins(labels[:1], prepared.graph.output_shape[0], x.dtype)
+    first, asked = x[:1], question.at(torch.zeros(1, dtype=torch.long, device=x.device))
+    spec = asked.rows(x.dtype)
     if engine.sketch is not None:
-        centre = (spec.rows * prepared.network.forward(first)).sum(2).T
+        centre = asked.at_output(prepared.network.forward(first))[0]
         if bool((FAR * prove_rows(prepared, first, spec, ball, engine.sketch).slack < centre).any()):
             return False
-    proof = prove_rows(prepared, first, spec, ball, engine)
+    proof = _with_offsets(prove_rows(prepared, first, spec, ball, engine), asked)
     return bool((proof.lower.abs() <= proof.slack).all())
 
 
@@ -169,26 +190,44 @@ SHORT = 16
 
 @overload
 def certify(
-    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: HighProbability
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor | Specification,
+    ball: Perturbation | InputSet,
+    engine: HighProbability,
 ) -> HighProbabilityCertificate: ...
 @overload
 def certify(
-    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: None = None
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor | Specification,
+    ball: Perturbation | InputSet,
+    engine: None = None,
 ) -> Certificate: ...
 @overload
 def certify(
-    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine | None
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor | Specification,
+    ball: Perturbation | InputSet,
+    engine: BoundEngine | None,
 ) -> Certificate | HighProbabilityCertificate: ...
 def certify(
-    model: nn.Module | Network, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine | None = None
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor | Specification,
+    ball: Perturbation | InputSet,
+    engine: BoundEngine | None = None,
 ) -> Certificate | HighProbabilityCertificate:
-    """Try to prove that no input that `ball` allows instead of x gets another label than the given one.
+    """Try to prove that no input that `ball` allows instead of x gets another label than the given one, or breaks a specification.
 
     Args:
-        model: Any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
+        model: Any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network. Other outputs than
+            scores are welcome with `Between` and `Positive`.
         x: Clean inputs [N, *shape], float32 or float64, on the device and in the dtype of the model.
-        labels: The labels to defend [N], integers from 0 to C - 1.
-        ball: What may happen to every input, in the units of x: `LinfBall(0.1)`, `L2Ball`, `L1Ball`, or your own.
+        labels: The labels to defend [N], integers from 0 to C - 1; or any `Specification`, such as `TopK(labels, 3)`.
+        ball: What may happen to every input, in the units of x: `LinfBall(0.1)`, `L2Ball`, `L1Ball`, or your own; or a set around
+            each x, such as `Box(lower, upper)`.
         engine: How to bound; `Dual()` if not given.
 
     Returns:
@@ -208,32 +247,60 @@ def certify(
         >>> model = ad.load_digits_network()
         >>> images, labels = ad.load_digits("test")
         >>> certificate = ad.certify(model, images[:50], labels[:50], ad.LinfBall(0.05, clip=(0.0, 1.0)))
-        >>> int(certificate.certified.sum()), certificate.verdicts[0].name
-        (46, 'CERTIFIED')
+        >>> print(certificate)
+        46 of 50 certified at l-infinity 0.05 in [0, 1] by Dual(), 1 unknown, 3 wrong
+        >>> certificate.verdicts[0].name
+        'CERTIFIED'
     """
     engine = Dual() if engine is None else engine
     check_engine(engine)
-    labels = check_problem(x, labels, ball)
-    with full_precision(), torch.no_grad(), digesting((x, labels)) as inputs:
+    specification, ball = check_asked(x, labels, ball)
+    named = isinstance(specification, Label) and specification.targets is None
+    digested = (x, specification.labels) if isinstance(specification, Label) and named else (x,)
+    with full_precision(), torch.no_grad(), digesting(digested) as inputs:
         prepared = prepare(model, x, ball.around(x))
-        classes = check_classifier(prepared.graph.output_shape)
-        check_label_range(labels, classes)
-        predicted = prepared.output.argmax(1)
-        proof = prove(prepared, x, labels, ball, engine, predicted == labels)
-        network = digest_network(prepared.graph)
-        subject = Subject.of(network, inputs(), describe(ball), repr(engine), x)
-        return _certificate(proof, labels, predicted, subject)
+        question = specification.put(x, prepared.graph.output_shape)
+        proof = prove(prepared, x, question, ball, engine, question.holds(prepared.output))
+        asked = repr(specification) if named else f"{specification!r} sha256:{digest_object(specification)[:SHORT]}"
+        subject = Subject.of(digest_network(prepared.graph), inputs(), describe(ball), repr(engine), x, asked)
+        return _certificate(proof, prepared.output, question, subject, in_words(ball))
 
 
 def _certificate(
-    proof: Proof | ProbableProof, labels: Tensor, predicted: Tensor, subject: Subject
+    proof: Proof | ProbableProof, output: Tensor, question: Question, subject: Subject, where: str
 ) -> Certificate | HighProbabilityCertificate:
-    mine = own(labels, proof.lower.shape[1])
-    margin, slack = proof.lower.masked_fill(mine, torch.inf), proof.slack.masked_fill(mine, 0.0)
-    claim = margin, slack, proof.run_error.masked_fill(mine, 0.0), predicted, labels
+    idle = question.idle_rows()
+    margin, slack, run_error = (v.expand(len(output), -1) for v in (proof.lower, proof.slack, proof.run_error))
+    margin, slack = margin.masked_fill(idle, torch.inf), slack.masked_fill(idle, 0.0)
+    claim = margin, slack, run_error.masked_fill(idle, 0.0), output, question, subject, where
     if isinstance(proof, ProbableProof):
-        return HighProbabilityCertificate(*claim, subject, proof.confidence)
-    return Certificate(*claim, subject)
+        return HighProbabilityCertificate(*claim, proof.confidence)
+    return Certificate(*claim)
+
+
+def in_words(ball: Perturbation) -> str:
+    """Where a certificate holds, as a person would say it: "at l-infinity 2/255 in [0, 1]"."""
+    if isinstance(ball, GivenSet):
+        return f"in a {type(ball.region).__name__} each"
+    if type(ball) not in _NAMES:
+        return f"under {type(ball).__name__}"
+    eps = torch.as_tensor(ball.eps).detach()
+    ends = sorted({eps.min().item(), eps.max().item()}) if eps.numel() else []
+    clip = ball.clip if isinstance(ball, LinfBall) else None
+    inside = "" if clip is None else f" in [{clip[0]:g}, {clip[1]:g}]"
+    return f"at {_NAMES[type(ball)]} {' to '.join(map(fraction, ends))}{inside}"
+
+
+_NAMES: dict[type[Perturbation], str] = {LinfBall: "l-infinity", L2Ball: "l2", L1Ball: "l1"}
+
+
+def fraction(eps: float) -> str:
+    """A size as k/255 if it is one in float32 or float64 and has no short decimal form; as a decimal number otherwise."""
+    short = f"{eps:.3g}"
+    k = round(255 * eps) if 0 < eps < 256 else 0
+    if math.isclose(float(short), eps, rel_tol=2**-23) or k == 0 or not math.isclose(k / 255, eps, rel_tol=2**-23):
+        return f"{eps:g}"
+    return f"{k}/255"
 
 
 def describe(ball: Perturbation) -> str:
@@ -241,6 +308,8 @@ def describe(ball: Perturbation) -> str:
 
     A tensor of eps is summarised by its range. What a perturbation of the user's own holds may not show at all.
     """
+    if isinstance(ball, GivenSet):
+        return f"{type(ball.region).__name__} sha256:{digest_object(ball.region)[:SHORT]}"
     if type(ball) not in (LinfBall, L2Ball, L1Ball):
         name = repr(ball) if type(ball).__repr__ is not object.__repr__ else type(ball).__name__
         return f"{name} sha256:{digest_object(ball)[:SHORT]}"

@@ -9,19 +9,20 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
-from autodual.certificates.arguments import check_classifier, check_label_range, check_problem
+from autodual.certificates.arguments import GivenSet, check_asked
 from autodual.certificates.proof import prove, treats_all_alike
 from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import Prepared, check_engine, prepare
-from autodual.engines.results import BoundEngine, ProbableProof, all_exceed
+from autodual.engines.results import BoundEngine, ProbableProof, proves
 from autodual.graph import Network
 from autodual.sets import Perturbation
+from autodual.spec import Question, Specification
 
 
 def certified_radius(
     model: nn.Module | Network,
     x: Tensor,
-    labels: Tensor,
+    labels: Tensor | Specification,
     ball: Perturbation,
     engine: BoundEngine | None = None,
     tol: float = 1e-3,
@@ -33,8 +34,8 @@ def certified_radius(
     Args:
         model: Any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
         x: Clean inputs [N, *shape].
-        labels: The labels to defend [N].
-        ball: Its `eps`, one number or one for each example, is the largest radius that is tried.
+        labels: The labels to defend [N]; or any `Specification`.
+        ball: A perturbation, no set. Its `eps`, one number or one for each example, is the largest radius that is tried.
         engine: How to bound; `Dual()` if not given.
         tol: Bisection ends when the interval is no longer than this.
 
@@ -55,36 +56,45 @@ def certified_radius(
     """
     engine = Dual() if engine is None else engine
     check_engine(engine)
-    labels = check_problem(x, labels, ball)
+    specification, ball = check_asked(x, labels, ball)
+    if isinstance(ball, GivenSet):
+        ball.with_eps(0.0)  # refuses
     if not (isinstance(tol, int | float) and tol > 0):
         raise ArgumentError(f"tol must be positive, got {tol}")
     ball.around(x)  # refuses an eps that does not fit x
     largest = _per_example(ball, x)
     with full_precision(), torch.no_grad():
         prepared = prepare(model, x)
-        check_label_range(labels, check_classifier(prepared.graph.output_shape))
-        return _bisect(prepared, x, labels, ball, engine, largest, tol)
+        question = specification.put(x, prepared.graph.output_shape)
+        return _bisect(prepared, x, question, ball, engine, largest, tol)
 
 
 def _bisect(
-    prepared: Prepared, x: Tensor, labels: Tensor, ball: Perturbation, engine: BoundEngine, largest: Tensor, tol: float
+    prepared: Prepared,
+    x: Tensor,
+    question: Question,
+    ball: Perturbation,
+    engine: BoundEngine,
+    largest: Tensor,
+    tol: float,
 ) -> Tensor:
     def certified(radius: Tensor, some: Tensor) -> Tensor:
         if not treats_all_alike(ball) and len(some) < len(x):
             return certified(radius, torch.arange(len(x), device=x.device))[some]
         part = ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1)))
-        proof = prove(prepared, x[some], labels[some], part, engine, torch.ones_like(some, dtype=torch.bool))
+        asked = question.at(some)
+        proof = prove(prepared, x[some], asked, part, engine, torch.ones_like(some, dtype=torch.bool))
         if isinstance(proof, ProbableProof):
             raise ArgumentError(
                 f"{engine!r} promises each bound with probability 1 - delta, and a search makes many: their deltas add up. "
                 f"Use Dual(), or certify() at radii and deltas that you choose beforehand"
             )
-        return all_exceed(proof.lower, labels[some], proof.slack)
+        return proves(asked, proof.lower, proof.slack)
 
     low = torch.zeros_like(largest)
     high = largest.clone()
     open_ = torch.arange(len(x), device=x.device)
-    right = prepared.output.argmax(1) == labels
+    right = question.holds(prepared.output)
     full = certified(largest, open_) & right
     low[full] = largest[full]
     open_ = open_[~full & right]

@@ -93,9 +93,7 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
         raise ArgumentError(
             f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"
         )
-    check_input(input_set.centre, "input_set.centre")
-    if norm_of(input_set) is not None and not bool((input_set.radius.isfinite() & (input_set.radius >= 0)).all()):
-        raise ArgumentError("input_set.radius must be finite and not negative everywhere")
+    check_region(input_set, "input_set")
     with full_precision():
         prepared = prepare(model, input_set.centre, input_set)
         found = engine.bounds(prepared.network, input_set)
@@ -348,6 +346,12 @@ def check_input(x: Tensor, name: str) -> None:
     if x.device.type == "meta":
         raise ArgumentError(f"{name} is on the device 'meta', so it has a shape but no values")
     check_finite(x, name)
+
+
+def check_region(region: InputSet, name: str) -> None:
+    check_input(region.centre, f"{name}.centre")
+    if norm_of(region) is not None and not bool((region.radius.isfinite() & (region.radius >= 0)).all()):
+        raise ArgumentError(f"{name}.radius must be finite and not negative everywhere")
 
 
 def check_finite(x: Tensor, name: str) -> None:

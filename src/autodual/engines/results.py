@@ -17,7 +17,7 @@ from autodual.dual import DualNetwork, ElementwiseDual
 from autodual.engines.errors import Outside
 from autodual.interval import Interval
 from autodual.sets import InputSet
-from autodual.spec import Spec
+from autodual.spec import Question, Spec
 
 # What an engine is, and what it returns. A proof and an estimate are different types.
 
@@ -250,24 +250,19 @@ def exceeds(lower: Tensor, *errors: Tensor) -> Tensor:
     return (lower > total) & lower.isfinite() & total.isfinite()
 
 
-def all_exceed(lower: Tensor, labels: Tensor, *errors: Tensor) -> Tensor:
-    """[N] bool: every margin [N, C] but the label's own exceeds its errors, so the label is proved."""
-    return (exceeds(lower, *errors) | own(labels, lower.shape[1])).all(1)
+def proves(question: Question, lower: Tensor, *errors: Tensor) -> Tensor:
+    """[N] bool: enough rows [N, R] exceed their errors for the specification to be proved."""
+    return question.rule.holds(exceeds(lower, *errors) | question.idle_rows())
 
 
-def worth_another_look(lower: Tensor, labels: Tensor, slack: Tensor, run_error: Tensor) -> Tensor:
+def worth_another_look(question: Question, lower: Tensor, slack: Tensor, run_error: Tensor) -> Tensor:
     """[N] bool: some statement about an example is open, and more exact arithmetic may settle it.
 
-    That is so if no margin is clearly negative and the exact function is not proved, or if the network as it runs is not, although
-    every margin would allow it without its slack. What overflowed may be finite in a wider format.
+    That is so if enough rows are not clearly negative and the exact function is not proved, or if the network as it runs is not,
+    although enough rows would allow it without their slack. What overflowed may be finite in a wider format.
     """
-    mine = own(labels, lower.shape[1])
-    hopeful = ((lower > -slack / UNLIKELY) | ~(lower.isfinite() & slack.isfinite()) | mine).all(1)
-    possible_as_run = ((lower + slack > run_error) | ~run_error.isfinite() | mine).all(1)
-    proved, proved_as_run = all_exceed(lower, labels, slack), all_exceed(lower, labels, slack, run_error)
+    idle = question.idle_rows()
+    hopeful = question.rule.holds((lower > -slack / UNLIKELY) | ~(lower.isfinite() & slack.isfinite()) | idle)
+    possible_as_run = question.rule.holds((lower + slack > run_error) | ~run_error.isfinite() | idle)
+    proved, proved_as_run = proves(question, lower, slack), proves(question, lower, slack, run_error)
     return hopeful & (~proved | (possible_as_run & ~proved_as_run))
-
-
-def own(labels: Tensor, classes: int) -> Tensor:
-    """[N, C] bool: the place of the label, where there is nothing to prove."""
-    return labels.unsqueeze(1) == torch.arange(classes, device=labels.device)

@@ -38,6 +38,10 @@ class InputSet(ABC):
         """This set, or one around it, in float64; None if it cannot say. Bounds of float32 that rounding blurs are computed there."""
         return None
 
+    def inwards(self) -> InputSet:
+        """This set, or one inside it: what its `step` and `sample` compute lies in this set, whatever is rounded on the way."""
+        return self
+
     def __len__(self) -> int:
         return int(self.centre.shape[0])
 

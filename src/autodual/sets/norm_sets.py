@@ -84,6 +84,18 @@ class Box(InputSet):
             return Box(self._ends.lower.double(), self._ends.upper.double())
         return Box.around(self.centre.double(), self.radius.double())
 
+    def inwards(self) -> Box:
+        if self._ends is None:
+            lower = difference_rounded_up(self.centre, self.radius)
+            upper = -difference_rounded_up(-self.centre, self.radius)
+        else:
+            lower, upper = self._ends.lower, self._ends.upper
+        if self._twin is not None:
+            wide, dtype = self._twin(), self.centre.dtype
+            lower = torch.maximum(lower, rounded_up(wide.lower, dtype))
+            upper = torch.minimum(upper, -rounded_up(-wide.upper, dtype))
+        return Box.between(torch.minimum(lower, self.centre), torch.maximum(upper, self.centre))
+
     def minimise(self, coefficients: Tensor) -> Tensor:
         linear = (coefficients * self.centre).flatten(2).sum(-1)
         return linear - (coefficients.abs() * self.radius).flatten(2).sum(-1)
