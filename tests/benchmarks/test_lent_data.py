@@ -1,0 +1,44 @@
+"""Data that travel in parts arrive byte for byte, whatever the order of the parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lent_data
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    for name, records in (("data_batch_1.bin", 3000), ("test_batch.bin", 100)):
+        smooth = random.integers(0, 40, (records, 1 + 3 * 32 * 32), dtype=np.uint8)
+        (folder / "cifar").mkdir(parents=True, exist_ok=True)
+        (folder / "cifar" / name).write_bytes(smooth.tobytes())
+    (folder / "mnist").mkdir()
+    (folder / "mnist" / "labels").write_bytes(bytes(range(100)))
+    (folder / "mnist" / "empty").write_bytes(b"")
+    return folder
+
+
+def test_parts_arrive_as_they_were(data: Path, tmp_path: Path) -> None:
+    parts = lent_data.pack(data, tmp_path / "parts", 7 << 20)
+    assert len(parts) == 2
+    there = tmp_path / "there"
+    assert "cifar/data_batch_1.bin" in lent_data.unpack(there, [parts[1]])
+    assert lent_data.unpack(there, [parts[0]]) == []
+    for file in data.rglob("*"):
+        if file.is_file():
+            assert (there / file.relative_to(data)).read_bytes() == file.read_bytes()
+
+
+def test_a_damaged_part_is_refused(data: Path, tmp_path: Path) -> None:
+    (part,) = lent_data.pack(data, tmp_path / "parts", 1 << 30)
+    labels = next(f for f in part.iterdir() if f.read_bytes()[:1] == b"w")
+    content = bytearray(labels.read_bytes())
+    content[5] ^= 1
+    labels.write_bytes(bytes(content))
+    with pytest.raises(SystemExit, match="SHA-256 differs"):
+        lent_data.unpack(tmp_path / "there", [part])
