@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
-import lent_data
 import numpy as np
 import pytest
 
@@ -23,7 +24,12 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_parts_arrive_as_they_were(data: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def lent_data(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("lent_data")
+
+
+def test_parts_arrive_as_they_were(lent_data: ModuleType, data: Path, tmp_path: Path) -> None:
     parts = lent_data.pack(data, tmp_path / "parts", 7 << 20)
     assert len(parts) == 2
     there = tmp_path / "there"
@@ -34,7 +40,7 @@ def test_parts_arrive_as_they_were(data: Path, tmp_path: Path) -> None:
             assert (there / file.relative_to(data)).read_bytes() == file.read_bytes()
 
 
-def test_a_damaged_part_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_damaged_part_is_refused(lent_data: ModuleType, data: Path, tmp_path: Path) -> None:
     (part,) = lent_data.pack(data, tmp_path / "parts", 1 << 30)
     labels = next(f for f in part.iterdir() if f.read_bytes()[:1] == b"w")
     content = bytearray(labels.read_bytes())
