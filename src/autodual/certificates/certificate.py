@@ -8,7 +8,7 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -112,6 +112,8 @@ class Claim:
     subject: Subject
     where: str
     """The perturbation in words, such as "at l-infinity 2/255"."""
+    reached: Tensor | None = field(default=None, kw_only=True)
+    """[N] bool: what was bounded before a time limit; the rest is unknown. None if everything was."""
 
     @property
     def labels(self) -> Tensor:
@@ -176,6 +178,8 @@ class Claim:
         counts = [f"{as_run} as run"] if as_run != certified else []
         wrong = int((~self.right).sum())
         counts += [f"{count} {name}" for count, name in ((n - certified - wrong, "unknown"), (wrong, "wrong")) if count]
+        if self.reached is not None:
+            counts.append(f"{int((~self.reached).sum())} not reached in time")
         return f"{certified} of {n} {self._promise()} {self.where}{asked} by {self.engine}{''.join(f', {c}' for c in counts)}"
 
     def _promise(self) -> str:
@@ -200,6 +204,7 @@ class Claim:
             "margins": _finite(self.margins.detach().tolist()),
             "slack": _finite(self.slack.detach().tolist()),
             "run_error": _finite(self.run_error.detach().tolist()),
+            **({} if self.reached is None else {"reached": self.reached.tolist()}),
         }
 
 

@@ -19,7 +19,9 @@ from autodual._errors import AutodualError
 from autodual._tensor import full_precision
 from autodual.certificates.arguments import GivenSet, check_asked
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject
+from autodual.certificates.limits import Report, in_time, until_time_is_up
 from autodual.engines.backward.dual import Dual
+from autodual.engines.effort import Effort
 from autodual.engines.high_probability import HighProbability
 from autodual.engines.prepare import Prepared, check_engine, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, worth_another_look
@@ -64,6 +66,36 @@ def prove(
         slack=slack.index_copy(0, unclear, sharper.slack),
         run_error=run_error.index_copy(0, unclear, sharper.run_error),
     )
+
+
+def prove_in_time(
+    prepared: Prepared,
+    x: Tensor,
+    question: Question,
+    ball: Perturbation,
+    engine: BoundEngine,
+    right: Tensor,
+    effort: Effort,
+) -> tuple[Proof | ProbableProof, Tensor | None]:
+    """What `prove` finds within a time limit, and which examples [N] it got to; None for all of them."""
+    everyone = torch.arange(len(x), device=x.device)
+
+    def of_some(part: slice) -> Proof | ProbableProof:
+        if part.stop - part.start == len(x):
+            return prove(prepared, x, question, ball, engine, right)
+        some = everyone[part]
+        smaller = ball_of_some(ball, x, some)
+        assert smaller is not None
+        return prove(prepared, x[some], question.at(some), smaller, engine, right[some])
+
+    together = engine.random or ball_of_some(ball, x, everyone[:1]) is None
+    parts, done = until_time_is_up(of_some, len(x), together, effort)
+    if done == len(x):
+        return join_proofs(parts), None
+    lower = x.new_full((len(x) - done, question.rows(x.dtype).rows.shape[0]), -torch.inf)
+    nothing = Proof(lower, torch.zeros_like(lower), torch.zeros_like(lower))
+    found = join_proofs([*parts, nothing])
+    return found, everyone < done
 
 
 def _with_offsets(proof: Proof | ProbableProof, question: Question) -> Proof | ProbableProof:
@@ -144,14 +176,22 @@ def _look(
 
 def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputSet]:
     """The sets of some examples: at once where they depend on nothing but x and eps, else cut out of the sets of all."""
-    eps, alike = ball.eps, treats_all_alike(ball)
-    if alike and not (isinstance(eps, Tensor) and eps.numel() > 1):
-        yield ball.around(x[examples])
-    elif alike and isinstance(eps, Tensor) and eps.dim() == x.dim() and len(eps) == len(x):
-        yield ball.with_eps(eps.to(x.device)[examples]).around(x[examples])
+    some = ball_of_some(ball, x, examples)
+    if some is not None:
+        yield some.around(x[examples])
     else:
         region = ball.around(x)
         yield from (region[part] for part in _neighbours(examples.tolist()))
+
+
+def ball_of_some(ball: Perturbation, x: Tensor, examples: Tensor) -> Perturbation | None:
+    """The perturbation of some examples alone; None where sets may depend on more than their x and eps."""
+    eps = ball.eps
+    if not treats_all_alike(ball):
+        return None
+    if not (isinstance(eps, Tensor) and eps.numel() > 1):
+        return ball
+    return ball.with_eps(eps.to(x.device)[examples]) if eps.dim() == x.dim() and len(eps) == len(x) else None
 
 
 def _neighbours(examples: list[int]) -> Iterator[slice]:
@@ -195,6 +235,9 @@ def certify(
     labels: Tensor | Specification,
     ball: Perturbation | InputSet,
     engine: HighProbability,
+    *,
+    timeout: float | None = None,
+    progress: bool | Report | None = None,
 ) -> HighProbabilityCertificate: ...
 @overload
 def certify(
@@ -203,6 +246,9 @@ def certify(
     labels: Tensor | Specification,
     ball: Perturbation | InputSet,
     engine: None = None,
+    *,
+    timeout: float | None = None,
+    progress: bool | Report | None = None,
 ) -> Certificate: ...
 @overload
 def certify(
@@ -211,6 +257,9 @@ def certify(
     labels: Tensor | Specification,
     ball: Perturbation | InputSet,
     engine: BoundEngine | None,
+    *,
+    timeout: float | None = None,
+    progress: bool | Report | None = None,
 ) -> Certificate | HighProbabilityCertificate: ...
 def certify(
     model: nn.Module | Network,
@@ -218,6 +267,9 @@ def certify(
     labels: Tensor | Specification,
     ball: Perturbation | InputSet,
     engine: BoundEngine | None = None,
+    *,
+    timeout: float | None = None,
+    progress: bool | Report | None = None,
 ) -> Certificate | HighProbabilityCertificate:
     """Try to prove that no input that `ball` allows instead of x gets another label than the given one, or breaks a specification.
 
@@ -229,6 +281,10 @@ def certify(
         ball: What may happen to every input, in the units of x: `LinfBall(0.1)`, `L2Ball`, `L1Ball`, or your own; or a set around
             each x, such as `Box(lower, upper)`.
         engine: How to bound; `Dual()` if not given.
+        timeout: Seconds after which no further example is bounded. What was not decided by then is unknown; `reached` tells which
+            examples were bounded at all.
+        progress: True shows a line of progress on standard error, False none; a function is called with every `Progress`. None
+            shows the line on a terminal, if the work will take more than a minute. That it will is said in a warning.
 
     Returns:
         One verdict for each example, with the margins behind it. `certified` is about the function over the real numbers that the
@@ -260,22 +316,29 @@ def certify(
     with full_precision(), torch.no_grad(), digesting(digested) as inputs:
         prepared = prepare(model, x, ball.around(x))
         question = specification.put(x, prepared.graph.output_shape)
-        proof = prove(prepared, x, question, ball, engine, question.holds(prepared.output))
+        with in_time(engine, len(x), timeout, progress) as effort:
+            right = question.holds(prepared.output)
+            proof, in_limit = prove_in_time(prepared, x, question, ball, engine, right, effort)
         asked = repr(specification) if named else f"{specification!r} sha256:{digest_object(specification)[:SHORT]}"
         subject = Subject.of(digest_network(prepared.graph), inputs(), describe(ball), repr(engine), x, asked)
-        return _certificate(proof, prepared.output, question, subject, in_words(ball))
+        return _certificate(proof, prepared.output, question, subject, in_words(ball), in_limit)
 
 
 def _certificate(
-    proof: Proof | ProbableProof, output: Tensor, question: Question, subject: Subject, where: str
+    proof: Proof | ProbableProof,
+    output: Tensor,
+    question: Question,
+    subject: Subject,
+    where: str,
+    reached: Tensor | None,
 ) -> Certificate | HighProbabilityCertificate:
     idle = question.idle_rows()
     margin, slack, run_error = (v.expand(len(output), -1) for v in (proof.lower, proof.slack, proof.run_error))
     margin, slack = margin.masked_fill(idle, torch.inf), slack.masked_fill(idle, 0.0)
     claim = margin, slack, run_error.masked_fill(idle, 0.0), output, question, subject, where
     if isinstance(proof, ProbableProof):
-        return HighProbabilityCertificate(*claim, proof.confidence)
-    return Certificate(*claim)
+        return HighProbabilityCertificate(*claim, proof.confidence, reached=reached)
+    return Certificate(*claim, reached=reached)
 
 
 def in_words(ball: Perturbation) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
 from autodual._tensor import Shape
 from autodual.interval import Interval
@@ -69,14 +69,14 @@ class AffineDual(ABC):
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         """W' nu for coefficients [M, *result shape], one per operand of the given shapes. Found by autodiff."""
-        if not torch.compiler.is_compiling() and _saved_tensors_are_hooked():
-            return self._transpose_among_hooks(coefficients, shapes)
-        zeros = tuple(coefficients.new_zeros(coefficients.shape[0], *shape) for shape in shapes)
-        pull_back = torch.func.vjp(self.linear, *zeros)[1]
-        return tuple(pull_back(coefficients))
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            zeros = tuple(coefficients.new_zeros(coefficients.shape[0], *shape) for shape in shapes)
+            pull_back = torch.func.vjp(self.linear, *zeros)[1]
+            return tuple(pull_back(coefficients))
+        return self._transpose_by_gradient(coefficients, shapes)
 
-    def _transpose_among_hooks(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
-        """`transpose` in a checkpointed chunk or while tensors are offloaded, where torch.func.vjp refuses to work.
+    def _transpose_by_gradient(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        """`transpose` without torch.func.vjp, which imports PyTorch's compiler and refuses to work among hooks of saved tensors.
 
         The forward part is differentiated at once, so its tensors stay where they are; those of the result go through the hooks.
         """
@@ -140,15 +140,6 @@ class AffineDual(ABC):
     def cropped(self, shape: Shape) -> AffineDual | None:
         """The layer without padding, with a result of this shape; None unless it is the same at every position."""
         return None
-
-
-def _saved_tensors_are_hooked() -> bool:
-    """Whether a checkpoint or a context such as save_on_cpu handles what autodiff saves: then hooks cannot be disabled."""
-    try:
-        with disable_saved_tensors_hooks("probed by autodual"):
-            return False
-    except RuntimeError:
-        return True
 
 
 def _as_it_is(saved: Tensor) -> Tensor:

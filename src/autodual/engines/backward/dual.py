@@ -13,6 +13,7 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
 from autodual.engines.backward.solvers import CrownSolver, DualSolver, Solver, constant_bands
+from autodual.engines.effort import current
 from autodual.engines.errors import Errors, NoErrors, Outside
 from autodual.engines.ibp import IBP, IntervalBounds, interval_bounds
 from autodual.engines.memory import Budget, check_max_bytes
@@ -182,15 +183,30 @@ class BackwardEngine(BoundEngine):
         proof: bool = False,
     ) -> list[Result]:
         """The work on as many examples at a time as the memory budget allows; random numbers must not depend on how many those are."""
-        size = Budget.of(self.max_bytes, region.centre.device).examples(network, region.centre)
-        if size >= len(region):
-            return [work(Part(region, spec))]
-        given = self._given(network, region, proof) if self.random else None
-        slices = [slice(start, start + size) for start in range(0, len(region), size)]
-        return [
-            work(Part(region[s], None if spec is None else spec[s], None if given is None else given[s]))
-            for s in slices
-        ]
+        budget = Budget.of(self.max_bytes, region.centre.device)
+        size, effort = budget.examples(network, region.centre), current()
+        if effort is not None:
+            effort.begin(lambda: self._operations(network, region, budget), len(region))
+        given = self._given(network, region, proof) if self.random and size < len(region) else None
+        results = []
+        for start in range(0, len(region), size):
+            some = slice(start, min(start + size, len(region)))
+            if effort is not None:
+                effort.next_part(some.stop - some.start)
+            if size >= len(region):
+                results.append(work(Part(region, spec)))
+            else:
+                part = Part(region[some], None if spec is None else spec[some], None if given is None else given[some])
+                results.append(work(part))
+        if effort is not None:
+            effort.end()
+        return results
+
+    def _operations(self, network: DualNetwork, region: InputSet, budget: Budget) -> dict[int, float]:
+        """Multiplications, about, for every node that is bounded on the way to the output of one example."""
+        sources = [] if self.intermediate is not None else [network.source(i) for i in network.activations]
+        solver = self.solver(network, region, budget, NoErrors())
+        return {i: solver.operations(i) for i in dict.fromkeys([*sources, network.output])}
 
 
 @dataclass(frozen=True, repr=False)

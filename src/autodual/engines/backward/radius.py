@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from autodual.engines.backward.rows import (
     plan_for,
 )
 from autodual.engines.backward.smaller import Patches, crop
+from autodual.engines.effort import reached
 from autodual.engines.memory import Budget, even_split
 from autodual.kernels.weigh import weigh, weighable, weighted_l1
 from autodual.sets import InputSet, norm_of
@@ -64,20 +65,51 @@ def pull_back(
 
 
 def over_chunks(
-    network: DualNetwork, target: int, plan: Plan, budget: Budget, like: Tensor, bound: Callable[[Rows], Tensor]
+    network: DualNetwork,
+    target: int,
+    plan: Plan,
+    budget: Budget,
+    like: Tensor,
+    bound: Callable[[Rows], Tensor],
+    span: tuple[float, float] = (0.0, 1.0),
 ) -> Tensor:
-    """Results of `bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored."""
+    """Results of `bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored.
+
+    span: which part of the work on the node this is, for whoever watches.
+    """
     size = even_split(plan.count, budget.rows(network, target, like))
-    chunks = plan.chunks(size, like)
-    if torch.is_grad_enabled() and size < plan.count:
-        return plan.assemble([checkpoint(bound, rows, use_reentrant=False) for rows in chunks])
-    return plan.assemble([bound(rows) for rows in chunks])
+    again = torch.is_grad_enabled() and size < plan.count
+    results = []
+    for rows in plan.chunks(size, like):
+        results.append(checkpoint(bound, rows, use_reentrant=False) if again else bound(rows))
+        done = min(1.0, len(results) * size / plan.count)
+        reached(target, span[0] + done * (span[1] - span[0]))
+    return plan.assemble(results)
+
+
+AT_ACTIVATION = 8
+"""Operations on a coefficient at an activation, about, as many multiplications of a product."""
+
+
+def operations_of_row(network: DualNetwork, target: int) -> float:
+    """Multiplications, about, that pulling one row back from a node takes."""
+    total = 0.0
+    for index in network.ancestors(target):
+        node, shapes = network.nodes[index], network.operand_shapes(index)
+        size = sum(map(math.prod, shapes))
+        if isinstance(node.layer, AffineDual):
+            total += size * node.layer.terms(shapes, node.shape)[1]
+        else:
+            total += size * AT_ACTIVATION
+    return total
 
 
 # The radius of rows and of all units of a node.
 
 FEW_UNSTABLE = 0.3
 """Unstable units are gathered if at most this part of all units is unstable in some example."""
+MOST_CUT = 1 << 30
+"""Bytes of patches that are cut out of bands and errors at once, at most."""
 
 
 class UnitRadii(NamedTuple):
@@ -189,8 +221,15 @@ class RadiusPass:
         patches = None if windows is None else crop(self.network, index, windows)
         if patches is None:
             return plan
-        channels = self.network.nodes[index].shape[0]
-        return patches if patches.cost * channels < plan.count * features(self.network, index) else plan
+        return patches if patches.cost * patches.channels < plan.count * features(self.network, index) else plan
+
+    def operations(self, index: int) -> float:
+        """Multiplications, about, that bounding all units of a node takes for one example."""
+        plan = self.plan(index)
+        if isinstance(plan, Patches):
+            small = plan.network
+            return math.prod(plan.space) * plan.channels * operations_of_row(small, small.output)
+        return plan.count * operations_of_row(self.network, index)
 
     def of_some_units(self, index: int, units: Tensor) -> UnitRadii:
         """Radii [N, len(units)] of some units of a node, given by their place in the flattened shape."""
@@ -201,7 +240,7 @@ class RadiusPass:
         """Radii of all units of a node, in the cheapest way: by patches, cells or rows."""
         plan = self.plan(index)
         if isinstance(plan, Patches):
-            radius, *errors = self._of_patches(plan)
+            radius, *errors = self._of_patches(index, plan)
             return UnitRadii(radius, radius, *errors)
         below, *errors = self._of_plan(index, plan)
         above = below if norm_of(self.region) is not None else self._over(index, plan, _flipped(self.of_rows))
@@ -225,8 +264,19 @@ class RadiusPass:
         """[R, 2 N or 3 N, ...]: radii and, after them, errors."""
         return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[: self._results]), dim=1)
 
-    def _of_patches(self, patches: Patches) -> tuple[Tensor, ...]:
-        """Radius and errors of every unit, as the output of a small network over many virtual examples, some at a time."""
+    def _of_patches(self, index: int, patches: Patches) -> tuple[Tensor, ...]:
+        """Radius and errors of every unit, some lines of positions at a time: what they see is cut out together."""
+        kinds = 2 + bool(self.errors) + bool(self.run_errors)
+        line = kinds * len(self.region) * patches.values_per_line * self.region.centre.element_size()
+        size = even_split(patches.space[0], max(1, min(self.budget.max_bytes, MOST_CUT) // line))
+        found = []
+        for start in range(0, patches.space[0], size):
+            found.append(self._of_lines(replace(patches, lines=slice(start, min(start + size, patches.space[0])))))
+            reached(index, min(1.0, (start + size) / patches.space[0]))
+        return found[0] if len(found) == 1 else tuple(torch.cat(kind, 2) for kind in zip(*found, strict=True))
+
+    def _of_lines(self, patches: Patches) -> tuple[Tensor, ...]:
+        """Radius and errors of units, as the output of a small network over many virtual examples, some at a time."""
         network = patches.network
         region, bands = patches.region(self.region), patches.bands(self.bands)
         errors, run_errors = (

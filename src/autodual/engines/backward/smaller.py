@@ -32,6 +32,19 @@ class Patches:
     windows: dict[int, Window]
     space: Shape
     """Spatial shape of the target: one virtual example per position."""
+    lines: slice | None = None
+    """Positions along the first dimension that are looked at; None: all of them."""
+
+    @property
+    def channels(self) -> int:
+        """Units of the target at one position."""
+        return self.network.nodes[self.network.output].shape[0]
+
+    @property
+    def values_per_line(self) -> int:
+        """Values of activations and of the input that the units of one line of positions see."""
+        seen = sum(math.prod(self.network.nodes[place].shape) for place in self.places.values())
+        return math.prod(self.space[1:]) * seen
 
     @property
     def cost(self) -> int:
@@ -65,14 +78,16 @@ class Patches:
         patches = F.pad(values, pads)
         for d in range(dims):
             patches = patches.unfold(2 + d, window.high[d] - window.low[d] + 1, window.stride[d])
+        patches = patches if self.lines is None else patches[:, :, self.lines]
         inside = channels_lie_inside(values)
         order = [*range(2 + dims, 2 + 2 * dims), 1] if inside else [1, *range(2 + dims, 2 + 2 * dims)]
         cut = patches.permute(0, *range(2, 2 + dims), *order).flatten(0, dims)
         return cut.movedim(-1, 1) if inside else cut
 
     def assemble(self, radius: Tensor) -> Tensor:
-        """[C, N * positions] -> [N, C, *space]."""
-        return radius.reshape(radius.shape[0], -1, *self.space).transpose(0, 1).contiguous()
+        """[C, N * positions] -> [N, C, *space], as far as the positions are looked at."""
+        first = self.space[0] if self.lines is None else self.lines.stop - self.lines.start
+        return radius.reshape(radius.shape[0], -1, first, *self.space[1:]).transpose(0, 1).contiguous()
 
 
 def crop(network: DualNetwork, target: int, windows: dict[int, Window]) -> Patches | None:

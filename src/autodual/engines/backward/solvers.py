@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autodual._tensor import added, channels_inside, flat, laid_out_like, put_at
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
-from autodual.engines.backward.radius import RadiusPass, over_chunks, pull_back
+from autodual.engines.backward.radius import RadiusPass, operations_of_row, over_chunks, pull_back
 from autodual.engines.backward.rows import DensePlan, DenseRows, Rows, local_windows, plan_for
 from autodual.engines.backward.smaller import alive_channels, prune
 from autodual.engines.errors import SAFETY, Errors
@@ -86,6 +86,10 @@ class Solver(ABC):
     def settle(self, index: int) -> Interval:
         """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
         return self.bound(self.network.source(index))
+
+    @abstractmethod
+    def operations(self, index: int) -> float:
+        """Multiplications, about, that `bound` takes for one example."""
 
     @abstractmethod
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,6 +169,9 @@ class DualSolver(Solver):
 
     def bound(self, index: int) -> Interval:
         return self._bound(index, self._radius())
+
+    def operations(self, index: int) -> float:
+        return self._radius().operations(index)
 
     def _bound(self, index: int, radius: RadiusPass) -> Interval:
         centre = self.centre(index)
@@ -283,11 +290,15 @@ class CrownSolver(Solver):
             total.append(centre - rows.support(0, on_input, norm, region.radius))
         return added(total)
 
+    def operations(self, index: int) -> float:
+        plan = plan_for(self.network, index, local_windows(self.network, index, self.region))
+        return 2 * plan.count * operations_of_row(self.network, index)
+
     def bound(self, index: int) -> Interval:
         plan = plan_for(self.network, index, local_windows(self.network, index, self.region))
 
-        def of_all(work: Callable[[Rows], Tensor]) -> Tensor:
-            return over_chunks(self.network, index, plan, self.budget, self.region.centre, work)
+        def of_all(work: Callable[[Rows], Tensor], span: tuple[float, float]) -> Tensor:
+            return over_chunks(self.network, index, plan, self.budget, self.region.centre, work, span)
 
         count = 1 + bool(self.rounding.errors)
 
@@ -296,8 +307,8 @@ class CrownSolver(Solver):
             results = self.lower(index, rows)[:count]
             return results[0] if count == 1 else torch.cat(torch.broadcast_tensors(*results), dim=1)
 
-        below, *error = of_all(found).chunk(count)
-        above, *other = of_all(lambda rows: found(rows.flipped())).chunk(count)
+        below, *error = of_all(found, (0.0, 0.5)).chunk(count)
+        above, *other = of_all(lambda rows: found(rows.flipped()), (0.5, 1.0)).chunk(count)
         self.rounding.note(index, torch.maximum(error[0], other[0]) if error else None)
         return Interval(below, -above)
 
