@@ -1,6 +1,19 @@
 """GRAPH -> DUAL LAYERS: one small file per family of operations, one registry."""
 
-from autodual.dual import arithmetic, conv, linear, piecewise, pool, shape, smooth
+from autodual.dual import (
+    arithmetic,
+    attention,
+    conv,
+    convex,
+    linear,
+    normalising,
+    piecewise,
+    pool,
+    recurrent,
+    selecting,
+    shape,
+    smooth,
+)
 from autodual.dual.base import AffineDual as AffineDual
 from autodual.dual.base import Band as Band
 from autodual.dual.base import DualLayer as DualLayer
@@ -18,6 +31,9 @@ from autodual.dual.network import DualNode as DualNode
 from autodual.dual.network import OnDemand as OnDemand
 from autodual.dual.network import Pass as Pass
 from autodual.dual.network import walk as walk
+from autodual.dual.products import BilinearDual as BilinearDual
 
-FAMILIES = (arithmetic, conv, linear, piecewise, pool, shape, smooth)
+FAMILIES = (
+    arithmetic, attention, conv, convex, linear, normalising, piecewise, pool, recurrent, selecting, shape, smooth
+)  # fmt: skip
 """Importing these fills the registry."""

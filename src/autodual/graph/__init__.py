@@ -4,6 +4,7 @@ from autodual.graph.changes import Fingerprint as Fingerprint
 from autodual.graph.guards import check_surroundings as check_surroundings
 from autodual.graph.network import Network as Network
 from autodual.graph.network import Node as Node
+from autodual.graph.proxies import depends as depends
 from autodual.graph.record import capture as capture
 from autodual.graph.record import check_current as check_current
 from autodual.graph.registry import Call as Call

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError, UnsupportedOperationError
-from autodual.graph.advice import advice_about, same_name
+from autodual.graph.advice import LAST_SOFTMAX, advice_about, same_name
 from autodual.graph.calls import check_same
 from autodual.graph.changes import check_unchanged
 from autodual.graph.guards import check_no_more_than_its_class, check_not_translated, check_surroundings
@@ -165,6 +165,7 @@ def _to_network(model: nn.Module, root: _Root, tracer: ConcreteTracer, graph: fx
         )
         if fx_node.op == "output":
             output = args[0]
+            _check_last(fx_node.args[0])
             break
         path = tracer.paths.get(fx_node, "")
         depends = fx_node.op == "placeholder" or any(nodes[i].depends for i in _refs((args, kwargs)))
@@ -261,13 +262,39 @@ OWN_LAYER = (
     "Add one with autodual.register (docs/extending.md shows it in 20 lines), or move the operation out of the module that you "
     "certify"
 )
+OTHER_ARGUMENTS = (
+    "What works across dimension 0, the batch, on all dimensions at once, or in another dtype, is not: name a dimension of the "
+    "example"
+)
 IN_DOUBT = "A dual layer of your own is added with autodual.register (docs/extending.md)"
+
+
+_LAST = "refused as the last operation"
+
+
+def mark_as_last(proxy: Any, name: str) -> Any:
+    """The value of a rewrite that may stand inside a network, but is refused, with advice, as the last operation of one."""
+    if isinstance(proxy, fx.Proxy):
+        proxy.node.meta[_LAST] = name
+    return proxy
+
+
+def _check_last(output: Any) -> None:
+    name = output.meta.get(_LAST) if isinstance(output, fx.Node) else None
+    if name is not None:
+        raise UnsupportedOperationError(
+            f"model: ends in {name!r}, which would only make its bounds looser. {LAST_SOFTMAX}"
+        )
 
 
 def _check_supported(node: Node, registry: Registry) -> None:
     name = _unsupported(node, registry)
     if name is not None:
         same = same_name(name, registry.names())
+        if name in registry.names():
+            raise _refusal(
+                node, name, f"It is supported with other arguments than these. {OTHER_ARGUMENTS}. {OWN_LAYER}"
+            )
         raise _refusal(node, name, f"{'' if same is None else f'Use {same} instead. '}{OWN_LAYER}")
 
 

@@ -288,7 +288,8 @@ class ConcreteTracer(fx.Tracer):
         """What a rewrite makes of a call."""
         step = None
         if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
-            step = self.calls.begin(target, self._concrete(args), self._concrete(kwargs) if kwargs else {}, self.where)
+            named, given = (args[1], args[:1]) if target is getattr else (target, args)  # x.mT is noted by its name
+            step = self.calls.begin(named, self._concrete(given), self._concrete(kwargs) if kwargs else {}, self.where)
         self._expanding += 1
         try:
             made = rewrite(*first, *args, **kwargs)

@@ -38,12 +38,13 @@ class ElementwiseCheck:
     kinks: tuple[float, ...]
     tightness: float | None
     lines_tightness: float | None
+    domain: tuple[float, float]
     seed: int
 
     def run(self) -> None:
-        kinks = tuple(sorted({0.0, *self.kinks, *find_kinks(self.layer.value, self.shape)}))
+        kinks = tuple(sorted({0.0, *self.kinks, *find_kinks(self.layer.value, self.shape, self.domain)}))
         generator = torch.Generator().manual_seed(self.seed)
-        cases = interval_cases(kinks, generator)
+        cases = interval_cases(kinks, generator, self.domain)
         z = self._spread(Interval(cases.lower.to(self.dtype), cases.upper.to(self.dtype)))
         points = sample_points(z, kinks).double()
         with torch.no_grad():
@@ -57,7 +58,7 @@ class ElementwiseCheck:
         self._unbounded(kinks)
         self._nan()
         if self.dtype == torch.float64:
-            self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator))
+            self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator, self.domain))
 
     def _spread(self, z: Interval) -> Interval:
         """The intervals, repeated for every feature: [K, *shape]."""
@@ -131,7 +132,9 @@ class ElementwiseCheck:
         """An infinite end may give infinite or undefined bounds, but no finite bound that is wrong."""
         inf = torch.inf
         ends = torch.tensor([(-inf, 1.0), (-1.0, inf), (-inf, inf), (-inf, -2.0), (2.0, inf)], dtype=self.dtype)
-        z, reachable = (self._spread(Interval(e[:, 0], e[:, 1])) for e in (ends, ends.clamp(-1e4, 1e4)))
+        z, reachable = (
+            self._spread(Interval(e[:, 0], e[:, 1])) for e in (ends, ends.clamp(-1e4, 1e4).clamp(*self.domain))
+        )
         points = sample_points(reachable, kinks)
         with torch.no_grad():
             values = self.layer.value(points.double())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import Shape
-from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, build
+from autodual.dual import AffineDual, BilinearDual, DualNetwork, ElementwiseDual, build
 from autodual.engines import capture
 from autodual.engines.ibp import run_error_at
 from autodual.testing._affine import AffineCheck
+from autodual.testing._bilinear import BilinearCheck, check_bilinear_errors
 from autodual.testing._elementwise import ElementwiseCheck
 from autodual.testing._errors import check_errors
+from autodual.testing._intervals import within
 from autodual.testing._report import require_close, rounding
 
 USUAL_SHAPES: tuple[Shape, ...] = ((5,), (3, 8), (3, 8, 8), (2, 5, 5, 5))
@@ -38,6 +41,7 @@ def check_dual_layer(
     kinks: tuple[float, ...] = (),
     tightness: float | None = 0.01,
     lines_tightness: float | None = None,
+    domain: tuple[float, float] = (-math.inf, math.inf),
     seed: int = 0,
 ) -> None:
     """Check that the dual layers of an operation keep their contract: values, bands, lines, gradients, and what rounding may do.
@@ -48,6 +52,7 @@ def check_dual_layer(
         kinks: Points that intervals should start, end and straddle at, besides those that are found by sampling.
         tightness: How far a band's radius may lie above the smallest possible, as a fraction; None to check soundness alone.
         lines_tightness: As `tightness`, for the two lines: at the middle of the interval and relative to the function's range.
+        domain: Where the function is defined and finite; intervals and inputs are drawn inside.
         seed: Of the random intervals and inputs.
 
     Raises:
@@ -66,15 +71,20 @@ def check_dual_layer(
         label = f"{name} ({str(dtype).removeprefix('torch.')})"
         module, example = module.to(dtype), example.to(dtype)
         network = _dual(module, example)
-        _check_value(label, module, network, example, seed)
+        _check_value(label, module, network, example, domain, seed)
         for index, node in enumerate(network.nodes):
             where, shapes = label if len(network.nodes) == 2 else f"{label}, {node.name}", network.operand_shapes(index)
-            if isinstance(node.layer, ElementwiseDual):
+            if isinstance(node.layer, BilinearDual):
+                BilinearCheck(where, node.layer, shapes[0], dtype, seed).run()
+                if dtype == torch.float32:
+                    check_bilinear_errors(where, node.layer, shapes[0], seed)
+            elif isinstance(node.layer, ElementwiseDual):
                 tight = (tightness, lines_tightness)
-                ElementwiseCheck(where, node.layer, shapes[0], dtype, kinks, *tight, seed).run()
+                inside = within(node.layer, domain)
+                ElementwiseCheck(where, node.layer, shapes[0], dtype, kinks, *tight, inside, seed).run()
             elif isinstance(node.layer, AffineDual) and dtype == torch.float64:
                 AffineCheck(where, node.layer, shapes, node.shape, seed).run()
-    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, seed)
+    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, domain, seed)
 
 
 def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> DualNetwork:
@@ -82,12 +92,14 @@ def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) 
         return build(capture(module, example), dtype=dtype)
 
 
-def _check_value(name: str, module: nn.Module, network: DualNetwork, example: Tensor, seed: int) -> None:
+def _check_value(
+    name: str, module: nn.Module, network: DualNetwork, example: Tensor, domain: tuple[float, float], seed: int
+) -> None:
     """The dual layers compute what the module computes, in its dtype."""
     generator = torch.Generator().manual_seed(seed)
     shape, dtype = (32, *example.shape[1:]), example.dtype
     sizes = torch.tensor([0.0, 0.1, 1.0, 4.0, 30.0], dtype=dtype).repeat(7)[:32].reshape(-1, *[1] * (len(shape) - 1))
-    x = sizes * torch.randn(shape, dtype=dtype, generator=generator)
+    x = (sizes * torch.randn(shape, dtype=dtype, generator=generator)).clamp(*domain)
     with torch.no_grad():
         expected, found = module(x), network.forward(x)
     if found.dtype != dtype:

@@ -40,7 +40,7 @@ class Centres(Pass[Tensor]):
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         band = self.bands[index]
-        return band.slope * operands[0] + band.centre
+        return layer.along(band.slope, operands[0]) + band.centre
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RadiusBounds(Pass[Tensor]):
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         band = self.bands[index]
-        return self.rounding.with_room(index, band.slope.abs() * operands[0] + band.radius)
+        return self.rounding.with_room(index, layer.along(band.slope.abs(), operands[0]) + band.radius)
 
 
 # The state of one backward computation: relaxations found so far, and bounds from them.
@@ -149,7 +149,8 @@ class DualSolver(Solver):
         self.bands[index] = band
         self._ready.pop(index, None)
         self.rounding.enter_band(index, interval, band)
-        alive = None if torch.is_grad_enabled() else alive_channels(*self.rounding.alive(index, band))
+        known = not torch.is_grad_enabled() and self.network.activation(index).elementwise
+        alive = alive_channels(*self.rounding.alive(index, band)) if known else None
         if alive is not None:
             self._alive[index] = alive
             self._slim, self._kept = prune(self.network, self._alive)
@@ -181,6 +182,7 @@ class DualSolver(Solver):
         source = self.network.source(index)
         radius = self._radius()
         dense = norm_of(self.region) is not None and isinstance(radius.plan(source), DensePlan)
+        dense = dense and self.network.activation(index).elementwise
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
             return self._remember(source, self._bound(source, radius))
         centre, reach = self.centre(source), self._radius_bounds.at(source)
@@ -225,7 +227,7 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
     """Every activation replaced by the interval of its values: interval bounds as a dual problem."""
     for index, interval in intervals.items():
         image = solver.network.activation(index).image(interval)
-        solver.bands[index] = Band(torch.zeros_like(image.lower), image.centre, image.radius)
+        solver.bands[index] = Band(torch.zeros_like(interval.lower), image.centre, image.radius)
         solver.constant.add(index)
     return solver
 
@@ -266,6 +268,8 @@ class CrownSolver(Solver):
             positive, negative = coefficients.clamp(min=0), coefficients.clamp(max=0)
             total.append(rows.inner(activation, positive, lines.lower_offset))
             total.append(rows.inner(activation, negative, lines.upper_offset))
+            if not self.network.activation(activation).elementwise:  # its two lines are parallel
+                return self.network.activation(activation).back(lines.lower_slope, coefficients)
             return torch.addcmul(positive * lines.lower_slope, negative, lines.upper_slope)
 
         def add_bias(node: int, coefficients: Tensor) -> None:
