@@ -53,6 +53,16 @@ class ConvexDual(SteepDual):
     """Declare `value`, `derivative` and `stationary` of a function that is convex, or `concave`, everywhere."""
 
     concave: bool = False
+    monotone: bool = True
+    """Whether it rises everywhere, or falls everywhere, on its domain; or else its smallest value is that at zero."""
+
+    def image(self, z: Interval) -> Interval:
+        ends = self.value(z.lower), self.value(z.upper)
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        if self.monotone:
+            return Interval(low, high)
+        turns = (z.lower < 0) & (z.upper > 0)
+        return Interval(torch.where(turns, self.value(torch.zeros_like(low)), low), high)
 
     def band(self, z: Interval) -> Band:
         slope = self._secant(z)
@@ -100,6 +110,8 @@ class DualEvenPower(ConvexDual):
     """z ** n for an even n >= 2. The square lies in [0, r^2] above the tangent at the centre of an interval of radius r."""
 
     exponent: int = 2
+
+    monotone = False
 
     def value(self, z: Tensor) -> Tensor:
         return z.square() if self.exponent == 2 else z**self.exponent
@@ -156,6 +168,8 @@ class DualSinh(SteepDual):
 
 
 class DualCosh(ConvexDual):
+    monotone = False
+
     def value(self, z: Tensor) -> Tensor:
         return z.cosh()
 

@@ -1,13 +1,15 @@
 """Statistics of an example and normalisation by them: variances, lengths, and layer, group, instance and RMS normalisation.
 
 With the mean m, c = x - m and v = mean c^2, normalised values are c / sqrt(v + eps). Squares are never negative, so v + eps is at
-least eps, whatever bounds say: the root is taken of the part above (`power_above`).
+least eps, whatever bounds say: the root is taken of the part above (`power_above`). And of n values, c_i^2 <= (n - 1) v: the others
+add up to -c_i, so their squares add up to c_i^2 / (n - 1) at least, and n v >= c_i^2 n / (n - 1). So no normalised value is larger
+than sqrt(n - 1), or than sqrt(n) where no mean was subtracted.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from autodual._tensor import Shape
 from autodual.dual.base import AffineDual
 from autodual.dual.building import register, rewrite
 from autodual.dual.convex import power_above, recorded
+from autodual.dual.products import BilinearDual, elementwise_product
 from autodual.graph import Call, depends
 
 
@@ -54,12 +57,24 @@ def _variance_of(call: Call) -> DualVariance:
     return DualVariance(dims, math.prod(call.operand.shape[d - 1] for d in dims))
 
 
+def limited_product(x: Tensor, y: Tensor, limit: float) -> Tensor:
+    """x * y, which is known to be no larger than `limit` in size. For rewrites."""
+    return x * y
+
+
+@register(limited_product)
+def _limited_product(call: Call) -> BilinearDual:
+    left, right = call.operands
+    return replace(elementwise_product(call, left.shape, right.shape), limit=float(call.argument(2, "limit")))  # type: ignore[type-var]
+
+
 def standardised(x: Any, dims: tuple[int, ...], eps: float, by_sums: bool = False) -> Any:
     """(x - mean) / sqrt(variance + eps) over some dimensions. by_sums: whether PyTorch may compute the variance from sums of x^2."""
     apart = x - x.mean(dims, keepdim=True)
     squares = torch.square(apart)
     variance = recorded(variance_of, squares, x, dims) if by_sums else squares.mean(dims, keepdim=True)
-    return apart * recorded(power_above, variance + eps, -0.5, eps)
+    inverse = recorded(power_above, variance + eps, -0.5, eps)
+    return recorded(limited_product, apart, inverse, math.sqrt(math.prod(x.shape[d] for d in dims) - 1))
 
 
 def _scaled(x: Any, weight: Any, bias: Any) -> Any:
@@ -89,7 +104,8 @@ def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float |
     if not depends(input) or eps <= 0 or 0 in dims:
         return NotImplemented
     squares = torch.square(input).mean(dims, keepdim=True)
-    return _scaled(input * recorded(power_above, squares + eps, -0.5, eps), weight, None)
+    inverse, count = recorded(power_above, squares + eps, -0.5, eps), math.prod(input.shape[d] for d in dims)
+    return _scaled(recorded(limited_product, input, inverse, math.sqrt(count)), weight, None)
 
 
 @rewrite(nn.RMSNorm)

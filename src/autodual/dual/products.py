@@ -38,6 +38,8 @@ class BilinearDual(ElementwiseDual):
     """B(x, y) of the two parts of its operand."""
 
     elementwise = False
+    limit: float | None = None
+    """What is known to be no less than any entry of the product in size, by what its factors are computed from."""
 
     @abstractmethod
     def split(self, z: Tensor) -> Pair:
@@ -80,10 +82,16 @@ class BilinearDual(ElementwiseDual):
         x, y = self._parts(z)
         if self.counts[0] == 1:
             ends = torch.stack([self.product(a, b) for a in (x.lower, x.upper) for b in (y.lower, y.upper)])
-            return Interval(ends.amin(0), ends.amax(0))
+            return self._limited(Interval(ends.amin(0), ends.amax(0)))
         centre = self.product(x.centre, y.centre)
         radius = self.product(x.centre.abs() + x.radius, y.radius) + self.product(x.radius, y.centre.abs())
-        return Interval.around(centre, radius)
+        return self._limited(Interval.around(centre, radius))
+
+    def _limited(self, image: Interval) -> Interval:
+        if self.limit is None:
+            return image
+        most = self.limit * (1 + 4 * torch.finfo(image.lower.dtype).eps)
+        return Interval(image.lower.clamp(-most, most), image.upper.clamp(-most, most))
 
     def largest_value(self, z: Interval) -> Tensor:
         return self.product(*self.split(z.largest))
@@ -98,7 +106,7 @@ class BilinearDual(ElementwiseDual):
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         """A sum of n products is wrong by at most gamma_n of their sizes, and gamma_n < (1 + n / 8) gamma_16."""
-        return grain * (1 + self.counts[0] / 8) * self.largest_value(z)
+        return grain * (1 + self.counts[0] / 8) * self.product(*self.split(z.largest))
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         """With m the middle of a and b: B(a) - B(b) - L(a - b) = B(a_x - b_x, m_y - s_y) + B(m_x - s_x, a_y - b_y)."""
@@ -139,6 +147,7 @@ class DualProduct(BilinearDual):
     """x * y for operands of one shape, whose channels stand side by side."""
 
     shape: Shape
+    limit: float | None = None
 
     counts = (1, 1)
 
@@ -191,6 +200,7 @@ class DualBilinear(BilinearDual):
     right: str
     result: str
     shapes: tuple[Shape, Shape]
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         letters = (self.left, self.right, self.result)

@@ -95,9 +95,11 @@ class BilinearCheck:
         size = self.layer.value(torch.maximum(z.largest, (z.centre.abs() + z.radius)).double())
         allowed = sum(self.layer.counts) * rounding(self.dtype, 3 * size)
         image = self.layer.image(z)
+        limit = self.layer.limit
+        known = values if limit is None else values.clamp(-limit, limit)  # no larger ones are known to occur
         for side, end, sign in (("below", image.lower, 1.0), ("above", image.upper, -1.0)):
             require_below(
-                sign * (end.double() - values) - allowed, f"{self.name}: image cuts off values {side}", f=values
+                sign * (end.double() - known) - allowed, f"{self.name}: image cuts off values {side}", f=known
             )
         band, lines = self.layer.band(z), self.layer.lines(z)
         found = self.layer.along(band.slope.double(), points.double()) + band.centre.double()

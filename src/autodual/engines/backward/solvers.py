@@ -241,6 +241,8 @@ class CrownSolver(Solver):
     def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
         super().__init__(network, region, budget, rounding)
         self.chosen: dict[int, Lines] = {}
+        self._pulls_run_errors = any(not network.activation(i).elementwise for i in network.activations)
+        """Whether run errors are pulled back with the bounds: absolute weights and products from layer to layer add up to far more."""
 
     def relax(self, index: int, interval: Interval) -> None:
         lines = self.network.activation(index).lines(interval)
@@ -293,16 +295,19 @@ class CrownSolver(Solver):
         def of_all(work: Callable[[Rows], Tensor]) -> Tensor:
             return over_chunks(self.network, index, plan, self.budget, self.region.centre, work)
 
-        count = 1 + bool(self.rounding.errors)
+        as_run = self._pulls_run_errors and len(self.rounding.errors) >= DEEP
+        count = 1 + bool(self.rounding.errors) + as_run
 
         def found(rows: Rows) -> Tensor:
-            """[R, N or 2 N, ...]: results and, after them, errors, if there are any."""
-            results = self.lower(index, rows)[:count]
+            """[R, N, 2 N or 3 N, ...]: results and, after them, errors, if there are any."""
+            results = self.lower(index, rows, as_run)[:count]
             return results[0] if count == 1 else torch.cat(torch.broadcast_tensors(*results), dim=1)
 
-        below, *error = of_all(found).chunk(count)
-        above, *other = of_all(lambda rows: found(rows.flipped())).chunk(count)
-        self.rounding.note(index, torch.maximum(error[0], other[0]) if error else None)
+        below, *errors = of_all(found).chunk(count)
+        above, *others = of_all(lambda rows: found(rows.flipped())).chunk(count)
+        self.rounding.note(
+            index, *(torch.maximum(a, b) for a, b in zip(errors, others, strict=True)) if errors else (None,)
+        )
         return Interval(below, -above)
 
 
