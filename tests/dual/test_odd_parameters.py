@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import REGISTRY
-from small import corners
+from autodual.dual.attention import differences
+from autodual.dual.convex import log_above, power_above
+from autodual.dual.normalising import limited_product, variance_of
+from small import Net, corners
 
 INF, NAN, T = torch.inf, torch.nan, torch.Tensor
 SHIPPED = {*REGISTRY.builders, *REGISTRY.rewrites}
@@ -167,6 +170,10 @@ def table() -> Iterator[Odd]:
         yield from (refused(f"{e}", (target,), given(e)) for e in (sign * INF, NAN))
         yield Odd("tensor", (target,), held(ramp))
         yield refused("an end from the input", (target,), lambda f: lambda x: f(x, x.flip(1)))
+    yield from powers()
+    yield from attention()
+    yield from statistics()
+    yield from selection()
     # Arithmetic.
     add = (torch.add, T.add, T.add_, torch.sub, torch.subtract, T.sub, T.sub_, torch.rsub)
     yield from (Odd(f"alpha {a}", add, lambda f, a=a: lambda x: f(x * 1, x.flip(1), alpha=a)) for a in (-2, 0, 0.5))
@@ -185,15 +192,27 @@ def table() -> Iterator[Odd]:
     yield from (
         refused(f"times {v}", times, lambda f, v=v: lambda x: f(x * 1, v).tanh()) for v in (INF, NAN, 1e300 * 1e300)
     )
-    yield refused("times the input", times, lambda f: lambda x: f(x * 1, x.flip(1)))
-    over = (operator.truediv, operator.itruediv, torch.div, torch.divide, T.div, T.div_)
+    yield Odd("times the input", times, lambda f: lambda x: f(x * 1, x.flip(1)))
+    yield Odd("times itself", (operator.mul, torch.mul, torch.multiply, T.mul), lambda f: lambda x: f(x, x))
+    yield Odd("times the input, broadcast", times, lambda f: lambda x: f(x * 1, x.mean(1, keepdim=True)), (3, 2))
+    yield refused("times another rank", times, lambda f: lambda x: f(x * 1, x[:, 0]), (13, 13))
+    over = (
+        operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, T.div, T.div_, T.true_divide,
+    )  # fmt: skip
+    by_input = (operator.truediv, torch.div, torch.divide, torch.true_divide, T.div, T.true_divide)
+    yield Odd("over the input", by_input, lambda f: lambda x: f(x, x.flip(1).square() + 1))
+    yield Odd("a number over the input", (operator.truediv,), lambda f: lambda x: f(2.0, x.abs() + 0.5))
+    yield Odd("over what may be zero", by_input, lambda f: lambda x: f(x, x.flip(1)))
+    yield refused("over the input, in place", (operator.itruediv, T.div_), lambda f: lambda x: f(x * 1, x.abs() + 1))
     yield from (Odd(f"over {v}", over, given(v)) for v in (-0.3, 1e-30, 1e30))
     yield Odd("over constants", over, held(torch.tensor([-1.0, 0.2, 3.0])))
     yield from (
         refused(f"over {v}", over, lambda f, v=v: lambda x: f(x * 1, v).tanh()) for v in (0.0, -0.0, NAN, 1e-320)
     )
     yield refused("over a zero", over, lambda f: Held(lambda x, t: f(x * 1, t).tanh(), torch.tensor([1.0, 0.0, 2.0])))
-    yield from (refused(r, over[2:], given(2.0, rounding_mode=r)) for r in ("floor", "trunc"))
+    rounded = (torch.div, torch.divide, T.div, T.div_)
+    yield from (refused(r, rounded, given(2.0, rounding_mode=r)) for r in ("floor", "trunc"))
+    yield refused("rounded, over the input", rounded[:3], lambda f: lambda x: f(x, x.abs() + 1, rounding_mode="floor"))
     # Casts and dropout.
     casts = (T.to, T.type_as)
     yield refused("to less precision", (T.to,), given(torch.float16))
@@ -402,6 +421,247 @@ def table() -> Iterator[Odd]:
     yield Odd("by two", (nn.PixelShuffle, F.pixel_shuffle), given(2), (4, 2, 2))
 
 
+def powers() -> Iterator[Odd]:
+    """Powers, exponentials and logarithms: at their poles, beyond them, and where they overflow."""
+    curves = (
+        (torch.exp, torch.exp_, T.exp, T.exp_), (nn.LogSigmoid, F.logsigmoid), (torch.sinh, T.sinh), (torch.cosh, T.cosh),
+        (torch.square, torch.square_, T.square, T.square_), (torch.exp2, T.exp2), (torch.expm1, T.expm1), (nn.Mish, F.mish),
+        (torch.erf, T.erf, torch.special.erf), (torch.atan, torch.arctan, T.atan, T.arctan), (nn.Tanhshrink, F.tanhshrink),
+        (torch.asinh, torch.arcsinh, T.asinh, T.arcsinh),
+    )  # fmt: skip
+    for targets in curves:
+        yield Odd("plain", targets, given())
+        yield Odd("far out", targets, given(), reach=30.0)
+    yield Odd("overflows", (torch.exp,), lambda f: lambda x: f(40 * x).tanh())
+    above = (
+        (torch.log, torch.log_, T.log, T.log_), (torch.sqrt, torch.sqrt_, T.sqrt, T.sqrt_), (torch.log2, T.log2),
+        (torch.rsqrt, torch.rsqrt_, T.rsqrt, T.rsqrt_), (torch.log10, T.log10), (torch.log1p, T.log1p),
+        (torch.reciprocal, torch.reciprocal_, T.reciprocal, T.reciprocal_),
+    )  # fmt: skip
+    for targets in above:
+        yield Odd("of positive numbers", targets, lambda f: lambda x: f(x + 4.5))
+        yield Odd("of tiny numbers", targets, lambda f: lambda x: f(x.square() + 1e-6))
+        yield Odd("of what bounds cannot tell from zero", targets, lambda f: lambda x: f(_positive(x)).tanh())
+    yield Odd("of negative numbers", above[-1], lambda f: lambda x: f(x - 4.5))
+    power = (operator.pow, operator.ipow, torch.pow, T.pow, T.pow_)
+    yield from (Odd(f"power {p}", power, given(p)) for p in (0, 1, 2, 3, 4, 7, 2.0, True))
+    yield from (
+        Odd(f"power {p}", power, lambda f, p=p: lambda x: f(x + 4.5, p))
+        for p in (-1, -2, -3, 0.5, -0.5, 0.3, 2.5, -1.7)
+    )
+    yield from (Odd(f"power {p} below zero", power, lambda f, p=p: lambda x: f(x - 4.5, p)) for p in (-1, -2, -3))
+    yield from (refused(f"power {p}", power, given(p)) for p in (NAN, INF, 1000))
+    yield Odd("an exponent from a buffer", power, held(torch.tensor(3.0)))
+    yield refused("exponents", power, held(torch.tensor([2.0, 3.0, 4.0])))
+    yield refused("an exponent from the input", power, lambda f: lambda x: f(x.abs() + 1, x))
+    yield from (Odd(f"of {b}", (operator.pow, torch.pow), lambda f, b=b: lambda x: f(b, x)) for b in (2, 0.5, 1.0))
+    yield refused("of zero", (operator.pow, torch.pow), lambda f: lambda x: f(0.0, x.abs() + 1))
+    # What only rewrites call.
+    yield Odd("by a rewrite", (power_above,), lambda f: lambda x: F.rms_norm(x, (3,), eps=1e-3))
+    yield Odd("by a rewrite", (log_above,), lambda f: lambda x: torch.logsumexp(x, 1, keepdim=True))
+
+
+def attention() -> Iterator[Odd]:
+    maxima = (torch.softmax, T.softmax, F.softmax, torch.log_softmax, T.log_softmax, F.log_softmax, F.softmin)
+    yield Odd("of all sizes", maxima, lambda f: lambda x: 2 * f(x, -1))
+    yield Odd("far apart", maxima, lambda f: lambda x: 2 * f(5 * x, -1))
+    yield Odd("first of two", maxima, lambda f: lambda x: 2 * f(x, dim=1), (3, 2))
+    yield refused("along the batch", maxima, lambda f: lambda x: 2 * f(x, 0), (13,))
+    yield refused("at the end", maxima[:-1], given(1))
+    yield refused("in half", maxima, lambda f: lambda x: f(x, 1, dtype=torch.float16).to(x.dtype))
+    modules = (nn.Softmax, nn.LogSoftmax, nn.Softmin)
+    yield Odd("inside", modules, lambda m: nn.Sequential(m(-1), nn.Identity()), (2, 3))
+    yield Odd("inside", (nn.Softmax2d,), lambda m: nn.Sequential(m(), nn.Identity()), (3, 2, 1))
+    yield Odd("kept", (torch.logsumexp, T.logsumexp), given(-1, True), (2, 3))
+    yield Odd("dropped", (torch.logsumexp, T.logsumexp), given(1), (2, 3))
+    yield refused("over the batch", (torch.logsumexp, T.logsumexp), given(0), (13,))
+    yield Odd("of two", (torch.logaddexp, T.logaddexp), lambda f: lambda x: f(x, 3 * x.flip(1)))
+    yield Odd("with a constant", (torch.logaddexp, T.logaddexp), held(torch.tensor([0.3, -2.0, 1.0])))
+    yield Odd("by a rewrite", (differences,), lambda f: lambda x: 2 * x.softmax(1), (3, 2))
+    yield Odd("halves", (F.glu,), given(1), (4, 2))
+    yield Odd("halves", (nn.GLU,), given(), (2, 4))
+    attends = (F.scaled_dot_product_attention,)
+    square = torch.tensor([[True, False, True], [True, True, False], [False, False, True]])
+    yield Odd("plain", attends, lambda f: lambda x: f(x, x.flip(1), x), (3, 2), reach=0.3)
+    yield Odd("scaled", attends, lambda f: lambda x: f(x, x, x, scale=-0.3), (3, 2), reach=0.3)
+    yield Odd("causal", attends, lambda f: lambda x: f(x, x, x, is_causal=True), (3, 2), reach=0.3)
+    yield Odd("with a mask", attends, lambda f: Held(lambda x, m: f(x, x, x, attn_mask=m), square), (3, 2), reach=0.3)
+    added = torch.tensor([[0.0, -INF, 0.5], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    yield Odd("with added numbers", attends, lambda f: lambda x: f(x, x, x, added.to(x)), (3, 2), reach=0.3)
+    keys = added[:, :2].clamp(-1)
+    yield Odd("constant keys", attends, lambda f: Held(lambda x, k: f(x, k.expand(len(x), 3, 2), x), keys), (3, 2))
+    yield Odd(
+        "constant queries",
+        attends,
+        lambda f: Held(lambda x, k: f(k.expand(len(x), 3, 2), x, x), keys),
+        (3, 2),
+        reach=0.5,
+    )
+    matrices = torch.randn(2, 2, 2, generator=torch.Generator().manual_seed(0))
+    for target in (torch.matmul, operator.matmul, T.matmul):
+        yield Odd("matrices", (target,), lambda f: Held(lambda x, w: f(x, w), matrices), (2, 3, 2))
+        yield Odd("matrices, left", (target,), lambda f: Held(lambda x, w: f(w, x), matrices), (2, 2, 3))
+    yield refused("drops", attends, lambda f: lambda x: f(x, x, x, dropout_p=0.5), (3, 2))
+    nothing = torch.tensor([[True, False], [False, False]])
+    yield refused("nothing left", attends, lambda f: Held(lambda x, m: f(x, x, x, m).nan_to_num(), nothing), (2, 2))
+    heads = (nn.MultiheadAttention,)
+    yield Odd("two heads", heads, lambda m: _Attends(m(4, 2, batch_first=True)), (2, 4), reach=0.2)
+    yield Odd("no bias", heads, lambda m: _Attends(m(4, 1, bias=False, batch_first=True)), (2, 4), reach=0.2)
+    yield refused("the batch second", heads, lambda m: _Attends(m(4, 2)), (2, 4))
+    yield refused("added keys", heads, lambda m: _Attends(m(4, 2, add_bias_kv=True, batch_first=True)), (2, 4))
+    layers = (nn.TransformerEncoderLayer,)
+    for first in (True, False):
+        options = {"dropout": 0.0, "batch_first": True, "norm_first": first}
+        yield Odd(f"norm first: {first}", layers, lambda m, o=options: m(4, 2, 3, **o).eval(), (2, 4), reach=0.02)
+        yield refused(f"awake, norm first: {first}", layers, lambda m, o=options: m(4, 2, 3, **o), (2, 4))
+
+    cells = (nn.RNN, nn.LSTM, nn.GRU)
+    for options in ({}, {"num_layers": 2, "bias": False}, {"bidirectional": True}):
+        yield Odd(f"{options}", cells, lambda m, o=options: _outputs(m(2, 3, batch_first=True, **o)), (3, 2), reach=0.3)
+    yield Odd("relu", (nn.RNN,), lambda m: _outputs(m(2, 3, nonlinearity="relu", batch_first=True)), (3, 2))
+    yield refused("the batch second", cells, lambda m: _outputs(m(2, 3)), (13, 2))
+    yield refused("last states", (nn.RNN, nn.GRU), lambda m: _second(m(2, 3, batch_first=True)), (3, 2))
+    yield refused("projections", (nn.LSTM,), lambda m: _outputs(m(2, 3, proj_size=1, batch_first=True)), (3, 2))
+    yield refused("too long", cells, lambda m: _outputs(m(2, 3, batch_first=True)), (65, 2))
+
+
+def statistics() -> Iterator[Odd]:
+    affine = torch.tensor([1.0, -2.0, 0.0, 0.5])
+    layer = (F.layer_norm, torch.layer_norm)
+    yield Odd("plain", layer, given((4,)), (2, 4))
+    yield Odd("weight and bias", layer, lambda f: Held(lambda x, w: f(x, (4,), w, w, 0.1), affine), (4,), reach=0.5)
+    yield refused("no eps", layer, given((4,), None, None, 0.0), (4,))
+    yield Odd("plain", (nn.LayerNorm,), given(4), (2, 4))
+    yield Odd("of one", (nn.LayerNorm, nn.RMSNorm), given(1), (2, 1))
+    yield Odd("over all", (nn.LayerNorm,), given((2, 4), elementwise_affine=False), (2, 4))
+    yield Odd("weight", (F.rms_norm,), lambda f: Held(lambda x, w: f(x, (4,), w, 0.1), affine), (4,))
+    yield Odd("usual eps", (F.rms_norm,), given((4,)), (4,), reach=0.1)
+    yield Odd("plain", (nn.RMSNorm,), given(4, eps=1e-2), (2, 4))
+    yield Odd("groups", (F.group_norm,), given(2), (4, 3))
+    yield Odd("groups", (nn.GroupNorm,), given(2, 4), (4, 3))
+    for target, shape in (
+        (nn.InstanceNorm1d, (2, 4)),
+        (nn.InstanceNorm2d, (2, 3, 2)),
+        (nn.InstanceNorm3d, (2, 2, 1, 2)),
+    ):
+        yield Odd("own statistics", (target,), given(2, affine=True), shape)
+        yield Odd("kept statistics", (target,), given(2, track_running_stats=True), shape)
+    yield Odd("own statistics", (F.instance_norm,), given(eps=0.1), (2, 4))
+    spread = (torch.var, T.var, torch.std, T.std)
+    for options in (
+        {"dim": 1},
+        {"dim": (1, 2), "keepdim": True},
+        {"dim": -1, "unbiased": False},
+        {"dim": 2, "correction": 0},
+    ):
+        yield Odd(f"{options}", spread, given(**options), (3, 2))
+        yield Odd(
+            f"{options}", (torch.var_mean, torch.std_mean), lambda f, o=options: lambda x: torch.add(*f(x, **o)), (3, 2)
+        )
+    yield from (refused(f"{options}", spread, given(**options), (3, 2)) for options in ({}, {"dim": 0}))
+    yield Odd("by a rewrite", (limited_product,), lambda f: lambda x: F.layer_norm(x, (2,)), (3, 2))
+    yield Odd("by a rewrite", (variance_of,), lambda f: lambda x: F.group_norm(x, 1), (3, 2))
+    for p in (1, 2, INF):
+        yield Odd(f"l{p}", (torch.norm, T.norm), given(p, 1), (3, 2))
+        yield Odd(f"l{p}", (torch.linalg.vector_norm, torch.linalg.norm), given(p, 1), (3, 2))
+        yield Odd(f"l{p}", (F.normalize,), given(p, 1, 0.1), (3, 2))
+    yield from (refused(f"l{p}", (torch.norm, T.norm), given(p, 1), (3, 2)) for p in (3, 0))
+    yield refused("of all", (torch.norm, T.norm, torch.linalg.vector_norm), given(), (3, 2))
+
+
+def selection() -> Iterator[Odd]:
+    mask = torch.tensor([True, False, True])
+    yield from (Odd(f"{a}", (torch.roll, T.roll), given(*a), (3, 2)) for a in ((1, 1), ((-1, 2), (1, 2)), (5, -1)))
+    yield from (refused(f"{a}", (torch.roll, T.roll), given(*a), (3, 2)) for a in ((1,), (1, 0)))
+    yield Odd("turned", (torch.rot90, T.rot90), given(3, (1, 2)), (3, 2))
+    yield refused("turned into the batch", (torch.rot90, T.rot90), given(1, (0, 1)), (13,))
+    yield Odd("twice", (torch.index_select, T.index_select), held_index(torch.tensor([2, 0, 2])))
+    yield Odd("twice", (T.repeat, torch.tile, T.tile), lambda f: lambda x: f(x, (1, 2, 3)), (3, 2))
+    yield refused("twice the batch", (T.repeat, torch.tile, T.tile), lambda f: lambda x: f(x, (2, 1)))
+    yield Odd("along the last", (torch.cumsum, T.cumsum), given(-1), (3, 2))
+    yield Odd("beside the main one", (torch.diagonal, T.diagonal), given(-1, 1, 2), (3, 3))
+    yield Odd("overlapping", (T.unfold,), given(1, 2, 1), (4, 2))
+    yield Odd("padded", (nn.Unfold, F.unfold), given(2, padding=1, stride=2), (1, 3, 3))
+    yield Odd("padded", (nn.Fold, F.fold), given((3, 3), 2, padding=1), (4, 16))
+    yield Odd("by two", (nn.PixelUnshuffle, F.pixel_unshuffle), given(2), (1, 4, 2))
+    yield Odd("by two", (nn.ChannelShuffle, F.channel_shuffle), given(2), (4, 1, 2))
+    yield Odd("plain", (T.detach, torch.detach), lambda f: lambda x: f(x))
+    yield Odd("moved", (torch.movedim, torch.moveaxis, T.movedim, T.moveaxis), given((1, 2), (2, 1)), (3, 2))
+    yield refused("the batch moved", (torch.movedim, torch.moveaxis, T.movedim, T.moveaxis), given(0, 1), (13, 2))
+    yield Odd("plain", (torch.fliplr, T.fliplr), given(), (3, 2))
+    yield Odd("with itself", (torch.concatenate,), lambda f: lambda x: f([x, 2 * x], -1))
+    yield Odd("twice", (torch.diff, T.diff), given(2, 1), (4,))
+    yield from (Odd(f"{d}", (torch.tril, T.tril, torch.triu, T.triu), given(d), (3, 2)) for d in (-1, 0, 1))
+    yield refused("of the batch", (torch.tril, T.tril, torch.triu, T.triu), given(), (13,))
+    yield from (Odd(f"{w}", (nn.Softshrink, F.softshrink), given(w)) for w in (0.0, 0.5, 3.0))
+    ramp = torch.tensor([-0.5, 0.3, 2.0])
+    yield Odd("with constants", (torch.addcmul, T.addcmul), lambda f: Held(lambda x, t: f(x, x, t, value=-2), ramp))
+    yield Odd("with the input", (torch.addcmul, T.addcmul), lambda f: lambda x: f(x, x, x.flip(1)))
+    yield Odd("over constants", (torch.addcdiv, T.addcdiv), lambda f: Held(lambda x, t: f(x, x, t, value=-2), ramp))
+    yield Odd("over the input", (torch.addcdiv, T.addcdiv), lambda f: lambda x: f(x, x, x.square() + 1))
+    matrix = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0], [1.0, 1.0, -1.0]])
+    yield Odd("scaled", (torch.addmm, T.addmm), lambda f: Held(lambda x, w: f(x, x, w, beta=0.5, alpha=-2), matrix))
+    yield Odd("scaled", (torch.baddbmm, T.baddbmm), lambda f: lambda x: f(x, x, x.flip(1), beta=0.0, alpha=-2), (2, 2))
+    yield Odd("beyond", (torch.lerp, T.lerp), lambda f: lambda x: f(x, x.flip(1), 1.7))
+    yield Odd("by tensors", (torch.lerp, T.lerp), lambda f: Held(lambda x, t: f(x, x.flip(1), t), ramp))
+    yield Odd("two of the input", (torch.where,), lambda f: Held(lambda x, m: f(m, x, 2 * x), mask))
+    yield Odd("a constant", (torch.where,), lambda f: Held(lambda x, m, t: f(m, t, x), mask, ramp))
+    yield Odd("a number", (torch.where,), lambda f: Held(lambda x, m: f(m, x, -1.5), mask))
+    yield Odd("a number", (T.where,), lambda f: Held(lambda x, m: f(x, m, -1.5), mask))
+    yield refused("infinite", (torch.where,), lambda f: Held(lambda x, m: f(m, x, INF).tanh(), mask))
+    yield refused("a mask of the input", (torch.where,), lambda f: lambda x: f(x > 0, x, 2 * x))
+    fills = (torch.masked_fill, T.masked_fill)
+    yield Odd("a number", fills, lambda f: Held(lambda x, m: f(x, m, -1.5), mask))
+    yield refused("infinite", fills, lambda f: Held(lambda x, m: f(x, m, -INF).tanh(), mask))
+    yield refused("a mask of the input", fills, lambda f: lambda x: f(x, x > 0, 1.0))
+    yield Odd("as a mask of softmax", fills, lambda f: Held(lambda x, m: 2 * f(x, m, -INF).softmax(1), mask))
+    products = (torch.bmm, T.bmm)
+    yield Odd("of the input", products, lambda f: lambda x: f(x, x.flip(1)), (2, 2))
+    yield Odd(
+        "of heads", (torch.matmul, operator.matmul, T.matmul), lambda f: lambda x: f(x, x.transpose(2, 3)), (2, 2, 2)
+    )
+    yield refused("a vector of the input", (torch.matmul,), lambda f: lambda x: f(x, x[:, 0]), (13, 13))
+    sums = (torch.einsum,)
+    for equation, shape in (
+        ("bi,bi->bi", (3,)),
+        ("bij,bkj->bik", (2, 3)),
+        ("bij,bjk->bik", (2, 2)),
+        ("b i j, b i j -> b j i", (2, 3)),
+    ):
+        yield Odd(equation, sums, lambda f, e=equation: lambda x: f(e, x, x.flip(1)), shape)
+    for equation in ("bi,ij->bj", "bi,i->b", "bi,ij", "bi,i->bi"):
+        yield Odd(equation, sums, lambda f, e=equation: Held(lambda x, w: f(e, x, w if "j" in e else w[0]), matrix))
+    yield Odd("ji,bi->bj", sums, lambda f: Held(lambda x, w: f("ji,bi->bj", w, x), matrix))
+    yield refused("a list", sums, lambda f: lambda x: f("bij->bji", [x]), (2, 3))
+    for equation in ("bi,bi->i", "bi,ci->bc", "bii->bi", "bij,bi->b", "...i,...i->...i"):
+        yield refused(
+            equation,
+            sums,
+            lambda f, e=equation: lambda x: f(e, *(x.clone() for _ in e.partition("->")[0].split(","))),
+            (3,),
+        )
+    yield Odd("mT", (getattr,), lambda f: lambda x: x @ x.mT, (2, 3))
+    yield refused("T", (getattr,), lambda f: lambda x: x.T, (13,))
+
+
+def _positive(x: Tensor) -> Tensor:
+    """More than zero, as no bound on the product knows."""
+    return x * x.flip(1) + x.square() + x.flip(1).square() + 0.1
+
+
+def held_index(index: Tensor) -> Callable[[Any], Any]:
+    return lambda target: Held(lambda x, t: target(x, 1, t), index)
+
+
+class _Attends(nn.Module):
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
 class _Sized(nn.Module):
     """A transposed convolution of stride 2 that is told the size of its result."""
 
@@ -425,6 +685,14 @@ def _module(operation: Any) -> nn.Module:
 def _first(operation: Any) -> nn.Module:
     module = _module(operation)
     return Held(lambda x: module(x)[0])
+
+
+def _outputs(module: nn.Module) -> nn.Module:
+    return Net(lambda m, x: m.layer(x)[0], layer=module)
+
+
+def _second(module: nn.Module) -> nn.Module:
+    return Net(lambda m, x: m.layer(x)[1][-1], layer=module)
 
 
 TABLE = list(table())

@@ -26,6 +26,8 @@ LAYERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "reflected padding": lambda m, x: F.pad(x, (1, 1, 0, 2), "reflect"),
     "matrix from the left": lambda m, x: m.matrix @ x,
     "broadcast product": lambda m, x: x[:, :1] * m.scale,
+    "einsum": lambda m, x: torch.einsum("bchw,kh->bckw", x, m.matrix),
+    "constant mask": lambda m, x: torch.where(torch.eye(6, dtype=torch.bool), x, 0.3),
     "broadcast sum": lambda m, x: x + x.mean(1, keepdim=True),
 }
 

@@ -73,10 +73,18 @@ def _rebound(m: Any, x: Tensor) -> Tensor:
     return a - b
 
 
+def _power(m: Any, x: Tensor) -> Tensor:
+    y = m.first(x)
+    z = y
+    z **= 2
+    return y + 1
+
+
 ALLOWED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sum under another name": _aliased_sum,
     "input of an in-place ReLU read later": _operand_read_after_relu,
     "chain of writes": _chain,
+    "**=": _power,
     "functions with inplace=True": _in_place_function,
     "write through a view that is all that is left": _flattened_then_relu,
     "write into the model's own input": _own_input,
@@ -170,13 +178,6 @@ def _after(write: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Tenso
     return compute
 
 
-def _power(m: Any, x: Tensor) -> Tensor:
-    y = m.first(x)
-    z = y
-    z **= 2
-    return y + 1
-
-
 def _constant_changed(m: Any, x: Tensor) -> Tensor:
     scale = torch.ones(3, dtype=x.dtype)
     y = m.first(x) * scale
@@ -254,7 +255,6 @@ OUT_OF_SIGHT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "out= another": lambda m, x: torch.add(m.first(x), 1, out=m.second(x)),
     "nn.init": _after(lambda m, y: nn.init.zeros_(y.data)),
     "ReLU in place": _after(lambda m, y: m.relu(y.data)),
-    "**=": _power,
     "constant changed between two uses": _constant_changed,
     "constant changed by NumPy": _constant_changed_by_numpy,
     "tensor of the user changed by .data": _constant_changed_by_data,

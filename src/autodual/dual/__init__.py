@@ -20,6 +20,7 @@ from autodual.dual.network import DualNode as DualNode
 from autodual.dual.network import OnDemand as OnDemand
 from autodual.dual.network import Pass as Pass
 from autodual.dual.network import walk as walk
+from autodual.dual.products import BilinearDual as BilinearDual
 
 for _file in _iter_modules(__path__):  # importing a file of operations registers them
     _import_module(f"{__name__}.{_file.name}")

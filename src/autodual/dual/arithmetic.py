@@ -14,7 +14,8 @@ from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, Window
 from autodual.dual.building import number, parameter, register, rewrite
-from autodual.graph import Call, Operand
+from autodual.dual.products import BilinearDual, elementwise_product
+from autodual.graph import Call, Operand, depends
 
 # Sums, differences, and products with constants.
 
@@ -133,7 +134,10 @@ class DualSum(AffineDual):
 _ADD = (operator.add, operator.iadd, torch.add, torch.Tensor.add, torch.Tensor.add_)
 _SUBTRACT = (operator.sub, operator.isub, torch.sub, torch.subtract, torch.Tensor.sub, torch.Tensor.sub_)
 _MULTIPLY = (operator.mul, operator.imul, torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.mul_)
-_DIVIDE = (operator.truediv, operator.itruediv, torch.div, torch.divide, torch.Tensor.div, torch.Tensor.div_)
+_DIVIDE = (
+    operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, torch.Tensor.div, torch.Tensor.div_,
+    torch.Tensor.true_divide,
+)  # fmt: skip
 _NEGATE = (operator.neg, torch.neg, torch.negative, torch.Tensor.neg)
 
 
@@ -171,21 +175,36 @@ def _combine(call: Call, sign: float) -> AffineDual:
 
 
 @register(*_MULTIPLY)
-def _multiply(call: Call) -> AffineDual:
+def _multiply(call: Call) -> AffineDual | BilinearDual:
     left, right = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(left, Operand) and isinstance(right, Operand):
-        raise ArgumentError(
-            f"{call.path}: a product of two tensors that both depend on the input is not affine and has no dual layer"
-        )
+        return elementwise_product(call, left.shape, right.shape)
     operand, constant = (left, right) if isinstance(left, Operand) else (right, left)
     return DualScale(_number(call, constant, operand), None, call.shape)
+
+
+@rewrite(operator.mul, torch.mul, torch.multiply, torch.Tensor.mul)
+def _square(input: Any, other: Any) -> Any:
+    """A value times itself is a square, which is never negative."""
+    same = depends(input) and depends(other) and input.node is other.node
+    return torch.square(input) if same else NotImplemented
+
+
+@rewrite(operator.truediv, torch.div, torch.divide, torch.true_divide, torch.Tensor.div, torch.Tensor.true_divide)
+def _quotient(input: Any, other: Any, *, rounding_mode: Any = None) -> Any:
+    """x / y = x * (1 / y), where y depends on the input."""
+    if not depends(other) or rounding_mode is not None:
+        return NotImplemented
+    return torch.reciprocal(other) * input
 
 
 @register(*_DIVIDE)
 def _divide(call: Call) -> AffineDual:
     left, right = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(right, Operand) or call.kwargs.get("rounding_mode") is not None:
-        raise ArgumentError(f"{call.path}: only a division by a constant, without rounding, has a dual layer")
+        raise ArgumentError(
+            f"{call.path}: only a division without rounding has a dual layer, and in place only one by a constant; write x = x / y"
+        )
     divisor = _number(call, right, left)
     inverse = 1 / divisor.double()  # never in less: an integer's would be taken in float32
     return DualScale(inverse if inverse.dim() == 0 else inverse.to(call.floating(divisor)), None, call.shape)

@@ -209,7 +209,7 @@ class ElementwiseDual(ABC):
         """The band for everything that is at most `radius` away from `centre`."""
         interval = Interval.around(centre, radius)
         band = self.band(interval)
-        return Relaxation(interval, band, band.slope * centre + band.centre)
+        return Relaxation(interval, band, self.along(band.slope, centre) + band.centre)
 
     @abstractmethod
     def lines(self, z: Interval) -> Lines:
@@ -217,6 +217,24 @@ class ElementwiseDual(ABC):
 
     exact: bool = False
     """Whether every value is zero or an entry of the operand, so that evaluating the layer rounds nothing and nothing underflows."""
+
+    domain: tuple[float, float] = (-math.inf, math.inf)
+    """Where the layer says anything: outside, the function is not defined, or its operand is known not to lie there."""
+
+    elementwise: bool = True
+    """Whether slopes multiply entry by entry. A product of two activations has other shapes, and says itself what its slopes do."""
+
+    def along(self, slope: Tensor, z: Tensor, plus: Tensor | None = None) -> Tensor:
+        """What lines of this slope do to z: slope * z, and `plus` in addition."""
+        return slope * z if plus is None else torch.addcmul(plus, slope, z)
+
+    def back(self, slope: Tensor, coefficients: Tensor) -> Tensor:
+        """Coefficients on the operand for coefficients [R, N or 1, *shape] on lines of this slope."""
+        return coefficients * slope
+
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        """As for an affine layer, the most terms of the sums that `along` and `back` are; 0 for one product."""
+        return 0, 0
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         """Bounds |computed value - f(z)| for every z of the interval. `testing.check_dual_layer` measures it.

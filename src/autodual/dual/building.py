@@ -12,6 +12,7 @@ from torch import Tensor
 from autodual._errors import ArgumentError, CaptureError
 from autodual.dual.base import AffineDual, ElementwiseDual
 from autodual.dual.network import DualNetwork, DualNode, evaluate
+from autodual.dual.products import BilinearDual
 from autodual.graph import Call, Network, Operand
 from autodual.graph.registry import Registry
 
@@ -76,6 +77,9 @@ def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | No
                 )
             operands = None if clean is None else tuple(values[i] for i in inputs)
             layer = builder(network.call(node, parameters, operands, dtype))
+            if isinstance(layer, BilinearDual):
+                inputs = (_join_operands(layer, node.name, inputs, nodes, values if clean is not None else None),)
+                position[index] = len(nodes)
             if not isinstance(layer, AffineDual | ElementwiseDual):
                 raise ArgumentError(
                     f"{node.name}: its builder returned {type(layer).__name__}, which is not a dual layer"
@@ -84,6 +88,17 @@ def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | No
         if clean is not None:
             values.append(clean if layer is None else evaluate(layer, *(values[i] for i in inputs)))
     return DualNetwork(tuple(nodes), position[network.output], network.dtype)
+
+
+def _join_operands(
+    layer: BilinearDual, name: str, inputs: tuple[int, ...], nodes: list[DualNode], values: list[Tensor] | None
+) -> int:
+    """Adds the node that puts the two operands of a product side by side; returns its place."""
+    joining, shape = layer.joined()
+    nodes.append(DualNode(f"{name}[operands]", joining, inputs, shape))
+    if values is not None:
+        values.append(evaluate(joining, *(values[i] for i in inputs)))
+    return len(nodes) - 1
 
 
 def non_finite_constant(network: DualNetwork, dtype: torch.dtype) -> str | None:

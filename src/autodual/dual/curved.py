@@ -41,6 +41,11 @@ class CurvedDual(ElementwiseDual):
     def derivative(self, z: Tensor) -> Tensor:
         """f'(z); at a kink, either one."""
 
+    def slope_bracket(self, z: Interval) -> tuple[Tensor, Tensor]:
+        """Slopes between which a search for one may start."""
+        low, high = (torch.full_like(z.lower, s) for s in self.slopes)
+        return low, high
+
     def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
         """Where f' = slope on a piece [low, high] on which f' is monotone; by bisection unless there is a closed form."""
         rising = self.derivative(high) > self.derivative(low)
@@ -97,7 +102,7 @@ class CurvedDual(ElementwiseDual):
         """(argmin, argmax) of f(z) - a z for the slopes just below and just above the one looked for."""
         with torch.no_grad():
             z = z.detach()
-            low, high = (torch.full_like(z.lower, s) for s in self.slopes)
+            low, high = self.slope_bracket(z)
             middle = z.centre
             for _ in range(SLOPE_STEPS):
                 slope = (low + high) / 2

@@ -13,6 +13,7 @@ from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual
 from autodual.dual.building import parameter, register
+from autodual.dual.products import BilinearDual, matrix_product
 from autodual.graph import Call, Operand
 
 
@@ -79,19 +80,55 @@ class DualMatmulLeft(AffineDual):
         return self.matrix.abs() @ operands[0]
 
 
-@register(torch.matmul, operator.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm)
-def _matmul(call: Call) -> AffineDual:
+@register(torch.matmul, operator.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm)
+def _matmul(call: Call) -> AffineDual | BilinearDual:
     left, right = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(left, Operand) and isinstance(right, Operand):
-        raise ArgumentError(
-            f"{call.path}: a product of two tensors that both depend on the input is not affine and has no dual layer"
-        )
+        return matrix_product(call, left.shape, right.shape)
     if isinstance(left, Operand):
-        if right.dim() != 2:
-            raise ArgumentError(f"{call.path}: the constant matrix must have 2 dimensions, got {right.dim()}")
-        return DualLinear(right.mT)
-    if len(right.shape) < 2 or left.dim() != 2:
+        right = right if right.dim() <= 2 else call.constant(right, left.shape)
+        if right.dim() == 2:
+            return DualLinear(right.mT)
+        return _constant_matrices(call, left.shape, right, from_left=False)
+    left = left if left.dim() <= 2 else call.constant(left, right.shape)
+    if len(right.shape) < 2:
+        raise ArgumentError(f"{call.path}: a constant on the left of a product needs examples of 2 dimensions or more")
+    return DualMatmulLeft(left) if left.dim() == 2 else _constant_matrices(call, right.shape, left, from_left=True)
+
+
+def _constant_matrices(call: Call, operand: Shape, constant: Tensor, from_left: bool) -> DualEinsum:
+    """A product with one matrix per head, or the like."""
+    if constant.dim() != len(operand) or constant.shape[:-2] != operand[:-2]:
         raise ArgumentError(
-            f"{call.path}: a constant on the left of a product needs 2 dimensions, and examples 2 or more"
+            f"{call.path}: a constant of shape {tuple(constant.shape)} in a product with examples of shape {operand} is neither one "
+            f"matrix nor one per leading dimension; expand one of them, or use einsum"
         )
-    return DualMatmulLeft(left)
+    heads = "abcdefgh"[: len(operand) - 2]
+    constant = constant.to(call.floating(constant))
+    if from_left:
+        return DualEinsum(f"{heads}yz", f"{heads}xy", f"{heads}xz", constant, (constant.shape[-1], constant.shape[-2]))
+    return DualEinsum(f"{heads}xy", f"{heads}yz", f"{heads}xz", constant, (constant.shape[-2], constant.shape[-1]))
+
+
+@dataclass(frozen=True)
+class DualEinsum(AffineDual):
+    """einsum of one operand and a constant; letters are those of one example."""
+
+    operand: str
+    constant: str
+    result: str
+    weight: Tensor
+    counts: tuple[int, int]
+    """Products that an entry of the result is the sum of, and the most that a pulled coefficient is."""
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return self._with(operands[0], self.weight)
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        return self._with(operands[0], self.weight.abs())
+
+    def _with(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.einsum(f"...{self.operand},{self.constant}->...{self.result}", x, weight)
+
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        return self.counts[0] + 1, self.counts[1]

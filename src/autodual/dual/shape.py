@@ -205,6 +205,12 @@ def _transpose(call: Call) -> DualMonotone:
     return DualMonotone(lambda x: x.transpose(first + 1, second + 1), exact=True)
 
 
+@rewrite(getattr)
+def _attribute(input: Any, name: str) -> Any:
+    """x.mT is a transpose that leaves the batch in its place, if there are matrices in it."""
+    return input.transpose(-2, -1) if name == "mT" and input.dim() > 2 else NotImplemented
+
+
 @register(operator.getitem, torch.Tensor.__getitem__)
 def _index(call: Call) -> DualMonotone:
     given = call.argument(1, "index")

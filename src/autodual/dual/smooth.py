@@ -271,6 +271,87 @@ class DualSiLU(CurvedDual):
         return gate * (1 + z * (-z).sigmoid())
 
 
+@register(nn.Mish, F.mish)
+class DualMish(CurvedDual):
+    """z * tanh(softplus(z)); inflection points found to 17 digits."""
+
+    breakpoints = (-2.256376396360793, 1.4905711794854284)
+    slopes = (-0.12, 1.1)
+
+    def value(self, z: Tensor) -> Tensor:
+        return F.mish(z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        inner = z.relu() + torch.log1p(torch.exp(-z.abs()))  # PyTorch's softplus jumps at its threshold
+        return inner.tanh() + z * z.sigmoid() * inner.cosh().square().reciprocal()
+
+
+@register(torch.erf, torch.Tensor.erf, torch.special.erf)
+class DualErf(CurvedDual):
+    breakpoints = (0.0,)
+    slopes = (0.0, 2 / math.sqrt(math.pi))
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.erf()
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return self.slopes[1] * torch.exp(-z.square())
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        distance = (-(slope / self.slopes[1]).clamp(0, 1).log()).sqrt()
+        return torch.where(low + high < 0, -distance, distance)
+
+
+@register(torch.atan, torch.arctan, torch.Tensor.atan, torch.Tensor.arctan)
+class DualAtan(CurvedDual):
+    breakpoints = (0.0,)
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.atan()
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return (1 + z.square()).reciprocal()
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        distance = (slope.clamp(0, 1).reciprocal() - 1).sqrt()
+        return torch.where(low + high < 0, -distance, distance)
+
+
+@register(torch.asinh, torch.arcsinh, torch.Tensor.asinh, torch.Tensor.arcsinh)
+class DualAsinh(CurvedDual):
+    breakpoints = (0.0,)
+
+    def value(self, z: Tensor) -> Tensor:
+        return z.asinh()
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return (1 + z.square()).rsqrt()
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        distance = (slope.clamp(0, 1).square().reciprocal() - 1).sqrt()
+        return torch.where(low + high < 0, -distance, distance)
+
+
+@register(nn.Tanhshrink, F.tanhshrink)
+class DualTanhshrink(CurvedDual):
+    """z - tanh(z), with the derivative tanh(z)^2; near zero the difference cancels."""
+
+    breakpoints = (0.0,)
+
+    def value(self, z: Tensor) -> Tensor:
+        return F.tanhshrink(z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return z.tanh().square()
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        distance = slope.clamp(0, 1).sqrt().atanh()
+        return torch.where(low + high < 0, -distance, distance)
+
+    def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
+        return grain * (size + z.largest.clamp(max=1))
+
+
 @register(nn.Hardswish, F.hardswish)
 class DualHardswish(CurvedDual):
     """z * relu6(z + 3) / 6: flat, a parabola, straight."""

@@ -64,8 +64,9 @@ class ForwardPass(Pass[Centred]):
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Centred]) -> Centred:
         self.preactivations[index] = self.interval(operands[0])
         band = self.bands[index] = layer.band(self.preactivations[index])
-        generators = {source: g * band.slope for source, g in operands[0].generators.items()}
-        return Centred(band.slope * operands[0].centre + band.centre, generators | self._unstable(index, band))
+        generators = {source: layer.along(band.slope, g) for source, g in operands[0].generators.items()}
+        centre = layer.along(band.slope, operands[0].centre) + band.centre
+        return Centred(centre, generators | self._unstable(index, band))
 
     def _through_affine(self, layer: AffineDual, operands: Sequence[Centred]) -> dict[int, Tensor]:
         result = {}

@@ -52,7 +52,7 @@ import torch
 from torch import Tensor
 
 from autodual._tensor import flat, put_at, values_at_hand
-from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
+from autodual.dual import AffineDual, Band, BilinearDual, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
 from autodual.engines.errors import SAFETY, Errors, Outside
 from autodual.interval import Interval
 from autodual.sets import InputSet, norm_of
@@ -208,7 +208,7 @@ class _AffineErrors(Pass[NodeErrors]):
         if index not in self._counted:
             layer, shape = self.network.nodes[index].layer, self.network.nodes[index].shape
             shapes = self.network.operand_shapes(index)
-            self._counted[index] = layer.terms(shapes, shape) if isinstance(layer, AffineDual) else (0, 0)
+            self._counted[index] = (0, 0) if layer is None else layer.terms(shapes, shape)
         return self._counted[index]
 
     def grains(self, index: int) -> tuple[float, float]:
@@ -330,20 +330,21 @@ class Rounding(Errors):
         outside = self.outside[self.network.source(index)]
         wide, steepest = outside.around(interval), _steepest(slopes)
         size = layer.largest_value(wide)
-        moves = size if self.pulls_centres else torch.addcmul(offset, steepest, interval.radius + outside.farther)
+        reach = interval.radius + outside.farther
+        moves = size if self.pulls_centres else layer.along(steepest, reach, plus=offset)
         self.intervals[index] = interval
-        local = self._pass.of_sums(index, torch.maximum(size, steepest * wide.largest), moves)
+        local = self._pass.of_sums(index, torch.maximum(size, layer.along(steepest, wide.largest)), moves)
         if not layer.exact:
             local = local + layer.error(wide, size, of_sum(MORE_ROUNDINGS, self._pass.dtype))
         else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
             local = local * (size + steepest + offset).sign()
         self._pass.lose(index, moves)
         zero = self._pass.zero_like(size)
-        run = self._enter_run(index, wide, size, slopes, steepest, zero)
+        run = self._enter_run(index, wide, size, slopes, steepest, _flat(layer, zero, wide))
         up, down = _strayed(layer, interval, outside, slopes)
         self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
         strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
-        drift = torch.addcmul(self._leaning[index], slopes[0], operand.drift)
+        drift = layer.along(slopes[0], operand.drift, plus=self._leaning[index])
         self._nodes.put(index, NodeErrors(size, moves, local, zero, drift, run, zero))
         self.errors[index] = self._error(index, steepest, offset, strayed)
 
@@ -352,9 +353,11 @@ class Rounding(Errors):
         known = self._operand(index)
         reach = torch.add(known.run + known.since, operand.abs(), alpha=of_sum(MORE_ROUNDINGS, self._pass.dtype))
         near = Interval.around(operand, reach)
-        size = self.network.activation(index).largest_value(near)
+        layer = self.network.activation(index)
+        size = layer.largest_value(near)
         zero = self._pass.zero_like(size)
-        run = self._enter_run(index, near, size, (zero,), zero, zero)
+        flat_line = _flat(layer, zero, near)
+        run = self._enter_run(index, near, size, (flat_line,), flat_line, flat_line)
         self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
 
     def _enter_run(
@@ -365,7 +368,7 @@ class Rounding(Errors):
         wider = wide.widened(operand.run, operand.run)
         moved = layer.moved(wider, operand.run, zero)
         bent = reduce(torch.maximum, (layer.moved(wider, operand.run, slope) for slope in slopes))
-        off_line = bent + steepest * operand.run_since
+        off_line = bent + layer.along(steepest, operand.run_since)
         if not layer.exact:
             evaluating = layer.error(wider, size + moved, of_sum(MORE_ROUNDINGS, dtype)) + of_underflow(0, dtype)
             evaluating = self._pass.unless_overflowing(evaluating, size + moved)
@@ -378,13 +381,14 @@ class Rounding(Errors):
 
     def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
         """error_i = local_i + strayed_i + |a| since_j + gamma_n r."""
-        total = torch.addcmul(self.at(index).local + strayed, steepest, self._operand(index).since)
+        layer = self.network.activation(index)
+        total = layer.along(steepest, self._operand(index).since, plus=self.at(index).local + strayed)
         return SAFETY * torch.add(total, offset, alpha=self._pass.grain_of_features(index))
 
     def error_of_image(self, index: int) -> Tensor:
         """Error of an activation whose values are bounded by an interval of their own."""
         size = self.at(index).size
-        flat_line = (torch.zeros_like(size),)
+        flat_line = (torch.zeros_like(self.intervals[index].lower),)
         outside = self.outside[self.network.source(index)]
         strayed = torch.maximum(*_strayed(self.network.activation(index), self.intervals[index], outside, flat_line))
         return self._error(index, flat_line[0], size, strayed)
@@ -411,6 +415,9 @@ def _strayed(
 
     Outside it, the function is another line, or near one: so it leaves the first at the difference of their slopes.
     """
+    if isinstance(layer, BilinearDual):
+        either = layer.strayed(interval, outside.below, outside.above, slopes)
+        return either, either
     right = Interval(interval.upper, interval.upper + outside.above)
     left = Interval(interval.lower - outside.below, interval.lower)
     if not layer.has_band:
@@ -424,6 +431,11 @@ def _strayed(
     bent = torch.maximum(above.radius, below.radius)
     up, down = reduce(torch.maximum, rises).clamp(min=0), reduce(torch.minimum, rises).clamp(max=0).neg()
     return torch.add(up, bent, alpha=2), torch.add(down, bent, alpha=2)
+
+
+def _flat(layer: ElementwiseDual, zero: Tensor, like: Interval) -> Tensor:
+    """A slope of zero."""
+    return zero if layer.elementwise else torch.zeros_like(like.lower)
 
 
 def _together(function: Callable[..., Tensor], calls: list[list[Tensor]]) -> tuple[Tensor, ...]:

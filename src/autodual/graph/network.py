@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from autodual._errors import CaptureError, UnsupportedOperationError
 from autodual._tensor import Shape
 from autodual.graph.calls import equal
-from autodual.graph.registry import Call, Operand, Registry, advice_about, parameter_hooks, same_name
+from autodual.graph.registry import LAST_SOFTMAX, Call, Operand, Registry, advice_about, parameter_hooks, same_name
 from autodual.graph.twins import private_copy
 
 if TYPE_CHECKING:
@@ -229,6 +229,7 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
     """The network of the recorded calls that reach the output. A call that cannot be bounded is refused."""
     *calls, end = graph.nodes
     output: Any = end.args[0]
+    _check_last(output)
     depends: set[fx.Node] = set()
     for call in calls:
         if call.op == "placeholder" or not depends.isdisjoint(call.all_input_nodes):
@@ -315,6 +316,24 @@ def _check_writes(model: nn.Module, nodes: dict[fx.Node, Node], tracer: Concrete
             )
 
 
+_LAST = "refused as the last operation"
+
+
+def mark_as_last(proxy: Any, name: str) -> Any:
+    """The value of a rewrite that may stand inside a network, but is refused, with advice, as the last operation of one."""
+    if isinstance(proxy, fx.Proxy):
+        proxy.node.meta[_LAST] = name
+    return proxy
+
+
+def _check_last(output: Any) -> None:
+    name = output.meta.get(_LAST) if isinstance(output, fx.Node) else None
+    if name is not None:
+        raise UnsupportedOperationError(
+            f"model: ends in {name!r}, which would only make its bounds looser. {LAST_SOFTMAX}"
+        )
+
+
 def _check_supported(node: Node, registry: Registry, with_advice: bool = False) -> None:
     """Refuse an operation that has neither a dual layer nor a rewrite. with_advice: only one that something can be said about."""
     target: Any = node.target
@@ -328,9 +347,15 @@ def _check_supported(node: Node, registry: Registry, with_advice: bool = False) 
         hint = f"{hint}. A dual layer of your own is added with autodual.register (docs/extending.md)"
     elif not with_advice:
         same = same_name(name, registry.names())
+        other = "" if same is None else f"Use {same} instead. "
+        if same == name:
+            other = (
+                "It is supported with other arguments than these. What works across dimension 0, the batch, on all dimensions at "
+                "once, or in another dtype, is not: name a dimension of the example. "
+            )
         hint = (
-            f"{'' if same is None else f'Use {same} instead. '}Add one with autodual.register (docs/extending.md shows it in 20 "
-            f"lines), or move the operation out of the module that you certify"
+            f"{other}Add one with autodual.register (docs/extending.md shows it in 20 lines), or move the operation out of the "
+            f"module that you certify"
         )
     if hint is not None:
         raise UnsupportedOperationError(f"{node.path or 'model'}: the operation {name!r} has no dual layer. {hint}")

@@ -289,71 +289,56 @@ def _overridden(kind: type) -> str | None:
 
 # What to do about an operation that cannot be bounded: what to use instead, or why there is nothing.
 
+LAST_SOFTMAX = (
+    "Leave it out if it only turns scores into probabilities: the largest score stays the largest, so the labels are the same, and "
+    "the losses of PyTorch and of this library take scores. Inside a network, it is supported"
+)
+"""For a softmax that a network ends in."""
 NOT_YET = "It cannot be bounded yet"
 ONE_VARIABLE = f"{NOT_YET}, but a smooth function of one variable can be declared as a CurvedDual, in 20 lines"
-DIVISION = "It divides by something that depends on the input, which cannot be bounded yet"
-PRODUCT = "It multiplies values that both depend on the input, which cannot be bounded yet"
 JUMP = "It jumps, so its gradient says nothing and a bound of it is loose"
 ORDER = "Which values it picks depends on the input"
 
 _TABLE = f"""\
-softmax log_softmax:
-    Leave it out if it only turns scores into probabilities: the largest score stays the largest, so the labels are the
-    same, and the losses of PyTorch and of this library take scores. Inside a network, it cannot be bounded yet
-softmin:
-    At the end of a network, return -scores instead: the largest of them is the one that softmin makes largest
-softmax2d gumbel_softmax:
-    {NOT_YET}. At the end of a network, return the scores themselves
+gumbel_softmax:
+    It is random: a certificate is about one function. Use softmax, which is supported inside a network
 cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy
 binary_cross_entropy_with_logits:
     Bound the scores, not the loss: return what the loss is computed from; for training, see ad.RobustCrossEntropy
-exp exp2 expm1 log log2 log10 log1p erf erfc atan arctan asinh arcsinh sinh cosh mish softsign tanhshrink square sqrt
-xlogy logit softshrink erfinv lgamma asin arcsin acos arccos acosh arccosh atanh arctanh:
+erfc softsign xlogy logit erfinv lgamma asin arcsin acos arccos acosh arccosh atanh arctanh:
     {ONE_VARIABLE}. As an activation, use Softplus, ELU, GELU, SiLU or Tanh
-log_sigmoid:
-    Use -F.softplus(-x), which is the same function
-pow float_power:
-    {ONE_VARIABLE}. As an activation, use ReLU, Softplus, ELU, GELU or SiLU; of constants, a power may be computed in
-    forward
+float_power:
+    It computes in float64. Use x ** exponent, which is supported for a constant exponent
 deg2rad rad2deg:
     Multiply by the constant instead, which is supported
 sin cos tan sinc:
     It is neither convex nor concave over intervals of any width, so there is no band around it yet. As an activation,
     use Tanh; of positions, which do not depend on the input, compute it outside of forward
-rsqrt reciprocal floor_divide remainder fmod addcdiv:
-    {DIVISION}. Divide by a constant, or by statistics that are kept from training as BatchNorm does
-layer_norm group_norm instance_norm rms_norm local_response_norm normalize renorm:
-    {DIVISION} (the deviation or length of each example). Use BatchNorm, which in eval mode is affine, or no
-    normalisation
+floor_divide remainder fmod:
+    {JUMP}. x / y without rounding is supported
+local_response_norm renorm:
+    {NOT_YET}. LayerNorm, GroupNorm, InstanceNorm, RMSNorm and F.normalize are supported, and so is BatchNorm in eval
+    mode
 cosine_similarity:
-    {DIVISION}. Compare with constant directions by F.linear, without dividing by lengths
-norm linalg_norm linalg_vector_norm cdist pairwise_distance hypot dist lp_pool1d lp_pool2d lp_pool3d:
-    {NOT_YET}. Lengths by l1 and l-infinity are sums and maxima of x.abs(), which are supported
-var std var_mean std_mean cov corrcoef:
-    {NOT_YET}: it squares what depends on the input. x.mean and x.abs are supported
-bmm baddbmm bilinear outer cross dot inner vdot tensordot kron addbmm addcmul linalg_multi_dot matrix_power prod
-cumprod mv addmv:
-    {PRODUCT}. If one factor is a constant, use F.linear, x @ constant or x * constant
-einsum:
-    With constant weights, write it as F.linear, x @ weight, a convolution, or (x * weight).sum(dim); a product of two
-    values that depend on the input cannot be bounded yet
-addmm:
-    Write x @ weight + bias, or F.linear, both of which are supported
-glu:
-    {PRODUCT}: a gate and a value. Use one of the two with a ReLU, SiLU or GELU
-lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell:
-    Recurrent layers run as one operation, and their gates multiply values that depend on the input: neither can be
-    bounded yet. Use convolutions over time; a plain recurrence without gates can be written as a loop of Linear and
-    ReLU or Tanh
-scaled_dot_product_attention multi_head_attention_forward _native_multi_head_attention _transformer_encoder_layer_fwd:
-    Attention multiplies values that depend on the input (queries by keys, weights by values), which cannot be bounded
-    yet. Mix positions by convolutions or by constant weights
+    {NOT_YET} in one piece. Write (F.normalize(x, dim=d) * F.normalize(y, dim=d)).sum(d), which is supported
+cdist pairwise_distance hypot dist lp_pool1d lp_pool2d lp_pool3d:
+    {NOT_YET} in one piece. Write torch.linalg.vector_norm(x - y, dim=d), which is supported
+cov corrcoef:
+    {NOT_YET} in one piece. x.var, x.mean, products and sums are supported
+bilinear outer cross dot inner vdot tensordot kron addbmm linalg_multi_dot matrix_power prod cumprod mv addmv:
+    {NOT_YET} in one piece. Write it by x * y, x @ y or torch.einsum, which are supported
+rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell:
+    It runs as one operation. The modules nn.RNN, nn.LSTM and nn.GRU with batch_first=True are written out step by step;
+    a cell can be written with Linear, torch.sigmoid, torch.tanh and products
+multi_head_attention_forward _native_multi_head_attention _transformer_encoder_layer_fwd:
+    It runs as one operation. Use nn.MultiheadAttention(batch_first=True) or F.scaled_dot_product_attention, which are
+    supported
 embedding embedding_bag one_hot:
     It looks up integers, and integers have no ball around them. Certify from the embedded values on: make them the
     input, and leave the embedding outside
 long int short byte bool char:
-    It makes integers, which have no ball around them. Keep floating-point values, or do this outside of the module
-    that you certify
+    It makes integers, which have no ball around them. Keep floating-point values, or do this outside of the module that
+    you certify
 argmax argmin max_indices:
     Return the scores: certify() takes the largest of them itself
 topk kthvalue sort msort argsort median nanmedian quantile mode unique nonzero searchsorted bucketize:
@@ -364,30 +349,26 @@ sgn heaviside signbit hardshrink:
     b) is torch.maximum(a, b)
 floor ceil round trunc frac fix fake_quantize_per_tensor_affine quantize_per_tensor:
     {JUMP}. Certify the network without rounding of its values, or move it out, before the input or after the output
-where masked_fill masked_select masked_scatter:
-    A mask that depends on the input makes it jump; say it by ReLU, abs, clamp or torch.maximum. With a constant mask,
-    write x * mask + other * (1 - mask)
+masked_select masked_scatter:
+    A mask that depends on the input makes it jump; say it by ReLU, abs, clamp or torch.maximum. A constant mask can
+    index, as in x[:, mask], and torch.where takes one
 threshold _threshold:
     {JUMP} unless it goes on where it ends: use ReLU for Threshold(0, 0), and clamp(min=t) for a floor
 rrelu:
     It draws its slope; use LeakyReLU with the mean slope, which is what it is in eval mode
 bernoulli multinomial normal poisson rand_like randn_like feature_alpha_dropout feature_dropout:
-    It is random: a certificate is about one function. Call model.eval(), or leave the noise out of the module that
-    you certify
-cumsum diff trace tril triu diag diagonal diag_embed roll rot90 fold unfold fliplr flipud movedim moveaxis
-pixel_unshuffle channel_shuffle lerp nanmean nansum count_nonzero hsplit vsplit dsplit tensor_split as_strided im2col
-col2im:
-    It is linear, and only waits for somebody to write it. Until then, write it by slices, torch.cat, torch.stack,
-    sums, or a product with a constant matrix (x @ matrix), which are supported
-repeat tile repeat_interleave:
-    Use torch.cat([x, x], dim), or unsqueeze, expand and reshape
-gather index_select take take_along_dim scatter scatter_add index_add index_copy index_put index_fill:
+    It is random: a certificate is about one function. Call model.eval(), or leave the noise out of the module that you
+    certify
+trace diag diag_embed flipud nanmean nansum count_nonzero hsplit vsplit dsplit tensor_split as_strided im2col col2im:
+    It is linear, and only waits for somebody to write it. Until then, write it by slices, torch.cat, torch.stack, sums,
+    or a product with a constant matrix (x @ matrix), which are supported
+repeat_interleave:
+    Use unsqueeze, expand and reshape, or x.repeat
+gather take take_along_dim scatter scatter_add index_add index_copy index_put index_fill:
     Positions that are known beforehand can be indexed, as in x[:, [0, 2]]; positions that depend on the input cannot be
     bounded
-concatenate:
-    Use torch.cat
-logsumexp logaddexp logcumsumexp:
-    {NOT_YET}. Use amax or torch.maximum, which it smooths; of two values, b + softplus(a - b) is logaddexp(a, b)
+logcumsumexp:
+    {NOT_YET}. logsumexp is supported
 grid_sample affine_grid max_unpool1d max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool3d:
     {ORDER}. Use interpolate, MaxPool or AvgPool, whose places are fixed
 complex view_as_complex view_as_real polar angle stft istft real imag Tensor.real Tensor.imag:
@@ -395,17 +376,15 @@ complex view_as_complex view_as_real polar angle stft istft real imag Tensor.rea
     with constant matrices of cosines and sines (x @ matrix)
 inverse linalg_inv linalg_solve det linalg_det svd linalg_svd qr linalg_qr linalg_eigh cholesky linalg_cholesky
 pinverse matrix_exp:
-    It is no composition of affine maps and activations, and has no bound. Of weights, it may be computed in forward;
-    of what depends on the input, it may not
-detach Tensor.data:
+    It is no composition of affine maps and activations, and has no bound. Of weights, it may be computed in forward; of
+    what depends on the input, it may not
+Tensor.data:
     It leaves the graph; leave it out, values are the same without it
 nan_to_num:
     Leave it out: a certificate is only given where all values are finite
 Tensor.T Tensor.mT Tensor.H Tensor.mH t:
     Use x.transpose(1, 2), which leaves dimension 0, the batch, in its place
 """
-"""Names of operations, up to a colon; below them, what to do about them."""
-
 ADVICE = {
     " ".join(names.split()): " ".join(text.split())
     for names, text in re.findall(r"^(\S[^:]*):\n((?: {4}.*\n)+)", _TABLE, re.MULTILINE)

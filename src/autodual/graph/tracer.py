@@ -193,7 +193,8 @@ class ConcreteTracer(fx.Tracer):
         """What a rewrite makes of a call."""
         step = None
         if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
-            step = self.calls.begin(target, *self._concrete(args, kwargs), self.watch.where)
+            named, given = (args[1], args[:1]) if target is getattr else (target, args)  # x.mT is noted by its name
+            step = self.calls.begin(named, *self._concrete(given, kwargs), self.watch.where)
         self._expanding += 1
         try:
             made = rewrite(*args, **kwargs)

@@ -443,3 +443,21 @@ for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "an
 
 def value_of(a: Any) -> Any:
     return a.value if isinstance(a, ConcreteProxy) else a
+
+
+def depends(a: Any) -> bool:
+    """Whether a value that a rewrite is given is computed from the network's input, and not from parameters alone."""
+    if not isinstance(a, fx.Proxy):
+        return False
+    waiting, known = [a.node], "depends on the input"
+    while waiting:
+        node = waiting[-1]
+        if known in node.meta:
+            waiting.pop()
+            continue
+        before = node.all_input_nodes
+        unknown = [n for n in before if known not in n.meta]
+        if not unknown:
+            node.meta[known] = node.op == "placeholder" or any(n.meta[known] for n in before)
+        waiting += unknown
+    return bool(a.node.meta[known])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autodual._tensor import Shape
+from autodual.dual import ElementwiseDual
 from autodual.interval import Interval
 
 # How a failed check reads: what failed, where, and by how much.
@@ -55,18 +57,29 @@ def spread(values: Tensor, shape: Shape) -> Tensor:
     return values.reshape(-1, *[1] * len(shape)).expand(-1, *shape).clone()
 
 
-def find_kinks(function: Callable[[Tensor], Tensor], shape: Shape) -> tuple[float, ...]:
+Domain = tuple[float, float]
+NEAR_ZERO = 1e-3
+EVERYWHERE: Domain = (-math.inf, math.inf)
+
+
+def within(layer: ElementwiseDual, given: Domain) -> Domain:
+    """Where a layer is tried: in what the caller gives of its domain, and away from zero where it begins there."""
+    low, high = layer.domain
+    return max(NEAR_ZERO if low == 0 else low, given[0]), min(high, given[1])
+
+
+def find_kinks(function: Callable[[Tensor], Tensor], shape: Shape, domain: Domain = EVERYWHERE) -> tuple[float, ...]:
     """Where the derivative jumps, judged by second differences on a grid."""
     count = round(2 * GRID_END / GRID_STEP) + 1
-    grid = torch.linspace(-GRID_END, GRID_END, count, dtype=torch.float64)
+    grid = torch.linspace(max(-GRID_END, domain[0]), min(GRID_END, domain[1]), count, dtype=torch.float64)
     values = function(spread(grid, shape)).reshape(count, -1).detach()
-    bend = (values[2:] - 2 * values[1:-1] + values[:-2]).abs().amax(1) / GRID_STEP
+    bend = (values[2:] - 2 * values[1:-1] + values[:-2]).abs().amax(1) / (grid[1] - grid[0])
     places = grid[1:-1][bend > 0.02 * (1 + bend.median())].tolist()
     apart = [p for i, p in enumerate(places) if i == 0 or p - places[i - 1] > 1.5 * GRID_STEP]
     return tuple(round(p, 6) for p in apart[:8])
 
 
-def interval_cases(kinks: tuple[float, ...], generator: torch.Generator) -> Interval:
+def interval_cases(kinks: tuple[float, ...], generator: torch.Generator, domain: Domain = EVERYWHERE) -> Interval:
     """[K] intervals: random, tiny, wide, of no width, and at, beside and across every kink."""
 
     def uniform(count: int, low: float, high: float) -> Tensor:
@@ -83,13 +96,17 @@ def interval_cases(kinks: tuple[float, ...], generator: torch.Generator) -> Inte
         count = 16 if below and above else 4 if below or above else 1
         lower.append(kink - below * sizes(count, -6, 2))
         upper.append(kink + above * sizes(count, -6, 2))
-    return Interval(torch.cat(lower), torch.cat(upper))
+    return Interval(torch.cat(lower).clamp(*domain), torch.cat(upper).clamp(*domain))
 
 
-def generic_intervals(kinks: tuple[float, ...], count: int, generator: torch.Generator) -> Interval:
+def generic_intervals(
+    kinks: tuple[float, ...], count: int, generator: torch.Generator, domain: Domain = EVERYWHERE
+) -> Interval:
     """Intervals whose ends are no special points, so that bounds are differentiable there."""
-    lower = 6 * torch.rand(8 * count, dtype=torch.float64, generator=generator) - 4
-    upper = lower + 0.3 + 3 * torch.rand(8 * count, dtype=torch.float64, generator=generator)
+    start = max(min(-4.0, domain[1] - 10), domain[0] + 0.3)
+    scale = min(1.0, (domain[1] - start) / 10)
+    lower = start + scale * 6 * torch.rand(8 * count, dtype=torch.float64, generator=generator)
+    upper = lower + scale * (0.3 + 3 * torch.rand(8 * count, dtype=torch.float64, generator=generator))
     special = torch.tensor([0.0, *kinks], dtype=torch.float64).unsqueeze(1)
     far = ((lower - special).abs() > 0.05).all(0) & ((upper - special).abs() > 0.05).all(0)
     return Interval(lower[far][:count], upper[far][:count])

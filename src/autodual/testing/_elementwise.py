@@ -13,6 +13,7 @@ from autodual.dual import Band, ElementwiseDual, Lines
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
 from autodual.interval import Interval
 from autodual.testing._cases import (
+    Domain,
     envelope,
     find_kinks,
     generic_intervals,
@@ -46,11 +47,12 @@ class ElementwiseCheck:
     kinks: tuple[float, ...]
     tightness: float | None
     lines_tightness: float | None
+    domain: Domain
     seed: int
 
     def run(self) -> None:
         kinks, generator = self._kinks(self.layer), torch.Generator().manual_seed(self.seed)
-        cases = interval_cases(kinks, generator)
+        cases = interval_cases(kinks, generator, self.domain)
         z = self._spread(Interval(cases.lower.to(self.dtype), cases.upper.to(self.dtype)))
         points = sample_points(z, kinks).double()
         with torch.no_grad():
@@ -64,10 +66,10 @@ class ElementwiseCheck:
         self._unbounded(kinks)
         self._nan()
         if self.dtype == torch.float64:
-            self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator))
+            self._gradient(generic_intervals(kinks, GRADIENT_INTERVALS, generator, self.domain))
 
     def _kinks(self, layer: ElementwiseDual) -> tuple[float, ...]:
-        return tuple(sorted({0.0, *self.kinks, *find_kinks(layer.value, self.shape)}))
+        return tuple(sorted({0.0, *self.kinks, *find_kinks(layer.value, self.shape, self.domain)}))
 
     def _spread(self, z: Interval) -> Interval:
         return Interval(spread(z.lower, self.shape), spread(z.upper, self.shape))
@@ -136,7 +138,9 @@ class ElementwiseCheck:
         """An infinite end may give infinite or undefined bounds, but no finite bound that is wrong."""
         inf = torch.inf
         ends = torch.tensor([(-inf, 1.0), (-1.0, inf), (-inf, inf), (-inf, -2.0), (2.0, inf)], dtype=self.dtype)
-        z, reachable = (self._spread(Interval(e[:, 0], e[:, 1])) for e in (ends, ends.clamp(-1e4, 1e4)))
+        z, reachable = (
+            self._spread(Interval(e[:, 0], e[:, 1])) for e in (ends, ends.clamp(-1e4, 1e4).clamp(*self.domain))
+        )
         points = sample_points(reachable, kinks)
         with torch.no_grad():
             values = self.layer.value(points.double())
@@ -209,9 +213,9 @@ class ElementwiseCheck:
     def check_errors(self, exact: ElementwiseDual) -> None:
         """What this layer, of float32, says about its rounding holds. exact: the layer in float64, with the same constants."""
         kinks, generator = self._kinks(exact), torch.Generator().manual_seed(self.seed)
-        points = spread(hurting_points(kinks, generator), self.shape)
+        points = spread(hurting_points(kinks, generator).clamp(*self.domain), self.shape)
         self._value(exact, Interval(points, points), points.unsqueeze(0))
-        cases = interval_cases(kinks, generator)
+        cases = interval_cases(kinks, generator, self.domain)
         wide = self._spread(Interval(cases.lower.to(self.dtype), cases.upper.to(self.dtype)))
         self._value(exact, wide, sample_points(wide, kinks))
         self._moved(exact, Interval(wide.lower.double(), wide.upper.double()), kinks)

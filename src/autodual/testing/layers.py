@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import Shape
-from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, Window, build
+from autodual.dual import AffineDual, BilinearDual, DualNetwork, ElementwiseDual, Window, build
 from autodual.engines import capture
 from autodual.engines.ibp import run_error_at
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
+from autodual.testing._bilinear import BilinearCheck, check_bilinear_errors
 from autodual.testing._cases import (
+    EVERYWHERE,
     LARGEST,
+    Domain,
     hurting_batch,
     hurting_points,
     require_below,
@@ -24,6 +27,7 @@ from autodual.testing._cases import (
     require_stated,
     rounding,
     spread,
+    within,
 )  # fmt: skip
 from autodual.testing._elementwise import ElementwiseCheck
 
@@ -38,6 +42,7 @@ def check_dual_layer(
     kinks: tuple[float, ...] = (),
     tightness: float | None = 0.01,
     lines_tightness: float | None = None,
+    domain: Domain = EVERYWHERE,
     seed: int = 0,
 ) -> None:
     """Check that the dual layers of an operation keep their contract: values, bands, lines, gradients, and what rounding may do.
@@ -48,6 +53,7 @@ def check_dual_layer(
         kinks: Points that intervals should start, end and straddle at, besides those that are found by sampling.
         tightness: How far a band's radius may lie above the smallest possible, as a fraction; None to check soundness alone.
         lines_tightness: As `tightness`, for the two lines: at the middle of the interval and relative to the function's range.
+        domain: Where the function is defined and finite; intervals and inputs are drawn inside.
         seed: Of the random intervals and inputs.
 
     Raises:
@@ -66,15 +72,19 @@ def check_dual_layer(
         label = f"{name} ({str(dtype).removeprefix('torch.')})"
         module, example = module.to(dtype), example.to(dtype)
         network = _dual(module, example)
-        _check_value(label, module, network, example, seed)
+        _check_value(label, module, network, example, domain, seed)
         for index, node in enumerate(network.nodes):
             where, shapes = label if len(network.nodes) == 2 else f"{label}, {node.name}", network.operand_shapes(index)
-            if isinstance(node.layer, ElementwiseDual):
-                tight = (tightness, lines_tightness)
+            if isinstance(node.layer, BilinearDual):
+                BilinearCheck(where, node.layer, shapes[0], dtype, seed).run()
+                if dtype == torch.float32:
+                    check_bilinear_errors(where, node.layer, shapes[0], seed)
+            elif isinstance(node.layer, ElementwiseDual):
+                tight = (tightness, lines_tightness, within(node.layer, domain))
                 ElementwiseCheck(where, node.layer, shapes[0], dtype, kinks, *tight, seed).run()
             elif isinstance(node.layer, AffineDual) and dtype == torch.float64:
                 AffineCheck(where, node.layer, shapes, node.shape, seed).run()
-    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, seed)
+    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, domain, seed)
 
 
 def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> DualNetwork:
@@ -82,12 +92,14 @@ def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) 
         return build(capture(module, example), dtype=dtype)
 
 
-def _check_value(name: str, module: nn.Module, network: DualNetwork, example: Tensor, seed: int) -> None:
+def _check_value(
+    name: str, module: nn.Module, network: DualNetwork, example: Tensor, domain: Domain, seed: int
+) -> None:
     """The dual layers compute what the module computes, in its dtype."""
     generator = torch.Generator().manual_seed(seed)
     shape, dtype = (32, *example.shape[1:]), example.dtype
     sizes = torch.tensor([0.0, 0.1, 1.0, 4.0, 30.0], dtype=dtype).repeat(7)[:32].reshape(-1, *[1] * (len(shape) - 1))
-    x = sizes * torch.randn(shape, dtype=dtype, generator=generator)
+    x = (sizes * torch.randn(shape, dtype=dtype, generator=generator)).clamp(*domain)
     with torch.no_grad():
         expected, found = module(x), network.forward(x)
     if found.dtype != dtype:
@@ -100,27 +112,42 @@ def _check_value(name: str, module: nn.Module, network: DualNetwork, example: Te
 
 
 def check_errors(
-    name: str, module: nn.Module, single: DualNetwork, double: DualNetwork, kinks: tuple[float, ...], seed: int
+    name: str,
+    module: nn.Module,
+    single: DualNetwork,
+    double: DualNetwork,
+    kinks: tuple[float, ...],
+    domain: Domain,
+    seed: int,
 ) -> None:
     """Compare what layers state about their rounding, which certificates count, with what PyTorch does, on inputs chosen to hurt.
 
     single: of the module in float32. double: the same graph with its constants cast to float64.
     """
     with torch.no_grad():
-        _as_run(name, module, single, double, kinks, seed)
+        _as_run(name, module, single, double, kinks, domain, seed)
         for index, node in enumerate(single.nodes):
             where = name if len(single.nodes) == 2 else f"{name}, {node.name}"
             shapes, exact = single.operand_shapes(index), double.nodes[index].layer
+            if isinstance(node.layer, BilinearDual):
+                continue  # measured in _bilinear.py
             if isinstance(node.layer, ElementwiseDual):
                 assert isinstance(exact, ElementwiseDual)
-                ElementwiseCheck(where, node.layer, shapes[0], SINGLE, kinks, None, None, seed).check_errors(exact)
+                tight = (None, None, within(node.layer, domain))
+                ElementwiseCheck(where, node.layer, shapes[0], SINGLE, kinks, *tight, seed).check_errors(exact)
             elif isinstance(node.layer, AffineDual):
                 assert isinstance(exact, AffineDual)
                 AffineCheck(where, node.layer, shapes, node.shape, seed).check_errors(exact)
 
 
 def _as_run(
-    name: str, module: nn.Module, single: DualNetwork, double: DualNetwork, kinks: tuple[float, ...], seed: int
+    name: str,
+    module: nn.Module,
+    single: DualNetwork,
+    double: DualNetwork,
+    kinks: tuple[float, ...],
+    domain: Domain,
+    seed: int,
 ) -> None:
     """The module as PyTorch runs it is no farther from the exact function than its layers say."""
     shape = single.nodes[0].shape
@@ -129,6 +156,7 @@ def _as_run(
     points = hurting_points(kinks, generator) if layers else torch.zeros(0)
     for x in (hurting_batch(shape, generator), spread(points, shape)):
         if len(x):
+            x = x.clamp(*domain)
             found, exact, stated = module(x.clone()), double.forward(x.double()), run_error_at(single, x)
             what = f"{name}: the module, as it runs in float32, is farther from the exact function than run_error says"
             require_stated(found, exact, stated, what, value=exact)

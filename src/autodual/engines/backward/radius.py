@@ -164,8 +164,10 @@ class RadiusPass:
 
         def through(activation: int, coefficients: Tensor) -> Tensor | None:
             slope, radius = self.bands[activation].slope, self.bands[activation].radius
+            layer = self.network.activation(activation)
             coefficients = laid_out_like(coefficients, slope)
-            if activation not in self.constant and self._worthwhile(rows, coefficients, radius, slope):
+            fused = activation not in self.constant and layer.elementwise
+            if fused and self._worthwhile(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
                 for terms, known in kinds:
@@ -177,7 +179,7 @@ class RadiusPass:
                     terms.append(size)
             else:
                 total.append(self._unstable_units(rows, activation, coefficients))
-            return None if activation in self.constant else coefficients * slope
+            return None if activation in self.constant else layer.back(slope, coefficients)
 
         on_input = pull_back(self.network, index, rows.seed, through)
         if on_input is not None:

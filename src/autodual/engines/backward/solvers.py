@@ -40,7 +40,7 @@ class Centres(Pass[Tensor]):
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         band = self.bands[index]
-        return band.slope * operands[0] + band.centre
+        return layer.along(band.slope, operands[0]) + band.centre
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RadiusBounds(Pass[Tensor]):
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         band = self.bands[index]
-        return self.rounding.with_room(index, band.slope.abs() * operands[0] + band.radius)
+        return self.rounding.with_room(index, layer.along(band.slope.abs(), operands[0]) + band.radius)
 
 
 # The state of one backward computation: relaxations found so far, and bounds from them.
@@ -153,7 +153,8 @@ class DualSolver(Solver):
         self.bands[index] = band
         self._ready.pop(index, None)
         self.rounding.enter_band(index, interval, band)
-        alive = None if torch.is_grad_enabled() else alive_channels(*self.rounding.alive(index, band))
+        known = not torch.is_grad_enabled() and self.network.activation(index).elementwise
+        alive = alive_channels(*self.rounding.alive(index, band)) if known else None
         if alive is not None:
             self._alive[index] = alive
             self._slim, self._kept = prune(self.network, self._alive)
@@ -188,6 +189,7 @@ class DualSolver(Solver):
         source = self.network.source(index)
         radius = self._radius()
         dense = norm_of(self.region) is not None and isinstance(radius.plan(source), DensePlan)
+        dense = dense and self.network.activation(index).elementwise
         if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
             return self._remember(source, self._bound(source, radius))
         centre, reach = self.centre(source), self._radius_bounds.at(source)
@@ -232,7 +234,7 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
     """Every activation replaced by the interval of its values: interval bounds as a dual problem."""
     for index, interval in intervals.items():
         image = solver.network.activation(index).image(interval)
-        solver.bands[index] = Band(torch.zeros_like(image.lower), image.centre, image.radius)
+        solver.bands[index] = Band(torch.zeros_like(interval.lower), image.centre, image.radius)
         solver.constant.add(index)
     return solver
 
@@ -246,6 +248,8 @@ class CrownSolver(Solver):
     def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
         super().__init__(network, region, budget, rounding)
         self.chosen: dict[int, Lines] = {}
+        self._pulls_run_errors = any(not network.activation(i).elementwise for i in network.activations)
+        """Whether run errors are pulled back with the bounds: absolute weights and products from layer to layer add up to far more."""
 
     def relax(self, index: int, interval: Interval) -> None:
         lines = self.network.activation(index).lines(interval)
@@ -273,6 +277,8 @@ class CrownSolver(Solver):
             positive, negative = coefficients.clamp(min=0), coefficients.clamp(max=0)
             total.append(rows.inner(activation, positive, lines.lower_offset))
             total.append(rows.inner(activation, negative, lines.upper_offset))
+            if not self.network.activation(activation).elementwise:  # its two lines are parallel
+                return self.network.activation(activation).back(lines.lower_slope, coefficients)
             return torch.addcmul(positive * lines.lower_slope, negative, lines.upper_slope)
 
         def add_bias(node: int, coefficients: Tensor) -> None:
@@ -300,16 +306,19 @@ class CrownSolver(Solver):
         def of_all(work: Callable[[Rows], Tensor], span: tuple[float, float]) -> Tensor:
             return over_chunks(self.network, index, plan, self.budget, self.region.centre, work, span)
 
-        count = 1 + bool(self.rounding.errors)
+        as_run = self._pulls_run_errors and len(self.rounding.errors) >= DEEP
+        count = 1 + bool(self.rounding.errors) + as_run
 
         def found(rows: Rows) -> Tensor:
-            """[R, N or 2 N, ...]: results and, after them, errors, if there are any."""
-            results = self.lower(index, rows)[:count]
+            """[R, N, 2 N or 3 N, ...]: results and, after them, errors, if there are any."""
+            results = self.lower(index, rows, as_run)[:count]
             return results[0] if count == 1 else torch.cat(torch.broadcast_tensors(*results), dim=1)
 
-        below, *error = of_all(found, (0.0, 0.5)).chunk(count)
-        above, *other = of_all(lambda rows: found(rows.flipped()), (0.5, 1.0)).chunk(count)
-        self.rounding.note(index, torch.maximum(error[0], other[0]) if error else None)
+        below, *errors = of_all(found, (0.0, 0.5)).chunk(count)
+        above, *others = of_all(lambda rows: found(rows.flipped()), (0.5, 1.0)).chunk(count)
+        self.rounding.note(
+            index, *(torch.maximum(a, b) for a, b in zip(errors, others, strict=True)) if errors else (None,)
+        )
         return Interval(below, -above)
 
 

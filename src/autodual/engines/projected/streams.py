@@ -58,6 +58,8 @@ class StreamPass(Pass[Streams]):
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Streams]) -> Streams:
         (streams,) = operands
         band, draws = self.bands[index], self.draws.fresh[index]
+        if not layer.elementwise:
+            return self._product(index, layer, streams)
         slope, radius = torch.broadcast_tensors(band.slope, band.radius)
         own = INPUT if self.merged else index
         dtypes = {source: torch.bfloat16 if self._is_half(source) else radius.dtype for source in (*streams, own)}
@@ -65,6 +67,15 @@ class StreamPass(Pass[Streams]):
         if own in streams:
             return passed | {own: pass_and_add(streams[own], slope, radius, draws, dtypes[own])}
         return passed | {own: fresh_stream(radius, draws, dtypes[own])}
+
+    def _product(self, index: int, layer: ElementwiseDual, streams: Streams) -> Streams:
+        """A product of two activations, whose slope is no factor: what passes it has the shape of the result, and only adds up."""
+        band, draws, own = self.bands[index], self.draws.fresh[index], INPUT if self.merged else index
+        dtypes = {source: torch.bfloat16 if self._is_half(source) else band.radius.dtype for source in (*streams, own)}
+        passed = {source: layer.along(band.slope, v.to(band.slope.dtype)) for source, v in streams.items()}
+        fresh = fresh_stream(band.radius, draws)
+        passed[own] = passed[own] + fresh if own in passed else fresh
+        return {source: v.to(dtypes[source]) for source, v in passed.items()}
 
     def affine(self, index: int, layer: AffineDual, operands: Sequence[Streams]) -> Streams:
         result, shapes = {}, self.network.operand_shapes(index)
