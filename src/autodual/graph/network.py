@@ -346,9 +346,10 @@ def _check_supported(node: Node, registry: Registry, with_advice: bool = False) 
     if hint is not None:
         hint = f"{hint}. A dual layer of your own is added with autodual.register (docs/extending.md)"
     elif not with_advice:
-        same = same_name(name, registry.names())
+        known = registry.names()
+        same = same_name(name, known)
         other = "" if same is None else f"Use {same} instead. "
-        if same == name:
+        if name in known:
             other = (
                 "It is supported with other arguments than these. What works across dimension 0, the batch, on all dimensions at "
                 "once, or in another dtype, is not: name a dimension of the example. "
