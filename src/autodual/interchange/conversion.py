@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError, UnsupportedOperationError
 from autodual._tensor import Shape
-from autodual.interchange.layers import Reshape
+from autodual.interchange.layers import Reshape, most_numbers
 from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package
 
 LARGEST_TENSOR = 2**28
@@ -186,13 +186,12 @@ class Conversion:
         return name
 
     def outcome(self, module: nn.Module, operands: Sequence[str]) -> Shape:
-        """Shape of a module's result for one example, found without computing it: a file may ask for any size."""
-        on_meta = {name: tensor.detach().to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-        samples = tuple(torch.empty(1, *self.shapes[name], dtype=self.dtype, device="meta") for name in operands)
+        """Shape of a module's result for one example."""
+        shapes = [self.shapes[name] for name in operands]
+        if most_numbers(module, shapes) > LARGEST_TENSOR:
+            raise ArgumentError(f"makes a tensor of more than {LARGEST_TENSOR:,} numbers")
         with torch.no_grad():
-            result = torch.func.functional_call(module.eval(), on_meta, samples)
-        if result.numel() > LARGEST_TENSOR:
-            raise ArgumentError(f"makes a tensor of {result.numel():,} numbers; {LARGEST_TENSOR:,} are allowed")
+            result = module.eval()(*(torch.zeros(1, *shape, dtype=self.dtype) for shape in shapes))
         return tuple(result.shape[1:])
 
 

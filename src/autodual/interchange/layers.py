@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,3 +133,46 @@ class ScaledLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         product = F.linear(x, self.weight) * self.alpha
         return product if self.bias is None else product + self.bias * self.beta
+
+
+def most_numbers(module: nn.Module, shapes: Sequence[Shape]) -> int:
+    """How many numbers a module makes of one example, or needs on the way, at most: asked before it runs, since a file may name any size.
+
+    Modules that are not named here make no more than they are given, or than their own parameters have.
+    """
+    first, m = shapes[0], _any(module)
+    if isinstance(module, nn.Upsample):
+        factors = m.scale_factor if isinstance(m.scale_factor, tuple) else [1] * (len(first) - 1)
+        sizes = m.size if m.size is not None else [math.ceil(n * f) for n, f in zip(first[1:], factors, strict=True)]
+        return first[0] * math.prod(sizes)
+    if isinstance(module, Pad):
+        amounts = [0] * (2 * len(first) - len(m.amounts)) + list(m.amounts[::-1])
+        return math.prod(n + max(a, 0) + max(b, 0) for n, a, b in zip(first, amounts[::2], amounts[1::2], strict=True))
+    if isinstance(module, Expand):
+        return math.prod(m.shape)
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        sizes = [n + 2 * p for n, p in zip(first[1:], m.padding, strict=True)]
+        return max(m.in_channels, m.out_channels) * math.prod(sizes)
+    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+        each = zip(first[1:], m.stride, m.dilation, m.kernel_size, m.output_padding, strict=True)
+        return m.out_channels * math.prod(s * (n - 1) + d * (k - 1) + 1 + e for n, s, d, k, e in each)
+    if isinstance(module, nn.Linear | ScaledLinear):
+        return math.prod(first[:-1]) * len(m.weight)
+    if isinstance(module, Apply):
+        return _combined_numbers(m, shapes)
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _any(module: nn.Module) -> Any:
+    return module
+
+
+def _combined_numbers(module: Apply, shapes: Sequence[Shape]) -> int:
+    """Of tensors that broadcast against one another, or of a product of matrices, for which the dimensions before them do."""
+    following = iter(shapes)
+    constants = (getattr(module, f"constant_{place}") for place in range(module.places))
+    given = [next(following) if c is None else tuple(c.shape) for c in constants]
+    if module.function is torch.matmul:
+        left, right = given
+        return math.prod(torch.broadcast_shapes(left[:-2], right[:-2])) * left[-2] * right[-1]
+    return math.prod(torch.broadcast_shapes(*given))
