@@ -200,7 +200,9 @@ def _check_broadcast(node: Node) -> None:
 def _several(node: Node) -> Value:
     """Sum, mean, maximum or minimum of any number of tensors; a maximum with one number is a clamp."""
     found: Known = next(i for i in node.inputs if isinstance(i, Value))
-    for other in (i for i in node.inputs if i is not found):
+    rest = list(node.inputs)
+    del rest[next(place for place, i in enumerate(rest) if i is found)]
+    for other in rest:
         assert other is not None
         if node.op in ("Sum", "Mean"):
             found = _combined(node, torch.add, [found, other])
