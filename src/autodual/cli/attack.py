@@ -21,7 +21,12 @@ STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit 
 
 @with_config_options(*TARGET)
 def attack(
-    target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="run folder, an ONNX file with --dataset, or a safetensors file with --model and --dataset"
+        ),
+    ],
     limit: Annotated[
         int | None, typer.Option(help="only the first so many test images; all when not given", min=1)
     ] = None,

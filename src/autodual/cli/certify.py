@@ -40,7 +40,8 @@ def certify(
     target: Annotated[
         Path,
         typer.Argument(
-            help="run folder, or a safetensors file with --model and --dataset; with --check, a file of certificates"
+            help="run folder, an ONNX file with --dataset, or a safetensors file with --model and --dataset; with --check, a file "
+            "of certificates"
         ),
     ],
     engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,

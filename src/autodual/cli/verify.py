@@ -51,7 +51,12 @@ def verify(
     from autodual.interchange.vnnlib import load_vnnlib
     from autodual.training.setup import make_device
 
-    chosen: dict[str, tuple[BoundEngine, ...]] = {"all": ENGINES, "ibp": (IBP(),), "dual": (Dual(),), "crown": (Crown(),)}
+    chosen: dict[str, tuple[BoundEngine, ...]] = {
+        "all": ENGINES,
+        "ibp": (IBP(),),
+        "dual": (Dual(),),
+        "crown": (Crown(),),
+    }
     asked = load_vnnlib(property)
     file = read_onnx(network)
     model = load_file(file)

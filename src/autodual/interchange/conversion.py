@@ -133,7 +133,7 @@ class Node:
     # What a node adds.
 
     def add(self, module: nn.Module, operands: Sequence[Value | str], shape: Shape | None = None) -> Value:
-        """Adds a module. Its result has the batch in place of the file's first dimension, unless `shape` says its shape in the file."""
+        """Adds a module. The batch has the place of the file's first dimension in its result, unless `shape` says its shape there."""
         names = [o.name if isinstance(o, Value) else o for o in operands]
         return self.building.add(module, names, shape)
 
@@ -223,7 +223,9 @@ def convert(file: OnnxFile, readers: dict[str, Reader], folders: dict[str, Calla
         named += [(f"{node.op}_{index}{f'_{k}' if len(fresh) > 1 else ''}", step) for k, step in enumerate(fresh)]
     output = known.get(file.output)
     if not isinstance(output, Value):
-        raise ArgumentError(f"{file.path}: its output {file.output!r} does not depend on its input, so there is nothing to prove")
+        raise ArgumentError(
+            f"{file.path}: its output {file.output!r} does not depend on its input, so there is nothing to prove"
+        )
     if output.per_example == ():
         exit_name = building.reshaped(output.name, (), (1,))
         named += [("Output", building.steps[-1])]
@@ -270,7 +272,9 @@ def _folded(
 ) -> tuple[np.ndarray, ...]:
     """The outputs of a node that reads constants only, by onnx's own reference, which is written in NumPy."""
     if node.op not in folders:
-        raise node.refuse("this operator is unknown where it reads constants only; compute it before the file is written")
+        raise node.refuse(
+            "this operator is unknown where it reads constants only; compute it before the file is written"
+        )
     if folders[node.op](node) > LARGEST_TENSOR:
         raise ArgumentError(f"makes a constant of more than {LARGEST_TENSOR:,} numbers")
     onnx = onnx_package()

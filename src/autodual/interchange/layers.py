@@ -136,7 +136,7 @@ class ScaledLinear(nn.Module):
 
 
 def most_numbers(module: nn.Module, shapes: Sequence[Shape]) -> int:
-    """How many numbers a module makes of one example, or needs on the way, at most: asked before it runs, since a file may name any size.
+    """How many numbers a module makes of one example at most: asked before it runs, since a file may name any size.
 
     Modules that are not named here make no more than they are given, or than their own parameters have.
     """

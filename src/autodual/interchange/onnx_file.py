@@ -135,8 +135,12 @@ def _named(what: str, values: Any) -> str:
 def _shape(place: Path, given: Any) -> tuple[Shape, bool]:
     """The shape of one example with a batch of 1, and whether the file leaves the size of the batch open."""
     if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField("shape"):
-        raise ArgumentError(f"{place}: does not say which shape its input {given.name!r} has; write the shape into the file")
-    dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in given.type.tensor_type.shape.dim]
+        raise ArgumentError(
+            f"{place}: does not say which shape its input {given.name!r} has; write the shape into the file"
+        )
+    dims = [
+        d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in given.type.tensor_type.shape.dim
+    ]
     if not dims or None in dims[1:] or (len(dims) == 1 and dims[0] is None):
         raise ArgumentError(
             f"{place}: its input {given.name!r} has the shape {[d or '?' for d in dims]}; only the first dimension, the batch, may be "

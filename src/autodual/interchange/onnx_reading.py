@@ -30,7 +30,12 @@ class OnnxNetwork(nn.Module):
         self.steps = nn.ModuleDict({name: step.module for name, step in wiring.steps})
         last = {operand: name for name, step in wiring.steps for operand in step.operands}
         self.calls = tuple(
-            (name, step.operands, step.result, tuple(o for o in set(step.operands) if last[o] == name and o != wiring.exit))
+            (
+                name,
+                step.operands,
+                step.result,
+                tuple(o for o in set(step.operands) if last[o] == name and o != wiring.exit),
+            )
             for name, step in wiring.steps
         )
 
@@ -135,9 +140,11 @@ def _check_examples_apart(file: OnnxFile, x: Tensor, expected: Tensor) -> None:
         return
     if together.shape[:1] != x.shape[:1] or together.numel() != expected.numel():
         return
-    if not torch.allclose(together.reshape(expected.shape), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item()):
+    if not torch.allclose(
+        together.reshape(expected.shape), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item()
+    ):
         raise ArgumentError(
-            f"{file.path}: gives an example another output when it is in a batch with others; certificates need one function per example"
+            f"{file.path}: gives an example another output beside others in a batch; certificates need one function per example"
         )
 
 

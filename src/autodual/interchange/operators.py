@@ -12,17 +12,7 @@ from torch import Tensor, nn
 
 from autodual._tensor import Shape
 from autodual.interchange.conversion import Known, Node, Reader, Value
-from autodual.interchange.layers import (
-    Apply,
-    Clamp,
-    Concat,
-    Expand,
-    Index,
-    Pad,
-    Permute,
-    Reduce,
-    ScaledLinear,
-)
+from autodual.interchange.layers import Apply, Clamp, Concat, Expand, Index, Pad, Permute, Reduce, ScaledLinear
 
 READERS: dict[str, Reader] = {}
 
@@ -83,7 +73,10 @@ READERS |= {operator: _activation(make) for operator, make in _ACTIVATIONS.items
 
 @reads("Selu")
 def _selu(node: Node) -> Value:
-    alpha, gamma = node.attributes.get("alpha", 1.67326319217681884765625), node.attributes.get("gamma", 1.05070102214813232421875)
+    alpha, gamma = (
+        node.attributes.get("alpha", 1.67326319217681884765625),
+        node.attributes.get("gamma", 1.05070102214813232421875),
+    )
     x = node.value()
     if (np.float32(alpha), np.float32(gamma)) == (np.float32(1.6732632423543772), np.float32(1.0507009873554805)):
         return node.add(nn.SELU(), [x], x.shape)
@@ -126,7 +119,9 @@ def _clip(node: Node) -> Value:
     if node.opset < 11:
         ends = [node.attributes.get("min"), node.attributes.get("max")]
     else:
-        ends = [None if (c := node.constant(i, n)) is None or c.size == 0 else float(c) for i, n in ((1, "min"), (2, "max"))]
+        ends = [
+            None if (c := node.constant(i, n)) is None or c.size == 0 else float(c) for i, n in ((1, "min"), (2, "max"))
+        ]
     x = node.value()
     return x if ends == [None, None] else node.add(Clamp(*ends), [x], x.shape)
 
@@ -156,7 +151,10 @@ def _combined(node: Node, function: Callable[..., Tensor], inputs: Sequence[Know
     constants = [i for i in given if not isinstance(i, Value)]
     plain = all(v.batched and len(v.shape) == rank for v in values)
     if plain and all(c.ndim < rank or c.shape[0] == 1 for c in constants):
-        held = [None if isinstance(i, Value) else _held(node, i.reshape(i.shape[1:]) if i.ndim == rank else i) for i in given]
+        held = [
+            None if isinstance(i, Value) else _held(node, i.reshape(i.shape[1:]) if i.ndim == rank else i)
+            for i in given
+        ]
         return node.add(Apply(function, held, **named), values)
     held = [None if isinstance(i, Value) else _held(node, i) for i in given]
     return node.add_full(Apply(function, held, **named), [node.full(v, rank) for v in values])
@@ -174,7 +172,13 @@ def _single(constant: Known) -> bool:
 
 @reads("Add", "Sub", "Div", "Pow", "Where")
 def _arithmetic(node: Node) -> Value:
-    functions = {"Add": torch.add, "Sub": torch.sub, "Div": torch.div, "Pow": torch.pow, "Where": torch.where}
+    functions: dict[str, Callable[..., Tensor]] = {
+        "Add": torch.add,
+        "Sub": torch.sub,
+        "Div": torch.div,
+        "Pow": torch.pow,
+        "Where": torch.where,
+    }
     _check_broadcast(node)
     return _combined(node, functions[node.op], node.inputs)
 
@@ -193,7 +197,9 @@ def _multiply(node: Node) -> Value:
 
 def _check_broadcast(node: Node) -> None:
     if node.opset < 7 and node.attributes.get("broadcast", 0):
-        raise node.refuse("broadcasting as before opset 7 is not supported; convert the file with onnx.version_converter")
+        raise node.refuse(
+            "broadcasting as before opset 7 is not supported; convert the file with onnx.version_converter"
+        )
 
 
 @reads("Sum", "Mean", "Max", "Min")
@@ -210,11 +216,13 @@ def _several(node: Node) -> Value:
             end = float(np.asarray(other).reshape(()))
             wide = np.broadcast_shapes(found.shape, np.shape(other)) if not isinstance(other, Value) else found.shape
             assert isinstance(found, Value)
-            found = node.reshape(node.add(Clamp(end, None) if node.op == "Max" else Clamp(None, end), [found], found.shape), wide)
+            found = node.reshape(
+                node.add(Clamp(end, None) if node.op == "Max" else Clamp(None, end), [found], found.shape), wide
+            )
         else:
             found = _combined(node, torch.maximum if node.op == "Max" else torch.minimum, [found, other])
     assert isinstance(found, Value)
-    return _combined(node, torch.div, [found, np.float64(len(node.inputs))]) if node.op == "Mean" else found
+    return _combined(node, torch.div, [found, np.array(float(len(node.inputs)))]) if node.op == "Mean" else found
 
 
 @reads("MatMul")
@@ -238,12 +246,12 @@ def _matmul_of_vectors(node: Node, left: Known | None, right: Known | None) -> V
         else:
             wide.append(node.reshape(operand, shape) if isinstance(operand, Value) else operand.reshape(shape))
     found = _combined_matrices(node, *wide)
-    shape = list(found.shape)
+    left_over = list(found.shape)
     if len(right.shape) == 1:
-        del shape[-1]
+        del left_over[-1]
     if len(left.shape) == 1:
-        del shape[-1 if len(right.shape) == 1 else -2]
-    return node.reshape(found, tuple(shape))
+        del left_over[-1 if len(right.shape) == 1 else -2]
+    return node.reshape(found, tuple(left_over))
 
 
 def _combined_matrices(node: Node, left: Known | None, right: Known | None) -> Value:
@@ -252,7 +260,10 @@ def _combined_matrices(node: Node, left: Known | None, right: Known | None) -> V
     rank = max(len(i.shape) for i in given)
     values = [i for i in given if isinstance(i, Value)]
     if rank > 2 and all(v.batched and len(v.shape) == rank for v in values) and _fits(given, rank):
-        held = [None if isinstance(i, Value) else node.tensor(i.reshape(i.shape[1:]) if i.ndim == rank else i) for i in given]
+        held = [
+            None if isinstance(i, Value) else node.tensor(i.reshape(i.shape[1:]) if i.ndim == rank else i)
+            for i in given
+        ]
         return node.add(Apply(torch.matmul, held), values)
     held = [None if isinstance(i, Value) else node.tensor(i) for i in given]
     return node.add_full(Apply(torch.matmul, held), [node.full(v, rank) for v in values])
@@ -274,7 +285,9 @@ def _gemm(node: Node) -> Value:
     x, weight, added = node.given(0), node.given(1), node.given(2)
     alpha, beta = float(node.attributes.get("alpha", 1.0)), float(node.attributes.get("beta", 1.0))
     if not isinstance(x, Value) or not isinstance(weight, np.ndarray):
-        raise node.refuse("only a product of a tensor that depends on the input with a constant matrix is supported; use MatMul")
+        raise node.refuse(
+            "only a product of a tensor that depends on the input with a constant matrix is supported; use MatMul"
+        )
     x = _transposed(node, x, [1, 0]) if node.attributes.get("transA", 0) else x
     matrix = weight if node.attributes.get("transB", 0) else weight.T
     bias = None
@@ -290,7 +303,9 @@ def _gemm(node: Node) -> Value:
         found = node.add(ScaledLinear(*tensors, alpha, beta), [x], shape)
     if added is None:
         return found
-    return _combined(node, torch.add, [found, added if isinstance(added, Value) else added * np.asarray(beta, added.dtype)])
+    return _combined(
+        node, torch.add, [found, added if isinstance(added, Value) else added * np.asarray(beta, added.dtype)]
+    )
 
 
 # Convolutions, pooling and normalisation: images [1, channels, ...].
@@ -343,7 +358,15 @@ def _conv(node: Node) -> Value:
     x, padding = _padded(node, x, pads)
     group = node.attributes.get("group", 1)
     module = _CONVOLUTIONS[len(stride)][0](
-        weight.shape[1] * group, weight.shape[0], weight.shape[2:], stride, padding, dilation, group, bias is not None, device="meta"
+        weight.shape[1] * group,
+        weight.shape[0],
+        weight.shape[2:],
+        stride,
+        padding,
+        dilation,
+        group,
+        bias is not None,
+        device="meta",
     )
     return node.add(_with_weight(node, module, weight, bias), [x])
 
@@ -361,7 +384,11 @@ def _conv_transpose(node: Node) -> Value:
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
     whole = [s * (n - 1) + span + e for s, n, span, e in zip(stride, x.shape[2:], spans, extra, strict=True)]
     pads = _cut(node, whole, [n * s for n, s in zip(x.shape[2:], stride, strict=True)])
-    even = pads[:dims] == pads[dims:] and min(pads) >= 0 and all(e < max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True))
+    even = (
+        pads[:dims] == pads[dims:]
+        and min(pads) >= 0
+        and all(e < max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True))
+    )
     module = _CONVOLUTIONS[dims][1](
         weight.shape[0], weight.shape[1] * group, weight.shape[2:], stride, pads[:dims] if even else 0, extra if even else 0, group,
         bias is not None, dilation, device="meta",
@@ -397,7 +424,9 @@ def _max_pool(node: Node) -> Value:
     inside = [p <= k // 2 for p, k in zip(pads[:dims], kernel, strict=True)]
     if pads[:dims] != pads[dims:] or not all(inside):
         if ceil or set(dilation) != {1} or any(p >= k for p, k in zip(pads, kernel * 2, strict=True)):
-            raise node.refuse("uneven padding together with ceil_mode, dilations, or windows of padding only is not supported")
+            raise node.refuse(
+                "uneven padding together with ceil_mode, dilations, or windows of padding only is not supported"
+            )
         amounts = [n for d in reversed(range(dims)) for n in (pads[d], pads[dims + d])]
         x, pads = node.add(Pad(amounts, "replicate", 0.0), [x]), [0] * 2 * dims
     kind: Any = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[dims - 1]
@@ -410,14 +439,20 @@ def _average_pool(node: Node) -> Value:
     stride, dilation, pads = _window(node, x.shape[2:], kernel)
     if set(dilation) != {1}:
         raise node.refuse("dilations are not supported")
-    dims, ceil, count = len(kernel), bool(node.attributes.get("ceil_mode", 0)), bool(node.attributes.get("count_include_pad", 0))
+    dims, ceil, count = (
+        len(kernel),
+        bool(node.attributes.get("ceil_mode", 0)),
+        bool(node.attributes.get("count_include_pad", 0)),
+    )
     if pads[:dims] != pads[dims:] or any(p > k // 2 for p, k in zip(pads[:dims], kernel, strict=True)):
         if ceil or not count:
             raise node.refuse("uneven padding is supported only with count_include_pad = 1 and without ceil_mode")
         amounts = [n for d in reversed(range(dims)) for n in (pads[d], pads[dims + d])]
         x, pads = node.add(Pad(amounts, "constant", 0.0), [x]), [0] * 2 * dims
     kind: Any = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dims - 1]
-    return node.add(kind(tuple(kernel), tuple(stride), tuple(pads[:dims]), ceil_mode=ceil, count_include_pad=count), [x])
+    return node.add(
+        kind(tuple(kernel), tuple(stride), tuple(pads[:dims]), ceil_mode=ceil, count_include_pad=count), [x]
+    )
 
 
 @reads("GlobalAveragePool", "GlobalMaxPool")
@@ -431,16 +466,22 @@ def _global_pool(node: Node) -> Value:
 def _batch_norm(node: Node) -> Value:
     x = node.value()
     if node.attributes.get("training_mode", 0) or len([o for o in node.outputs if o]) > 1:
-        raise node.refuse("it is in training mode, where examples depend on one another; export the network in evaluation mode")
+        raise node.refuse(
+            "it is in training mode, where examples depend on one another; export the network in evaluation mode"
+        )
     if not x.batched or not 2 <= len(x.shape) <= 5:
-        raise node.refuse(f"it reads a tensor of shape {list(x.shape)}; [1, channels, ...] with up to 5 dimensions is supported")
+        raise node.refuse(
+            f"it reads a tensor of shape {list(x.shape)}; [1, channels, ...] with up to 5 dimensions is supported"
+        )
     kind: Any = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(x.shape)]
     weight, bias, mean, variance = (
         node.tensor(node.weight(i, name)) for i, name in enumerate(("scale", "B", "input_mean", "input_var"), start=1)
     )
     module = kind(len(weight), eps=node.attributes.get("epsilon", 1e-5), device="meta")
     seen = torch.zeros((), dtype=torch.long)
-    filled = _filled(module, weight=weight, bias=bias, running_mean=mean, running_var=variance, num_batches_tracked=seen)
+    filled = _filled(
+        module, weight=weight, bias=bias, running_mean=mean, running_var=variance, num_batches_tracked=seen
+    )
     return node.add(filled, [x])
 
 
@@ -449,7 +490,9 @@ def _layer_norm(node: Node) -> Value:
     x, weight, bias = node.value(), node.weight(1, "Scale"), node.constant(2, "B")
     shape = x.shape[node.axis(node.attributes.get("axis", -1), len(x.shape)) :]
     if shape != x.per_example[-len(shape) :] or any(o for o in node.outputs[1:]):
-        raise node.refuse("it normalises over the batch, or gives mean and deviation as outputs, which is not supported")
+        raise node.refuse(
+            "it normalises over the batch, or gives mean and deviation as outputs, which is not supported"
+        )
     module = nn.LayerNorm(shape, node.attributes.get("epsilon", 1e-5), bias=bias is not None, device="meta")
     tensors = {"weight": node.tensor(np.broadcast_to(weight, shape))}
     if bias is not None:
@@ -494,10 +537,18 @@ def _depth_to_space(node: Node) -> Value:
     return node.add(nn.PixelShuffle(node.attributes["blocksize"]), [node.image()])
 
 
+_REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "ReduceMean": torch.mean,
+    "ReduceSum": torch.sum,
+    "ReduceMax": torch.amax,
+    "ReduceMin": torch.amin,
+}
+
+
 @reads("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 def _reduce(node: Node) -> Value:
     x, rank = node.value(), len(node.value().shape)
-    function = {"ReduceMean": torch.mean, "ReduceSum": torch.sum, "ReduceMax": torch.amax, "ReduceMin": torch.amin}[node.op]
+    function = _REDUCTIONS[node.op]
     axes = node.option("axes", 1, 13 if node.op == "ReduceSum" else 18)
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
         return x

@@ -105,7 +105,7 @@ def _rounded(values: Tensor, dtype: torch.dtype, towards: float) -> Tensor:
 
 
 def _rows(goals: Sequence[Goal], like: Tensor) -> tuple[Tensor, Tensor]:
-    """[goals, K, outputs] and [goals, K], each condition scaled to a length of 1; shorter conjunctions repeat their first condition."""
+    """[goals, K, outputs] and [goals, K], each condition scaled to length 1; shorter conjunctions repeat their first condition."""
     most = max(len(g.conjunction.rows) for g in goals)
     rows, limits = [], []
     for goal in goals:

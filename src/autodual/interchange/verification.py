@@ -88,7 +88,9 @@ class Verification:
     @property
     def unsat_as_run(self) -> bool:
         """Whether it is proved, too, that the network as it runs has no counterexample among the inputs of its dtype."""
-        return self.outcome is Outcome.UNSAT and all(r is None or r.holds_as_run for case in self.refutations for r in case)
+        return self.outcome is Outcome.UNSAT and all(
+            r is None or r.holds_as_run for case in self.refutations for r in case
+        )
 
 
 class OutOfTimeError(Exception):
@@ -113,8 +115,12 @@ class Clock:
 
 @contextlib.contextmanager
 def interrupted(clock: Clock) -> Iterator[None]:
-    """Raises OutOfTimeError inside when the time is over, also in the middle of a computation: in the main thread, where there are alarms."""
-    if clock.limit is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    """Raises OutOfTimeError inside when the time is over, also amid a computation: in the main thread, which alarms reach."""
+    if (
+        clock.limit is None
+        or threading.current_thread() is not threading.main_thread()
+        or not hasattr(signal, "setitimer")
+    ):
         yield
         return
     clock.check()
@@ -228,7 +234,11 @@ class _Work:
             disjuncts = {d: self.asked.cases[members[0]].disjuncts[d] for d in left}
             try:
                 self._refute_together(prepared, engine, members, disjuncts)
-            except (AutodualError, RuntimeError, MemoryError) as error:  # what an engine cannot do is not proved, and no more
+            except (
+                AutodualError,
+                RuntimeError,
+                MemoryError,
+            ) as error:  # what an engine cannot do is not proved, and no more
                 self.notes.append(f"{engine!r}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
                 return
 
@@ -256,8 +266,9 @@ class _Work:
         as_run = exceeds(lower, _sum_above(limits, slack, run_error))
         for place, case in enumerate(members):
             for k, d in enumerate(owners):
-                numbers = (float(t[place, k]) for t in (lower - limits, slack, run_error))
-                found = Refutation(repr(engine), *numbers, bool(holds[place, k]), bool(as_run[place, k]))
+                margin, its_slack, its_error = (float(t[place, k]) for t in (lower - limits, slack, run_error))
+                proved = bool(holds[place, k]), bool(as_run[place, k])
+                found = Refutation(repr(engine), margin, its_slack, its_error, *proved)
                 self.refutations[case][d] = _better(self.refutations[case][d], found)
 
     # Counterexamples.
@@ -266,7 +277,9 @@ class _Work:
         goals = [Goal(case := self.asked.cases[c], case.disjuncts[d]) for c, d in self._open()]
         for goal in goals:
             if len(goal.conjunction.rows) == 0:  # any input is one
-                return self._confirmed(prepared, goal, ((goal.case.inner_lower + goal.case.inner_upper) / 2).reshape(self.shape))
+                return self._confirmed(
+                    prepared, goal, ((goal.case.inner_lower + goal.case.inner_upper) / 2).reshape(self.shape)
+                )
         for goal, x in search(self.model, self.shape, goals, effort, self.generator, self.like, self.clock.check):
             found = self._confirmed(prepared, goal, x.double().cpu())
             if found is not None:
@@ -275,7 +288,7 @@ class _Work:
 
     @torch.no_grad()
     def _confirmed(self, prepared: Prepared, goal: Goal, x: Tensor) -> Counterexample | None:
-        """The point, if its output satisfies the conjunction in real numbers, whatever the error of float64, and as the network runs."""
+        """The point, if its output satisfies the conjunction in real numbers, whatever the error of float64, and as it runs."""
         case, conjunction = goal.case, goal.conjunction
         inside = torch.minimum(torch.maximum(x.reshape(-1), case.inner_lower), case.inner_upper)
         point = inside.reshape(1, *self.shape)
@@ -284,7 +297,9 @@ class _Work:
         ran = (self.model(as_run) if self.reference is None else self.reference(as_run))[0].cpu().double()
         # The sum of a row has a rounding error, too: a few units in the last place of its terms.
         terms = conjunction.rows.abs() @ (scores.abs() + error)
-        room = conjunction.rows.abs() @ error + 2 * (len(scores) + 2) * torch.finfo(torch.float64).eps * (terms + conjunction.limits.abs())
+        room = conjunction.rows.abs() @ error + 2 * (len(scores) + 2) * torch.finfo(torch.float64).eps * (
+            terms + conjunction.limits.abs()
+        )
         exact = conjunction.rows @ scores + room <= conjunction.inner_limits
         if not bool(exact.all()) or not bool((conjunction.rows @ ran <= conjunction.limits).all()):
             return None
@@ -301,7 +316,7 @@ PAIRED = 8
 
 
 def _conditions(found: Conjunction) -> Iterator[tuple[Tensor, Tensor]]:
-    """Conditions that a counterexample satisfies: those of the conjunction, and sums of them. If a bound excludes one, there is none."""
+    """Conditions that a counterexample satisfies: those of the conjunction, and sums of them. If a bound excludes one, none exists."""
     rows, limits = list(found.rows), list(found.limits)
     yield from zip(rows, limits, strict=True)
     if len(rows) <= PAIRED:
@@ -315,7 +330,10 @@ def _conditions(found: Conjunction) -> Iterator[tuple[Tensor, Tensor]]:
 def _sum(rows: Sequence[Tensor], limits: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """The sum of conditions, if float64 holds its coefficients exactly; its limit is rounded up."""
     total = torch.stack(list(rows)).sum(0)
-    exact = all(math.fsum(column) == float(sum_) for column, sum_ in zip(zip(*(r.tolist() for r in rows), strict=True), total, strict=True))
+    exact = all(
+        math.fsum(column) == float(sum_)
+        for column, sum_ in zip(zip(*(r.tolist() for r in rows), strict=True), total, strict=True)
+    )
     if exact and bool((total != 0).any()):
         yield total, torch.tensor(math.nextafter(math.fsum(float(v) for v in limits), math.inf), dtype=torch.float64)
 
@@ -332,7 +350,11 @@ def _better(before: Refutation | None, found: Refutation) -> Refutation:
     """The proof that says more: what holds as run first, then what holds, then the larger bound; NaN is worth less than any."""
     if before is None:
         return found
-    return max(before, found, key=lambda r: (r.holds_as_run, r.holds, -math.inf if math.isnan(r.margin) else r.margin - r.slack))
+    return max(
+        before,
+        found,
+        key=lambda r: (r.holds_as_run, r.holds, -math.inf if math.isnan(r.margin) else r.margin - r.slack),
+    )
 
 
 def report(found: Verification) -> dict[str, Any]:
@@ -340,7 +362,9 @@ def report(found: Verification) -> dict[str, Any]:
     counterexample = found.counterexample
     return {
         "result": found.outcome.value,
-        "rests_on": {Outcome.UNSAT: "real numbers", Outcome.SAT: "real numbers, and the network as it runs"}.get(found.outcome),
+        "rests_on": {Outcome.UNSAT: "real numbers", Outcome.SAT: "real numbers, and the network as it runs"}.get(
+            found.outcome
+        ),
         "unsat_as_run": found.unsat_as_run if found.outcome is Outcome.UNSAT else None,
         "counterexample": None
         if counterexample is None
@@ -356,7 +380,9 @@ def report(found: Verification) -> dict[str, Any]:
 
 
 def _record(refutation: Refutation) -> dict[str, Any]:
-    values = {name: getattr(refutation, name) for name in ("engine", "margin", "slack", "run_error", "holds", "holds_as_run")}
+    values = {
+        name: getattr(refutation, name) for name in ("engine", "margin", "slack", "run_error", "holds", "holds_as_run")
+    }
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 

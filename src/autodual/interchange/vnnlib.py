@@ -1,8 +1,8 @@
 """VNN-LIB files: which inputs are allowed, and which outputs a counterexample has.
 
 A file asserts what a counterexample satisfies. Read here is the part of the language that the competition's files are written in:
-`declare-const`, and `assert` of `and`, `or`, `<=`, `>=` and `=` over linear terms in the inputs X_i or in the outputs Y_i. Decimals are
-read exactly and rounded to the safe side, once for proofs and once for counterexamples.
+`declare-const`, and `assert` of `and`, `or`, `<=`, `>=` and `=` over linear terms in the inputs X_i or in the outputs Y_i. Decimals
+are read exactly and rounded to the safe side, once for proofs and once for counterexamples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONGEST_NUMBER = 400
 
 @dataclass(frozen=True, eq=False)
 class Conjunction:
-    """Linear conditions on the outputs, all of which a counterexample satisfies: rows @ y <= limits. Without rows, every output does."""
+    """Linear conditions on the outputs, all of which a counterexample satisfies: rows @ y <= limits. Without rows, all do."""
 
     rows: Tensor
     """[K, outputs], float64, exact."""
@@ -75,8 +75,8 @@ def load_vnnlib(path: Path | str) -> VnnLibProperty:
     """Load a property in the VNN-LIB format, also one that is packed by gzip.
 
     Args:
-        path: The file. It may hold `declare-const`, and `assert` of `and`, `or`, `<=`, `>=` and `=` over sums and multiples of the inputs
-            X_0, X_1 ... or of the outputs Y_0, Y_1 ...; every input needs a lower and an upper bound.
+        path: The file. It may hold `declare-const`, and `assert` of `and`, `or`, `<=`, `>=` and `=` over sums and multiples of
+            the inputs X_0, X_1 ... or of the outputs Y_0, Y_1 ...; every input needs a lower and an upper bound.
 
     Returns:
         A frozen record of its cases: a box of inputs each, and the disjuncts that a counterexample's output satisfies one of.
@@ -119,7 +119,9 @@ def _unpacked(place: Path, content: bytes) -> bytes:
     except zlib.error as error:
         raise ArgumentError(f"{place}: cannot be unpacked: {error}") from None
     if len(text) > LARGEST_TEXT:
-        raise ArgumentError(f"{place}: unpacks to more than {LARGEST_TEXT:,} bytes, so it is not what is looked for here")
+        raise ArgumentError(
+            f"{place}: unpacks to more than {LARGEST_TEXT:,} bytes, so it is not what is looked for here"
+        )
     if not unpacker.eof:
         raise ArgumentError(f"{place}: was cut short: its packed content does not end")
     return text
@@ -186,7 +188,9 @@ class _Reading:
             rows = shared + self._outputs_of(terms, own)
             missing = own.missing
             if missing is not None:
-                self._refuse(f"X_{missing} has no {'lower' if own.lower[missing] is None else 'upper'} bound; every input needs both")
+                self._refuse(
+                    f"X_{missing} has no {'lower' if own.lower[missing] is None else 'upper'} bound; every input needs both"
+                )
             if own.empty or any(not t.coefficients and t.constant > 0 for t in rows):
                 continue  # nothing satisfies this alternative
             boxes.setdefault(own.key, (own, []))[1].append([t for t in rows if t.coefficients])
@@ -293,10 +297,10 @@ class _Reading:
                 return total
             case ["*", first, *rest]:
                 product = self._term(first)
-                for part in map(self._term, rest):
-                    if part.coefficients and product.coefficients:
+                for factor in map(self._term, rest):
+                    if factor.coefficients and product.coefficients:
                         self._refuse("a product of two variables is not linear, and not supported")
-                    product = product.times(part.constant) if product.coefficients else part.times(product.constant)
+                    product = product.times(factor.constant) if product.coefficients else factor.times(product.constant)
                 return product
             case [str(word), *_]:
                 self._refuse(f"{word[:40]!r} is no operation that is known here: +, -, *")
@@ -329,7 +333,9 @@ class _Reading:
                 found.append(term)
             elif len(term.coefficients) > 1:
                 what = "several inputs" if len(names) == len(term.coefficients) else "inputs and outputs"
-                self._refuse(f"a condition on {what} at once ({', '.join(sorted(term.coefficients)[:4])}) is not supported")
+                self._refuse(
+                    f"a condition on {what} at once ({', '.join(sorted(term.coefficients)[:4])}) is not supported"
+                )
             else:
                 bounds.note(int(names[0][2:]), term.coefficients[names[0]], term.constant)
         return found
@@ -338,8 +344,10 @@ class _Reading:
         ends = [(_exact(low), _exact(high)) for low, high in zip(bounds.lower, bounds.upper, strict=True)]
         outer = [(_below(low), _above(high)) for low, high in ends]
         inner = [_inside(low, high) for low, high in ends]
-        columns = (torch.tensor(c, dtype=torch.float64) for c in (*zip(*outer, strict=True), *zip(*inner, strict=True)))
-        return Case(*columns, tuple(self._conjunction(terms, outputs) for terms in disjuncts))
+        columns = (*zip(*outer, strict=True), *zip(*inner, strict=True))
+        lower, upper, inner_lower, inner_upper = (torch.tensor(c, dtype=torch.float64) for c in columns)
+        found = tuple(self._conjunction(terms, outputs) for terms in disjuncts)
+        return Case(lower, upper, inner_lower, inner_upper, found)
 
     def _conjunction(self, terms: Conditions, outputs: int) -> Conjunction:
         rows = torch.zeros(len(terms), outputs, dtype=torch.float64)
