@@ -148,6 +148,9 @@ def most_numbers(module: nn.Module, shapes: Sequence[Shape]) -> int:
     if isinstance(module, Pad):
         amounts = [0] * (2 * len(first) - len(m.amounts)) + list(m.amounts[::-1])
         return math.prod(n + max(a, 0) + max(b, 0) for n, a, b in zip(first, amounts[::2], amounts[1::2], strict=True))
+    if isinstance(module, Index):
+        count = len(m.positions) if isinstance(m.positions, list) else 1
+        return math.prod(first) * count
     if isinstance(module, Expand):
         return math.prod(m.shape)
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):

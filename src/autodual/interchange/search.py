@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ FIRST_STEP, LAST_STEP = 0.5, 0.01
 LARGEST_BATCH = 2**22
 """Numbers in the inputs of one batch, and points at most."""
 MOST_POINTS = 1024
+DEEPER = 1.1
+"""A point that was not confirmed is followed by one that satisfies its goal by so many times as much."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,23 @@ def _descend(
     lower, upper, rows, limits = (t[owner] for t in (lower, upper, rows, limits))
     radius = (upper - lower) / 2
     x = _starts(lower, upper, effort.starts, generator)
-    told = torch.zeros(len(x), dtype=torch.bool, device=like.device)
+    told = [math.inf] * len(goals)
     for step in range(effort.steps + 1):
         check()
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             scores = model(x.reshape(-1, *shape)).flatten(1)
             violation = ((rows * scores.unsqueeze(1)).sum(2) - limits).amax(1)
-        reached = (violation.detach() <= 0) & ~told
-        told |= reached
-        for place in reached.nonzero().squeeze(1).tolist():
-            yield goals[int(owner[place])], x[place].detach().reshape(shape)
+        least, places = violation.detach().reshape(len(goals), -1).min(1)
+        for goal, (value, place) in enumerate(zip(least.tolist(), places.tolist(), strict=True)):
+            if value <= 0 and value < DEEPER * told[goal]:
+                told[goal] = value
+                yield goals[goal], x[goal * effort.starts + place].detach().reshape(shape)
         if step == effort.steps:
             return
         (gradient,) = torch.autograd.grad(violation.sum(), x)
         length = FIRST_STEP + (LAST_STEP - FIRST_STEP) * step / effort.steps
         x = torch.minimum(torch.maximum(x.detach() - length * radius * gradient.sign(), lower), upper)
-        told &= ~reached if step % 10 else torch.zeros_like(told)  # a point that was not confirmed may become better
 
 
 def _boxes(goals: Sequence[Goal], like: Tensor) -> tuple[Tensor, Tensor]:

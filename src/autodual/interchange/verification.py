@@ -334,8 +334,9 @@ def _sum(rows: Sequence[Tensor], limits: Sequence[Tensor]) -> Iterator[tuple[Ten
         math.fsum(column) == float(sum_)
         for column, sum_ in zip(zip(*(r.tolist() for r in rows), strict=True), total, strict=True)
     )
-    if exact and bool((total != 0).any()):
-        yield total, torch.tensor(math.nextafter(math.fsum(float(v) for v in limits), math.inf), dtype=torch.float64)
+    limit = math.nextafter(math.fsum(float(v) for v in limits), math.inf)
+    if exact and (bool((total != 0).any()) or limit < 0):  # 0 <= limit excludes nothing, unless the limit is negative
+        yield total, torch.tensor(limit, dtype=torch.float64)
 
 
 def _sum_above(*terms: Tensor) -> Tensor:

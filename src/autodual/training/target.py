@@ -1,4 +1,4 @@
-"""What is certified or attacked by name: a run folder, an ONNX file, or bare weights; and what a run folder knows about the question."""
+"""What is certified or attacked by name: a run folder, an ONNX file, or bare weights; and what a run folder knows already."""
 
 from __future__ import annotations
 
