@@ -4,8 +4,8 @@
 
 FOLDER holds the networks and the properties (.vnnlib or .vnnlib.gz) of the table below, which are public files of the competition
 (benchmarks mnistfc, oval21 and cifar10_resnet). Each property is decided by `autodual verify` in a process of its own; seconds are
-wall time with start-up. Beside our answer stands that of the competition's winner. An answer that contradicts a known one is a failure:
-exit code 1. Writes benchmarks/results/vnncomp.md.
+wall time with start-up. Beside our answer stands that of the competition's winner. An answer that contradicts a known one is a
+failure: exit code 1. Writes benchmarks/results/vnncomp.md.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def main() -> None:
             wrong.append(instance.property)
         print(rows[-1], flush=True)
     said = (
-        f"{decided} of {len(INSTANCES)} decided; {len(wrong)} against a known answer. One pass of each engine (IBP, Dual, Crown) and a\n"
-        "search for counterexamples; no optimised slopes and no splitting. Seconds are wall time of the command, start-up included."
+        f"{decided} of {len(INSTANCES)} decided; {len(wrong)} against a known answer. One pass of each engine (IBP, Dual, Crown) and\n"
+        "a search for counterexamples; no optimised slopes and no splitting. Seconds are wall time of the command, start-up included."
     )
     lines = [
         "# Nine instances of VNN-COMP 2021",
@@ -113,7 +113,7 @@ def main() -> None:
         in_words(describe("onnx")),
         said,
         "\n".join([HEAD, "|" + "---|" * HEAD.count(" | ") + "---|", *rows]),
-        f"Largest difference between the loaded module and onnx.reference on {COMPARED} random inputs, as a part of the largest output:",
+        f"Largest difference between loaded module and onnx.reference on {COMPARED} random inputs, relative to the largest output:",
         "\n".join(
             ["| network | difference |", "|---|---|", *(f"| {name} | {value:.1e} |" for name, value in apart.items())]
         ),
