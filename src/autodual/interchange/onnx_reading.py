@@ -16,8 +16,8 @@ from autodual.interchange.operators import FOLDERS, READERS
 
 TOLERANCE = 1e-5
 """How far the module's output may be from the file's, as a part of the output's largest entry."""
-COMPARED = 4
-"""Random inputs on which module and file are compared."""
+COMPARED, FAR = 2, 10.0
+"""Random inputs of each kind on which module and file are compared, and how much larger the largest kind is."""
 
 
 class OnnxNetwork(nn.Module):
@@ -105,7 +105,17 @@ class Reference:
 
 
 def _check_against_file(network: OnnxNetwork, file: OnnxFile) -> None:
-    x = _random_inputs(network.input_shape, file.dtype)
+    """Refuse a module that computes something else than its file, on inputs of the usual size and on larger ones."""
+    usual, far = _random_inputs(network.input_shape, file.dtype)
+    expected = _compared(network, file, usual)
+    if not bool(expected.isfinite().all()):
+        raise ArgumentError(f"{file.path}: its output holds NaN or infinite values, so nothing can be proved about it")
+    _compared(network, file, far)
+    _check_examples_apart(file, usual, expected)
+
+
+def _compared(network: OnnxNetwork, file: OnnxFile, x: Tensor) -> Tensor:
+    """What the file computes, which the module must compute, too, where it is finite."""
     try:
         expected = Reference(file)(x)
         with full_precision(), torch.no_grad():
@@ -118,16 +128,16 @@ def _check_against_file(network: OnnxNetwork, file: OnnxFile) -> None:
         raise ArgumentError(
             f"{file.path}: the module makes {list(found.shape[1:])} numbers, but the file {list(expected.shape[1:])}: it is refused"
         )
-    if not bool(expected.isfinite().all()):
-        raise ArgumentError(f"{file.path}: its output holds NaN or infinite values, so nothing can be proved about it")
-    scale = expected.abs().amax().clamp(min=torch.finfo(file.dtype).tiny)
-    apart = ((found - expected).abs().amax() / scale).item()
-    if not apart <= TOLERANCE:
-        raise ArgumentError(
-            f"{file.path}: the module's output differs from the file's by {apart:.1g} of its largest entry on random inputs, where "
-            f"{TOLERANCE:g} is allowed: it is refused"
-        )
-    _check_examples_apart(file, x, expected)
+    finite = expected.isfinite().all(1)
+    if bool(finite.any()):
+        scale = expected[finite].abs().amax().clamp(min=torch.finfo(file.dtype).tiny)
+        apart = ((found[finite] - expected[finite]).abs().amax() / scale).item()
+        if not apart <= TOLERANCE:
+            raise ArgumentError(
+                f"{file.path}: the module's output differs from the file's by {apart:.1g} of its largest entry on random inputs, more "
+                f"than {TOLERANCE:g}: it is refused"
+            )
+    return expected
 
 
 def _check_examples_apart(file: OnnxFile, x: Tensor, expected: Tensor) -> None:
@@ -148,8 +158,9 @@ def _check_examples_apart(file: OnnxFile, x: Tensor, expected: Tensor) -> None:
         )
 
 
-def _random_inputs(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Images in [0, 1], and inputs around zero."""
+def _random_inputs(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Images in [0, 1] and inputs around zero; and inputs so large that activations saturate and clips are reached."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(COMPARED // 2, *shape, generator=generator)
-    return torch.cat([images, torch.randn(COMPARED - len(images), *shape, generator=generator)]).to(dtype)
+    images = torch.rand(COMPARED, *shape, generator=generator)
+    around, far = (torch.randn(COMPARED, *shape, generator=generator) for _ in range(2))
+    return torch.cat([images, around]).to(dtype), (FAR * far).to(dtype)

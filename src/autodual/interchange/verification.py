@@ -93,8 +93,8 @@ class Verification:
         )
 
 
-class OutOfTimeError(Exception):
-    """The given time is over."""
+class OutOfTimeError(BaseException):
+    """The given time is over. No Exception: it may come amid any code, and none of its handlers of errors is meant."""
 
 
 @dataclass
@@ -128,13 +128,15 @@ def interrupted(clock: Clock) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise OutOfTimeError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before, started = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    delay, interval = signal.setitimer(signal.ITIMER_REAL, max(clock.limit - clock.seconds, 1e-3))
     try:
-        signal.setitimer(signal.ITIMER_REAL, max(clock.limit - clock.seconds, 1e-3))
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if delay > 0:  # somebody else's alarm goes on
+            signal.setitimer(signal.ITIMER_REAL, max(delay - (time.monotonic() - started), 1e-3), interval)
 
 
 def verify(
