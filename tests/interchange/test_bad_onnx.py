@@ -156,7 +156,12 @@ def test_inputs_without_a_shape_or_of_another_type(tmp_path: Path) -> None:
         model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT16
 
     assert "has the shape [1, '?']" in _refusal(_changed(open_shape, tmp_path))
+
+    def nonsense(model: Any) -> None:
+        model.graph.input[0].type.tensor_type.elem_type = 77
+
     assert "of type FLOAT16" in _refusal(_changed(half, tmp_path))
+    assert "of type number 77, which is unknown" in _refusal(_changed(nonsense, tmp_path))
 
 
 def _unknown(

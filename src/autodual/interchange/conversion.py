@@ -29,7 +29,7 @@ from autodual._tensor import Shape
 from autodual.interchange.layers import Reshape, most_numbers
 from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package
 
-LARGEST_TENSOR = 2**28
+LARGEST_TENSOR = 2**26
 """Numbers in one tensor of one example; a file may ask for any size."""
 
 

@@ -20,7 +20,9 @@ from autodual._tensor import Shape
 
 LARGEST_FILE = 2**30
 """Bytes; the format itself ends at twice as many."""
-DTYPES = {"FLOAT": torch.float32, "DOUBLE": torch.float64}
+FLOAT, DOUBLE = 1, 11
+"""As the format numbers its element types."""
+DTYPES = {FLOAT: torch.float32, DOUBLE: torch.float64}
 """Element types of an input that a proof can be about."""
 
 
@@ -69,10 +71,12 @@ def read_onnx(path: Path | str) -> OnnxFile:
             f"with onnx.utils.extract_model, or join the outputs with Concat"
         )
     shape, any_batch = _shape(place, inputs[0])
-    element = onnx.TensorProto.DataType.Name(inputs[0].type.tensor_type.elem_type)
+    element = inputs[0].type.tensor_type.elem_type
     if element not in DTYPES:
+        known = element in onnx.TensorProto.DataType.values()
+        kind = onnx.TensorProto.DataType.Name(element) if known else f"number {element}, which is unknown"
         raise ArgumentError(
-            f"{place}: its input {inputs[0].name!r} has elements of type {element}; only FLOAT and DOUBLE can be proved about"
+            f"{place}: its input {inputs[0].name!r} has elements of type {kind}; only FLOAT and DOUBLE can be proved about"
         )
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     return OnnxFile(
