@@ -665,7 +665,7 @@ INTERCHANGE = [
     ),
     mutation(
         "examples that are mixed go unnoticed", "interchange/onnx_reading.py",
-        "    _check_examples_apart(file, x, expected)\n", "",
+        "    _check_examples_apart(file, usual, expected)\n", "",
         "interchange/test_bad_onnx.py",
     ),
     mutation(
