@@ -667,6 +667,71 @@ TESTING = [
     ),
 ]
 
+INTERCHANGE = [
+    mutation(
+        "unsat without room for rounding", "interchange/verification.py",
+        "holds = exceeds(lower, _sum_above(limits, slack))", "holds = exceeds(lower, limits)",
+        "interchange/test_verification.py",
+    ),
+    mutation(
+        "as run is what holds in real numbers", "interchange/verification.py",
+        "as_run = exceeds(lower, _sum_above(limits, slack, run_error))", "as_run = holds",
+        "interchange/test_verification.py",
+    ),
+    mutation(
+        "unsat when the first box is refuted", "interchange/verification.py",
+        "for c in range(len(self.refutations)) for d in self._left(c)", "for c in range(1) for d in self._left(c)",
+        "interchange/test_verification.py",
+    ),
+    mutation(
+        "counterexample not confirmed in real numbers", "interchange/verification.py",
+        "        if not bool(exact.all()) or not bool(", "        if not bool(",
+        "interchange/test_verification.py",
+    ),
+    mutation(
+        "counterexample not confirmed by the reference", "interchange/verification.py",
+        " or not bool((conjunction.rows @ ran <= conjunction.limits).all()):", ":",
+        "interchange/test_verification.py",
+    ),
+    mutation(
+        "boxes rounded inwards for proofs", "interchange/vnnlib.py",
+        "outer = [(_below(low), _above(high)) for low, high in ends]", "outer = [(_above(low), _below(high)) for low, high in ends]",
+        "interchange/test_vnnlib.py",
+    ),
+    mutation(
+        "limits of a proof rounded down", "interchange/vnnlib.py",
+        "return Conjunction(rows, above, below)", "return Conjunction(rows, below, below)",
+        "interchange/test_vnnlib.py",
+    ),
+    mutation(
+        "alternatives of a conjunction are alternatives of the whole", "interchange/vnnlib.py",
+        "return self._all([self._condition(part) for part in parts])",
+        "return [c for part in parts for c in self._condition(part)]",
+        "interchange/test_vnnlib.py",
+    ),
+    mutation(
+        "module not compared with the file", "interchange/onnx_reading.py",
+        "    if not apart <= TOLERANCE:", "    if False:",
+        "interchange/test_bad_onnx.py",
+    ),
+    mutation(
+        "examples that are mixed go unnoticed", "interchange/onnx_reading.py",
+        "    _check_examples_apart(file, usual, expected)\n", "",
+        "interchange/test_bad_onnx.py",
+    ),
+    mutation(
+        "weights of another file", "interchange/onnx_file.py",
+        "if tensor.data_location == onnx.TensorProto.EXTERNAL:", "if False:",
+        "interchange/test_bad_onnx.py",
+    ),
+    mutation(
+        "an exported file takes its place unseen", "interchange/onnx_writing.py",
+        "        _check_same(model, temporary, place, example)\n", "",
+        "interchange/test_writing.py",
+    ),
+]
+
 MUTATIONS = [
-    *GRAPH, *SETS, *DUAL, *ENGINES, *CERTIFICATES, *CASCADES, *DATA, *RUNS, *EVALUATION, *TRAINING, *REPORT, *CLI, *TESTING,
+    *GRAPH, *SETS, *DUAL, *ENGINES, *CERTIFICATES, *CASCADES, *INTERCHANGE, *DATA, *RUNS, *EVALUATION, *TRAINING, *REPORT, *CLI,
+    *TESTING,
 ]

@@ -61,6 +61,10 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.engines import capture as capture
     from autodual.graph import Call as Call
     from autodual.graph import Network as Network
+    from autodual.interchange import VnnLibProperty as VnnLibProperty
+    from autodual.interchange import load_onnx as load_onnx
+    from autodual.interchange import load_vnnlib as load_vnnlib
+    from autodual.interchange import save_onnx as save_onnx
     from autodual.interval import Interval as Interval
     from autodual.runs import TrainConfig as TrainConfig
     from autodual.sets import Box as Box
@@ -100,6 +104,7 @@ else:
             "QuietGradient", "SoundBounds", "bounds", "capture",
         ),
         "graph": ("Call", "Network"),
+        "interchange": ("VnnLibProperty", "load_onnx", "load_vnnlib", "save_onnx"),
         "interval": ("Interval",),
         "runs": ("TrainConfig",),
         "sets": ("Box", "InputSet", "L1Ball", "L2Ball", "LinfBall", "Perturbation"),

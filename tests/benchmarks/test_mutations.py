@@ -17,6 +17,7 @@ ROOMS = (
     "engines",
     "certificates",
     "cascades",
+    "interchange",
     "data",
     "runs",
     "evaluation",

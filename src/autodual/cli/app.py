@@ -51,7 +51,7 @@ def command_line() -> typer.Typer:
     """All commands with their options: what runs, and what the documentation lists."""
     import typer
 
-    from autodual.cli import bench, certify, data, reproduce, train
+    from autodual.cli import bench, certify, data, export, reproduce, train, verify
 
     app = typer.Typer(
         help="Neural networks whose robustness is proved: train, certify, attack, look, and measure.",
@@ -63,6 +63,8 @@ def command_line() -> typer.Typer:
     app.command("train")(train.train)
     app.command("certify")(certify.certify)
     app.command("attack")(certify.attack)
+    app.command("verify")(verify.verify)
+    app.command("export")(export.export)
     app.command("report")(train.report)
     app.command("bench")(bench.bench)
     app.add_typer(data.app, name="data")

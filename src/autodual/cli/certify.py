@@ -47,7 +47,8 @@ def certify(
     target: Annotated[
         Path,
         typer.Argument(
-            help="run folder, or a safetensors file with --model and --dataset; with --check, a file of certificates"
+            help="run folder, an ONNX file with --dataset, or a safetensors file with --model and --dataset; with --check, a file "
+            "of certificates"
         ),
     ],
     engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
@@ -299,7 +300,12 @@ STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit 
 
 @with_config_options(*TARGET)
 def attack(
-    target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="run folder, an ONNX file with --dataset, or a safetensors file with --model and --dataset"
+        ),
+    ],
     limit: Limit = None,
     changes: dict[str, Any] | None = None,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -11,17 +12,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from autodual import models
 from autodual._errors import ArgumentError
 from autodual._files import read_content
 from autodual._tensor import Shape
 from autodual.cascades import Combination, load_combination
-from autodual.data import ImageData, any_mean_std, form_of, is_factory, load, mean_std
+from autodual.data import ImageData, Statistics, any_mean_std, form_of, is_factory, load, mean_std
 from autodual.engines import BoundEngine, Dual, HighProbability
 from autodual.engines.prepare import capture
 from autodual.evaluation.evaluate import Broken, attacked, check_claims
 from autodual.evaluation.judge import Judged, problem_of
 from autodual.evaluation.processes import own_device
 from autodual.graph.digest import digest_network
+from autodual.interchange.layers import Reshape
+from autodual.interchange.onnx_file import read_onnx
+from autodual.interchange.onnx_reading import load_file
 from autodual.runs.checkpoint import load_model
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run, versions
@@ -38,7 +43,7 @@ from autodual.runs.lines import (
 from autodual.runs.records import Evaluation, read_if_sound
 from autodual.sets import Perturbation
 from autodual.training.fitting import OWN
-from autodual.training.setup import make_ball, make_device, make_model
+from autodual.training.setup import check_scores, make_ball, make_device, make_model
 
 RECIPES = ("best", "paper")
 RESULTS_VARIABLE = "AUTODUAL_RESULTS"
@@ -219,7 +224,7 @@ class Target:
     """A trained model in evaluation mode, test data on its device, and the perturbation."""
 
     place: Path
-    """A run folder, or a file of weights."""
+    """A run folder, an ONNX file, or a file of weights."""
     config: TrainConfig
     own: TrainConfig
     """The run's config before changes; the default options for bare weights."""
@@ -272,12 +277,20 @@ class Target:
         return noted.difference(now, "engine", "device", "autodual", "torch") is None
 
 
+ONNX = "onnx"
+"""Stands for the model of an ONNX file, which brings its own."""
+
+
+def _is_onnx(place: Path) -> bool:
+    return place.suffix.lower() == ".onnx" and not place.is_dir()
+
+
 def own_config(place: Path) -> TrainConfig:
-    """The config of a run folder; the default options for a file of weights."""
+    """The config of a run folder; the default options for an ONNX file and for a file of weights."""
     if place.is_dir():
         return trained_config(place)
     if place.is_file():
-        return TrainConfig()
+        return TrainConfig(model=ONNX) if _is_onnx(place) else TrainConfig()
     raise ArgumentError(f"{place}: {'is neither a file nor a folder' if place.exists() else 'no such file or folder'}")
 
 
@@ -286,11 +299,7 @@ def open_target(
 ) -> Target:
     """Loads a network and its test data. own: what `own_config` says; config: with the options `given` over it. limit: takes only the
     first test images."""
-    for name in ("model", "dataset"):  # weights alone, and runs of ad.fit, do not know theirs
-        if getattr(config, name) == OWN or (place.is_file() and name not in given):
-            raise ArgumentError(
-                f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
-            )
+    _check_named(place, config, given)
     data = load(config.dataset, "test", config.data_folder)
     if limit is not None:
         data = data.take(limit)
@@ -303,7 +312,9 @@ def open_target(
         return make_model(config.model, data.shape, len(data.classes), statistics).to(device).eval()
 
     combination: Combination | None = None
-    if place.is_dir():
+    if _is_onnx(place):
+        model = _from_onnx(place, data.shape, len(data.classes), statistics).to(device).eval()
+    elif place.is_dir():
         model, combination = _with_weights(place, build, ball)
         if (config.model, config.normalise) == (own.model, own.normalise):
             _check_as_evaluated(place, config.model, model, data.shape)
@@ -311,3 +322,33 @@ def open_target(
         model = build(0)
         load_model(place, model)
     return Target(place, config, own, model, data.to(device), ball, combination)
+
+
+def _from_onnx(place: Path, shape: Shape, classes: int, statistics: Statistics | None) -> nn.Module:
+    """The network of an ONNX file for images of this shape, which it may take as vectors; `statistics` become its first layer."""
+    network = load_file(read_onnx(place))
+    first: list[nn.Module] = [] if statistics is None else [models.Normalize(*statistics)]
+    if network.input_shape != shape:
+        if math.prod(network.input_shape) != math.prod(shape):
+            raise ArgumentError(
+                f"{place}: takes inputs of shape {list(network.input_shape)}, but the images of this data set have {list(shape)}"
+            )
+        first.append(Reshape(network.input_shape))
+    model = nn.Sequential(*first, network) if first else network
+    check_scores(f"the network of {place}", model, shape, classes)
+    return model
+
+
+def _check_named(place: Path, config: TrainConfig, given: Collection[str]) -> None:
+    """Weights alone, and runs of ad.fit, do not know their model and data; an ONNX file does not know its data."""
+    if _is_onnx(place):
+        if config.model != ONNX:
+            raise ArgumentError(f"{place}: brings its own model; leave out --model")
+        if "dataset" not in given:
+            raise ArgumentError(f"{place}: does not say which data set to certify; give --dataset")
+        return
+    for name in ("model", "dataset"):
+        if getattr(config, name) == OWN or (place.is_file() and name not in given):
+            raise ArgumentError(
+                f"{place}: does not say which {name} it belongs to; give --model and --dataset, for your own as file.py:factory"
+            )

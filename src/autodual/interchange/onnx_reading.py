@@ -1,0 +1,166 @@
+"""ad.load_onnx: an ONNX file as an ordinary module, compared with what the file itself computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autodual._errors import ArgumentError
+from autodual._tensor import Shape, full_precision
+from autodual.interchange.conversion import FAILURES, Wiring, convert
+from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package, read_onnx
+from autodual.interchange.operators import FOLDERS, READERS
+
+TOLERANCE = 1e-5
+"""How far the module's output may be from the file's, as a part of the output's largest entry."""
+COMPARED, FAR = 2, 10.0
+"""Random inputs of each kind on which module and file are compared, and how much larger the largest kind is."""
+
+
+class OnnxNetwork(nn.Module):
+    """What an ONNX file computes, for a batch of examples: its operators as modules, called in the order of the file."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        super().__init__()
+        self.input_shape = wiring.input_shape
+        self.entrance, self.exit = wiring.entrance, wiring.exit
+        self.steps = nn.ModuleDict({name: step.module for name, step in wiring.steps})
+        last = {operand: name for name, step in wiring.steps for operand in step.operands}
+        self.calls = tuple(
+            (
+                name,
+                step.operands,
+                step.result,
+                tuple(o for o in set(step.operands) if last[o] == name and o != wiring.exit),
+            )
+            for name, step in wiring.steps
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tensors = {self.entrance: x}
+        for name, operands, result, done in self.calls:
+            tensors[result] = self.steps[name](*(tensors[operand] for operand in operands))
+            for operand in done:
+                del tensors[operand]
+        return tensors[self.exit]
+
+    def extra_repr(self) -> str:
+        return f"input_shape={self.input_shape}"
+
+
+def load_onnx(path: Path | str) -> nn.Module:
+    """Load an ONNX file as an ordinary nn.Module, ready for certify(), attack(), bounds() and the like.
+
+    The module is compared with the file on random inputs by the reference implementation of the `onnx` package, and refused if
+    outputs differ by more than 1e-5 of the largest. Nothing in the file is executed, and no other file is opened. The file is one
+    function of one example: a fixed batch of 1, or none at all, becomes a batch of any size in front.
+
+    Args:
+        path: The file: one input, one output, weights inside. Needs `pip install 'autodual[onnx]'`.
+
+    Returns:
+        A module in evaluation mode and in the precision of the file (float32 in nearly all), which maps [N, *shape] to
+        [N, *output shape]; its attribute `input_shape` is the shape of one example.
+
+    Raises:
+        ArgumentError: The file cannot be read, is no ONNX file, was cut short, keeps weights elsewhere, has several inputs or outputs,
+            or computes something else than the module.
+        UnsupportedOperationError: An operator is unknown, or is used in a way that is not supported; the message names its node.
+
+    Examples:
+        >>> import autodual as ad
+        >>> model = ad.load_onnx("network.onnx")  # doctest: +SKIP
+        >>> ad.certify(model, images, labels, ad.LinfBall(0.1))  # doctest: +SKIP
+    """
+    return load_file(read_onnx(path))
+
+
+def load_file(file: OnnxFile) -> OnnxNetwork:
+    """The module of a file that has been read, compared with the file."""
+    network = OnnxNetwork(convert(file, READERS, FOLDERS)).eval()
+    _check_against_file(network, file)
+    return network
+
+
+class Reference:
+    """What the file itself computes, example by example, by the reference implementation of the `onnx` package."""
+
+    def __init__(self, file: OnnxFile) -> None:
+        self._file = file
+        self._evaluator = onnx_package().reference.ReferenceEvaluator(file.model)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, *input_shape] -> [N, outputs]."""
+        rows = [self.as_given(example.reshape(self._file.input_shape)) for example in x.detach().cpu()]
+        return torch.stack([row.reshape(-1) for row in rows])
+
+    def as_given(self, x: Tensor) -> Tensor:
+        """The output for an input of the shape that the file wants."""
+        with np.errstate(all="ignore"):
+            (output,) = self._evaluator.run([self._file.output], {self._file.input: x.numpy()})
+        return torch.from_numpy(np.array(output))
+
+
+def _check_against_file(network: OnnxNetwork, file: OnnxFile) -> None:
+    """Refuse a module that computes something else than its file, on inputs of the usual size and on larger ones."""
+    usual, far = _random_inputs(network.input_shape, file.dtype)
+    expected = _compared(network, file, usual)
+    if not bool(expected.isfinite().all()):
+        raise ArgumentError(f"{file.path}: its output holds NaN or infinite values, so nothing can be proved about it")
+    _compared(network, file, far)
+    _check_examples_apart(file, usual, expected)
+
+
+def _compared(network: OnnxNetwork, file: OnnxFile, x: Tensor) -> Tensor:
+    """What the file computes, which the module must compute, too, where it is finite."""
+    try:
+        expected = Reference(file)(x)
+        with full_precision(), torch.no_grad():
+            found = network(x).flatten(1)
+    except FAILURES as error:
+        raise ArgumentError(
+            f"{file.path}: cannot be compared with onnx's reference, and is refused: {type(error).__name__}: {first_line(error)}"
+        ) from None
+    if found.shape != expected.shape:
+        raise ArgumentError(
+            f"{file.path}: the module makes {list(found.shape[1:])} numbers, but the file {list(expected.shape[1:])}: it is refused"
+        )
+    finite = expected.isfinite().all(1)
+    if bool(finite.any()):
+        scale = expected[finite].abs().amax().clamp(min=torch.finfo(file.dtype).tiny)
+        apart = ((found[finite] - expected[finite]).abs().amax() / scale).item()
+        if not apart <= TOLERANCE:
+            raise ArgumentError(
+                f"{file.path}: the module's output differs from the file's by {apart:.1g} of its largest entry on random inputs, more "
+                f"than {TOLERANCE:g}: it is refused"
+            )
+    return expected
+
+
+def _check_examples_apart(file: OnnxFile, x: Tensor, expected: Tensor) -> None:
+    """Refuse a file for batches of any size that mixes examples. One that takes a single example after all is left alone."""
+    if not file.any_batch:
+        return
+    try:
+        together = Reference(file).as_given(x.reshape(len(x), *file.input_shape[1:]))
+    except FAILURES:
+        return
+    if together.shape[:1] != x.shape[:1] or together.numel() != expected.numel():
+        return
+    if not torch.allclose(
+        together.reshape(expected.shape), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item()
+    ):
+        raise ArgumentError(
+            f"{file.path}: gives an example another output beside others in a batch; certificates need one function per example"
+        )
+
+
+def _random_inputs(shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Images in [0, 1] and inputs around zero; and inputs so large that activations saturate and clips are reached."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(COMPARED, *shape, generator=generator)
+    around, far = (torch.randn(COMPARED, *shape, generator=generator) for _ in range(2))
+    return torch.cat([images, around]).to(dtype), (FAR * far).to(dtype)
