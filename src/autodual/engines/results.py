@@ -246,8 +246,8 @@ UNLIKELY = 64
 
 def exceeds(lower: Tensor, *errors: Tensor) -> Tensor:
     """Whether lower bounds exceed all their errors together, elementwise. NaN and infinities never do."""
-    total = sum(errors[1:], errors[0])
-    return (lower > total) & lower.isfinite() & total.isfinite()
+    excess = lower - sum(errors[1:], errors[0])  # zero only if both are equal, and NaN or infinite if one of them is
+    return (excess > 0) & (excess < torch.inf)
 
 
 def all_exceed(lower: Tensor, labels: Tensor, *errors: Tensor) -> Tensor:
@@ -261,11 +261,13 @@ def worth_another_look(lower: Tensor, labels: Tensor, slack: Tensor, run_error: 
     That is so if no margin is clearly negative and the exact function is not proved, or if the network as it runs is not, although
     every margin would allow it without its slack. What overflowed may be finite in a wider format.
     """
-    mine = own(labels, lower.shape[1])
-    hopeful = ((lower > -slack / UNLIKELY) | ~(lower.isfinite() & slack.isfinite()) | mine).all(1)
-    possible_as_run = ((lower + slack > run_error) | ~run_error.isfinite() | mine).all(1)
-    proved, proved_as_run = all_exceed(lower, labels, slack), all_exceed(lower, labels, slack, run_error)
-    return hopeful & (~proved | (possible_as_run & ~proved_as_run))
+    others = ~own(labels, lower.shape[1])
+    nearly = torch.add(lower, slack, alpha=1 / UNLIKELY)
+    hopeless = ((nearly <= 0) & (nearly > -torch.inf) & others).any(1)
+    impossible_as_run = ((lower + slack <= run_error) & (run_error < torch.inf) & others).any(1)
+    open_at_all = (~exceeds(lower, slack) & others).any(1)
+    open_as_run = (~exceeds(lower, slack, run_error) & others).any(1)
+    return ~hopeless & (open_at_all | (open_as_run & ~impossible_as_run))
 
 
 def own(labels: Tensor, classes: int) -> Tensor:

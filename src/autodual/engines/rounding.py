@@ -201,7 +201,7 @@ class _AffineErrors(Pass[NodeErrors]):
     def lose(self, index: int, moves: Tensor) -> None:
         """Counts coefficients on a node that underflow, times how far it moves, over all its features."""
         lost = of_underflow(self.terms(index)[1], self.dtype)
-        self.lost = self.lost + lost * flat(moves, 1).sum(1)
+        self.lost = torch.add(self.lost, flat(moves, 1).sum(1), alpha=lost)
 
     def terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
@@ -365,7 +365,7 @@ class Rounding(Errors):
         wider = wide.widened(operand.run, operand.run)
         moved = layer.moved(wider, operand.run, zero)
         bent = reduce(torch.maximum, (layer.moved(wider, operand.run, slope) for slope in slopes))
-        off_line = bent + steepest * operand.run_since
+        off_line = torch.addcmul(bent, steepest, operand.run_since)
         if not layer.exact:
             evaluating = layer.error(wider, size + moved, of_sum(MORE_ROUNDINGS, dtype)) + of_underflow(0, dtype)
             evaluating = self._pass.unless_overflowing(evaluating, size + moved)
@@ -373,7 +373,7 @@ class Rounding(Errors):
         own = 1 + of_sum(MORE_ROUNDINGS, self._pass.dtype)
         self.run_errors[index] = own * off_line
         lost = of_underflow(self._pass.terms(index)[1], self._pass.dtype)
-        self._run_lost = self._run_lost + lost * flat(self.run_errors[index], 1).sum(1)
+        self._run_lost = torch.add(self._run_lost, flat(self.run_errors[index], 1).sum(1), alpha=lost)
         return own * moved
 
     def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
