@@ -354,17 +354,18 @@ class Rounding(Errors):
         near = Interval.around(operand, reach)
         size = self.network.activation(index).largest_value(near)
         zero = self._pass.zero_like(size)
-        run = self._enter_run(index, near, size, (zero,), zero, zero)
+        run = self._enter_run(index, near, size, (), zero, zero)
         self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
 
     def _enter_run(
         self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero: Tensor
     ) -> Tensor:
-        """run_i of an activation. Its run error is kept: how far it may be from its line as the network runs."""
+        """run_i of an activation. Its run error is kept: how far it may be from its line, if it has any, as the network runs."""
         layer, operand, dtype = self.network.activation(index), self._operand(index), self._pass.run_dtype
         wider = wide.widened(operand.run, operand.run)
         moved = layer.moved(wider, operand.run, zero)
-        bent = reduce(torch.maximum, (layer.moved(wider, operand.run, slope) for slope in slopes))
+        off_lines = [layer.moved(wider, operand.run, slope) for slope in slopes] or [moved]
+        bent = reduce(torch.maximum, off_lines)
         off_line = torch.addcmul(bent, steepest, operand.run_since)
         if not layer.exact:
             evaluating = layer.error(wider, size + moved, of_sum(MORE_ROUNDINGS, dtype)) + of_underflow(0, dtype)
