@@ -308,13 +308,12 @@ ENGINES = [
     ),
     mutation(
         "margin equal to its error proves", "engines/results.py",
-        "return (lower > total) & lower.isfinite() & total.isfinite()",
-        "return (lower >= total) & lower.isfinite() & total.isfinite()",
+        "return (excess > 0) & (excess < torch.inf)", "return (excess >= 0) & (excess < torch.inf)",
         "engines/test_decide.py",
     ),
     mutation(
         "infinite bounds prove", "engines/results.py",
-        "return (lower > total) & lower.isfinite() & total.isfinite()", "return lower > total",
+        "return (excess > 0) & (excess < torch.inf)", "return excess > 0",
         "engines/test_decide.py",
     ),
     mutation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -101,14 +102,19 @@ def _join_operands(
     return len(nodes) - 1
 
 
-def non_finite_constant(network: DualNetwork, dtype: torch.dtype) -> str | None:
-    """Name of the first affine layer with a constant that is NaN or infinite, or becomes so in a dtype."""
+def non_finite_constant(network: DualNetwork, dtype: torch.dtype, checked: Iterable[Tensor] = ()) -> str | None:
+    """Name of the first affine layer with a constant that is NaN or infinite, or becomes so in a dtype.
+
+    checked: tensors of this dtype that are known to be finite.
+    """
+    known = {id(tensor) for tensor in checked}
     found: list[tuple[str, Tensor]] = []
     for node in network.nodes:
         if isinstance(node.layer, AffineDual) and is_dataclass(node.layer):
             values = [getattr(node.layer, f.name) for f in fields(node.layer)]
             parts = [v for given in values for v in (given if isinstance(given, tuple) else (given,))]
-            found += [(node.name, torch.as_tensor(v).to(dtype)) for v in parts if isinstance(v, Tensor | float)]
+            new = [v for v in parts if isinstance(v, Tensor | float) and id(v) not in known]
+            found += [(node.name, torch.as_tensor(v).to(dtype)) for v in new]
     return _first_not_finite(found)
 
 

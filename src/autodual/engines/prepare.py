@@ -229,7 +229,7 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     if network.computes_constants:
         _check_choices(network)
     dual = build(network)
-    broken = non_finite_constant(dual, x.dtype)
+    broken = non_finite_constant(dual, x.dtype, checked=module.parameters())
     if broken is not None:
         raise ArgumentError(
             f"model: {broken} computes with a constant that is NaN or infinite in {x.dtype} (as after a division by zero, or batch "

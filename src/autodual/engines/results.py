@@ -246,8 +246,8 @@ UNLIKELY = 64
 
 def exceeds(lower: Tensor, *errors: Tensor) -> Tensor:
     """Whether lower bounds exceed all their errors together, elementwise. NaN and infinities never do."""
-    total = sum(errors[1:], errors[0])
-    return (lower > total) & lower.isfinite() & total.isfinite()
+    excess = lower - sum(errors[1:], errors[0])  # zero only if both are equal, and NaN or infinite if one of them is
+    return (excess > 0) & (excess < torch.inf)
 
 
 def proves(question: Question, lower: Tensor, *errors: Tensor) -> Tensor:
@@ -262,7 +262,8 @@ def worth_another_look(question: Question, lower: Tensor, slack: Tensor, run_err
     although enough rows would allow it without their slack. What overflowed may be finite in a wider format.
     """
     idle = question.idle_rows()
-    hopeful = question.rule.holds((lower > -slack / UNLIKELY) | ~(lower.isfinite() & slack.isfinite()) | idle)
-    possible_as_run = question.rule.holds((lower + slack > run_error) | ~run_error.isfinite() | idle)
+    nearly = torch.add(lower, slack, alpha=1 / UNLIKELY)
+    hopeful = question.rule.holds(~((nearly <= 0) & (nearly > -torch.inf)) | idle)
+    possible_as_run = question.rule.holds(~((lower + slack <= run_error) & (run_error < torch.inf)) | idle)
     proved, proved_as_run = proves(question, lower, slack), proves(question, lower, slack, run_error)
     return hopeful & (~proved | (possible_as_run & ~proved_as_run))

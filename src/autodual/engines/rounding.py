@@ -201,7 +201,7 @@ class _AffineErrors(Pass[NodeErrors]):
     def lose(self, index: int, moves: Tensor) -> None:
         """Counts coefficients on a node that underflow, times how far it moves, over all its features."""
         lost = of_underflow(self.terms(index)[1], self.dtype)
-        self.lost = self.lost + lost * flat(moves, 1).sum(1)
+        self.lost = torch.add(self.lost, flat(moves, 1).sum(1), alpha=lost)
 
     def terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
@@ -357,18 +357,19 @@ class Rounding(Errors):
         size = layer.largest_value(near)
         zero = self._pass.zero_like(size)
         flat_line = _flat(layer, zero, near)
-        run = self._enter_run(index, near, size, (flat_line,), flat_line, flat_line)
+        run = self._enter_run(index, near, size, (), flat_line, flat_line)
         self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
 
     def _enter_run(
         self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero: Tensor
     ) -> Tensor:
-        """run_i of an activation. Its run error is kept: how far it may be from its line as the network runs."""
+        """run_i of an activation. Its run error is kept: how far it may be from its line, if it has any, as the network runs."""
         layer, operand, dtype = self.network.activation(index), self._operand(index), self._pass.run_dtype
         wider = wide.widened(operand.run, operand.run)
         moved = layer.moved(wider, operand.run, zero)
-        bent = reduce(torch.maximum, (layer.moved(wider, operand.run, slope) for slope in slopes))
-        off_line = bent + layer.along(steepest, operand.run_since)
+        off_lines = [layer.moved(wider, operand.run, slope) for slope in slopes] or [moved]
+        bent = reduce(torch.maximum, off_lines)
+        off_line = layer.along(steepest, operand.run_since, plus=bent)
         if not layer.exact:
             evaluating = layer.error(wider, size + moved, of_sum(MORE_ROUNDINGS, dtype)) + of_underflow(0, dtype)
             evaluating = self._pass.unless_overflowing(evaluating, size + moved)
@@ -376,7 +377,7 @@ class Rounding(Errors):
         own = 1 + of_sum(MORE_ROUNDINGS, self._pass.dtype)
         self.run_errors[index] = own * off_line
         lost = of_underflow(self._pass.terms(index)[1], self._pass.dtype)
-        self._run_lost = self._run_lost + lost * flat(self.run_errors[index], 1).sum(1)
+        self._run_lost = torch.add(self._run_lost, flat(self.run_errors[index], 1).sum(1), alpha=lost)
         return own * moved
 
     def _error(self, index: int, steepest: Tensor, offset: Tensor, strayed: Tensor) -> Tensor:
