@@ -17,7 +17,7 @@ from autodual.runs.lines import Say
 from autodual.sets import Perturbation
 
 SHOWN = 10
-ATTACK_STEPS = 40
+ATTACK_STEPS, ATTACK_STARTS = 40, 4
 ADVICE = "one of the two is wrong, so neither counts; please report this"
 
 
@@ -42,13 +42,20 @@ class Broken:
 
 
 def attacked(
-    model: nn.Module, data: ImageData, ball: Perturbation, tell: Tell = silent, what: str = "attacking", group: Group = ALONE
-) -> Broken:  # fmt: skip
+    model: nn.Module,
+    data: ImageData,
+    ball: Perturbation,
+    tell: Tell = silent,
+    what: str = "attacking",
+    group: Group = ALONE,
+    steps: int = ATTACK_STEPS,
+    restarts: int = ATTACK_STARTS,
+) -> Broken:
     """Attack all examples, some at a time, in the arithmetic that certificates speak of: no TF32, no autocast."""
 
     def one(x: Tensor, labels: Tensor) -> Broken:
         with full_precision():
-            found = attack(model, x, labels, ball, steps=ATTACK_STEPS)
+            found = attack(model, x, labels, ball, steps, restarts)
         return Broken(found.success, found.success_as_run)
 
     parts = on_all(one, data, what, tell, group)

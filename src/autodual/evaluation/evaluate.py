@@ -15,7 +15,7 @@ from autodual._tensor import full_precision
 from autodual.certificates import attack, certified_radius
 from autodual.data import ImageData
 from autodual.engines import BoundEngine, Dual
-from autodual.evaluation.claims import ATTACK_STEPS, Broken, attacked, check_claims
+from autodual.evaluation.claims import ATTACK_STARTS, ATTACK_STEPS, Broken, attacked, check_claims
 from autodual.evaluation.judge import Judged, judge
 from autodual.evaluation.ledger import RENEWED, Ledger, judge_to_file
 from autodual.evaluation.processes import ALONE, Group, Tell, on_all, part_of, silent
@@ -130,7 +130,7 @@ def write_gallery(
     index = chosen.to(data.labels.device)
     x, labels = data.scaled(index), data.labels[index]
     with full_precision():
-        worst = attack(model, x, labels, ball, steps=ATTACK_STEPS).examples
+        worst = attack(model, x, labels, ball, ATTACK_STEPS, ATTACK_STARTS).examples
         with torch.no_grad():
             relabelled = model(worst).argmax(1)
     arrays = {
