@@ -154,16 +154,18 @@ def test_every_loss_finds_counterexamples(loss: str | None, ball: ad.Perturbatio
 
 
 def test_a_target_for_every_class() -> None:
-    """z = 1, 0.9 + 0.05 x_0, 1.2 relu(x_1), 0.5: the nearest class leads nowhere, and the third one has no slope at x."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 4)).to(DOUBLE).eval()
+    """z = 1, 0.9 + 0.05 x_0, 0.3 + 0.06 sum x, 0.5: the nearest class never wins, random points do not, and the third one does."""
+    model = nn.Sequential(nn.Linear(20, 4)).to(DOUBLE).eval()
     with torch.no_grad():
-        model[0].weight.copy_(torch.eye(2))
-        model[0].bias.copy_(torch.tensor([10.0, 0.0]))
-        model[2].weight.copy_(torch.tensor([[0.0, 0.0], [0.05, 0.0], [0.0, 1.2], [0.0, 0.0]]))
-        model[2].bias.copy_(torch.tensor([1.0, 0.4, 0.0, 0.5]))
-    x, labels = torch.zeros(1, 2, dtype=DOUBLE), torch.tensor([0])
+        model[0].weight.zero_()
+        model[0].weight[1, 0] = 0.05
+        model[0].weight[2] = 0.06
+        model[0].bias.copy_(torch.tensor([1.0, 0.9, 0.3, 0.5]))
+    x, labels = torch.zeros(1, 20, dtype=DOUBLE), torch.tensor([0])
     assert not ad.attack(model, x, labels, ad.LinfBall(1.0), loss="margin", restarts=1).success.any()
-    assert ad.attack(model, x, labels, ad.LinfBall(1.0)).success.any()
+    assert [
+        bool(ad.attack(model, x, labels, ad.LinfBall(1.0), loss="targeted", restarts=n).success) for n in (1, 2, 3)
+    ] == [False, False, True]
 
 
 def test_starts_of_an_example_do_not_depend_on_its_batch() -> None:
