@@ -388,17 +388,17 @@ CERTIFICATES = [
     mutation(
         "rows that float32 rounds are asked as rounded", "certificates/proof.py",
         "    if not question.exact_in(x.dtype):\n        return replace(proof, slack=torch.full_like(proof.slack, torch.inf))\n", "",
-        "certificates/test_specifications.py",
+        "certificates/test_specifications.py::test_rows_that_need_float64_prove_nothing_without_it",
     ),
     mutation(
         "offsets rounded up", "certificates/proof.py",
         "down = torch.nextafter(total, torch.full_like(total, -torch.inf))", "down = total * (1 + 2**-40)",
-        "certificates/test_specifications.py",
+        "certificates/test_specifications.py::test_offsets_are_added_without_rounding_up",
     ),
     mutation(
         "offsets forgotten", "certificates/proof.py",
         "    if question.offsets is None:\n", "    if True:\n",
-        "certificates/test_specifications.py",
+        "certificates/test_specifications.py::test_margins_are_below_exact_minima",
     ),
     mutation(
         "certified as run without the run error", "certificates/certificate.py",
