@@ -397,17 +397,17 @@ CERTIFICATES = [
     mutation(
         "rows that float32 rounds are asked as rounded", "certificates/proof.py",
         "    if not question.exact_in(x.dtype):\n        return replace(proof, slack=torch.full_like(proof.slack, torch.inf))\n", "",
-        "certificates/test_specifications.py",
+        "certificates/test_specifications.py::test_rows_that_need_float64_prove_nothing_without_it",
     ),
     mutation(
         "offsets rounded up", "certificates/proof.py",
         "down = torch.nextafter(total, torch.full_like(total, -torch.inf))", "down = total * (1 + 2**-40)",
-        "certificates/test_specifications.py",
+        "certificates/test_specifications.py::test_offsets_are_added_without_rounding_up",
     ),
     mutation(
         "offsets forgotten", "certificates/proof.py",
         "    if question.offsets is None:\n", "    if True:\n",
-        "certificates/test_specifications.py",
+        "certificates/test_specifications.py::test_margins_are_below_exact_minima",
     ),
     mutation(
         "certified as run without the run error", "certificates/certificate.py",
@@ -446,9 +446,24 @@ CERTIFICATES = [
         "certificates/test_loss.py", "graph/test_changes.py",
     ),
     mutation(
-        "attack climbs", "certificates/attacks.py",
-        "region.step(x.detach(), -gradient, size)", "region.step(x.detach(), gradient, size)",
-        "certificates/test_attack.py",
+        "attack climbs", "certificates/descent.py",
+        "moved(region, runs.x, -runs.slope, runs.size)", "moved(region, runs.x, runs.slope, runs.size)",
+        "certificates/test_descent.py", "certificates/test_attack.py",
+    ),
+    mutation(
+        "steps never halved", "certificates/descent.py",
+        "    halve = few | stuck\n", "    halve = few & ~few\n",
+        "certificates/test_descent.py",
+    ),
+    mutation(
+        "momentum leaves the set", "certificates/descent.py",
+        "        x = x if onwards is None else onwards\n", "        x = x + (1 - MOMENTUM) * (runs.x - runs.before)\n",
+        "certificates/test_descent.py",
+    ),
+    mutation(
+        "every start aims at the nearest class", "certificates/attacks.py",
+        "self.question.rule.failing(values, aim)", "self.question.rule.failing(values, 0)",
+        "certificates/test_descent.py",
     ),
     mutation(
         "counterexample confirmed whatever its error", "certificates/attacks.py",

@@ -112,6 +112,8 @@ def test_what_holds_is_what_is_said(name: str) -> None:
     for z in outputs(200):
         expected = [meaning(values, n) for n, values in enumerate(z.tolist())]
         assert question.holds(z).tolist() == expected
+        rows = question.values(z)
+        assert torch.equal(question.rule.holds(rows > 0), question.value(z) > 0)
         if name != "label":  # which is right at a tie, too, if it comes first
             assert (question.value(z) > 0).tolist() == expected
         seen.update(expected)
@@ -162,6 +164,22 @@ def test_gradients_pass_a_rule_to_the_row_that_decides() -> None:
     for needed, row in ((1, 0), (2, 2), (3, 1)):
         (gradient,) = torch.autograd.grad(AtLeast(needed, (0, 1, 2)).value(values).sum(), values)
         assert gradient.tolist() == [[float(row == r) for r in range(3)]]
+
+
+@every_specification
+def test_the_ways_to_break_a_rule_break_it(name: str) -> None:
+    """Where none of the chosen rows holds and all others do, the rule is broken; and no row less would do."""
+    question = SPECIFICATIONS[name][0].put(torch.zeros(N, 2), (C,))
+    for z in outputs(4):
+        values = question.values(z)
+        for rank in range(4):
+            failing = question.rule.failing(values, rank)
+            assert not (failing & values.isinf()).any()
+            assert not question.rule.holds(~failing).any()
+            for row in range(values.shape[1]):
+                fewer = failing.clone()
+                fewer[:, row] = False
+                assert question.rule.holds(~fewer)[failing[:, row]].all()
 
 
 X = torch.zeros(2, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import decimal
+import itertools
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -216,6 +218,137 @@ def _told(name: str, wrong: Tensor, seen: str, call: str) -> list[Finding]:
     ]
 
 
+# Specifications
+
+
+def specifications(draw: Random, shrinker: Shrinker) -> Found:
+    """A specification that is broken at a known point of the set, by next to nothing, is never certified; and a point that an attack
+    returns breaks it. All of it in rational numbers: the networks are affine layers and ReLU."""
+    dtype = draw.choice((torch.float32, torch.float32, torch.float64))
+    sizes = [draw.randint(1, 3), *(draw.randint(2, 5) for _ in range(draw.randint(0, 2))), draw.randint(2, 4)]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    for layer in layers:
+        layer.weight.data.mul_(draw.choice((1.0, 1.0, 3.0, 1e-3, 1e4)))
+    model = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1]).to(dtype).eval()
+    x = (torch.randn(1, sizes[0]) * draw.choice((1.0, 0.1, 30.0))).to(dtype)
+    ball = draw.choice((ad.LinfBall, ad.L2Ball, ad.L1Ball))(draw.choice((0.0, 0.01, 0.1, 1.0)))
+    given = ball if draw.random() < 0.6 else ball.around(x)
+    witness = ball.within(x).step(x, torch.randn_like(x), draw.choice((0.3, 1.0, 5.0)))
+    z, n = _exact_output(model, witness[0].tolist()), sizes[-1]
+    specification, source = _broken_at(draw, z, n, depth=2)
+    engine = draw.choice(ENGINES)
+    told = f"{source} by {engine} for a network {sizes} in {dtype} with {ball!r}"
+    try:
+        certificate = _quietly(lambda: ad.certify(model, x, specification, given, eval(engine, dict(NAMES))))
+        found = _quietly(lambda: ad.attack(model, x, specification, given, steps=8, restarts=2))
+    except ad.AutodualError:
+        return 0, []
+    except Exception:
+        return 1, [Finding("a specification crashes", told, f"# {told}\n# {traceback.format_exc(limit=-2)}")]
+    wrong = list[Finding]()
+    if bool(certificate.certified.any()):
+        wrong.append(
+            Finding(f"certified, but broken: {source.split('(')[0]}", told, f"# ad.certify: {told}; replay the seed\n")
+        )
+    if bool(found.success.any()):
+        reached = _exact_output(model, found.examples[0].tolist())
+        inside = Ball({ad.LinfBall: "linf", ad.L2Ball: "l2", ad.L1Ball: "l1"}[type(ball)], float(ball.eps))
+        if given is ball and not inside.contains(x[0].tolist(), found.examples[0].tolist()):
+            wrong.append(Finding("an attack leaves the set", told, f"# ad.attack: {told}; replay the seed\n"))
+        if _holds(specification, reached):
+            wrong.append(Finding("an attack that breaks nothing", told, f"# ad.attack: {told}; replay the seed\n"))
+    return 2, wrong
+
+
+def _exact_output(model: nn.Sequential, point: list[float]) -> list[Fraction]:
+    z = [Fraction(v) for v in point]
+    for layer in model:
+        if isinstance(layer, nn.ReLU):
+            z = [max(v, Fraction(0)) for v in z]
+        else:
+            rows, bias = layer.weight.tolist(), layer.bias.tolist()
+            z = [
+                sum((Fraction(w) * v for w, v in zip(row, z, strict=True)), Fraction(b))
+                for row, b in zip(rows, bias, strict=True)
+            ]
+    return z
+
+
+def _broken_at(draw: Random, z: list[Fraction], n: int, depth: int) -> tuple[ad.Specification, str]:
+    """A specification that does not hold where the output is z, and its source."""
+    kind = draw.choice(("positive", "between", "top", "label", "targets", *(("all", "any") if depth else ())))
+    if kind == "all":
+        parts = [_broken_at(draw, z, n, depth - 1), _any_at(draw, z, n)]
+        draw.shuffle(parts)
+        return ad.AllOf([p for p, _ in parts]), f"AllOf({', '.join(s for _, s in parts)})"
+    if kind == "any":
+        parts = [_broken_at(draw, z, n, depth - 1) for _ in range(draw.randint(1, 3))]
+        return ad.AnyOf([p for p, _ in parts]), f"AnyOf({', '.join(s for _, s in parts)})"
+    if kind == "positive":
+        return _any_at(draw, z, n, broken=True)
+    if kind == "between":
+        j, above = draw.randrange(n), draw.random() < 0.5
+        limit = _float_below(z[j]) if above else -_float_below(-z[j])
+        return ad.Between(
+            None if above else limit, limit if above else None, output=j
+        ), f"Between({limit!r}, output={j})"
+    better = [[j for j in range(n) if j != y and z[j] >= z[y]] for y in range(n)]
+    y = draw.choice([label for label in range(n) if better[label]] or [0])
+    if not better[y]:
+        return _any_at(draw, z, n, broken=True)
+    label = torch.tensor([y])
+    if kind == "top":
+        k = draw.randint(1, min(len(better[y]), n - 1))
+        return ad.TopK(label, k), f"TopK({y}, {k})"
+    if kind == "targets":
+        targets = [[*draw.sample(better[y], 1), *(draw.randrange(n) for _ in range(draw.randint(0, 2)))]]
+        return ad.Label(label, targets), f"Label({y}, {targets})"
+    return ad.Label(label), f"Label({y})"
+
+
+def _any_at(draw: Random, z: list[Fraction], n: int, broken: bool = False) -> tuple[ad.Specification, str]:
+    """Rows of which, if `broken`, one more fails at z than may; those that fail are at the edge, by offsets that are rounded down."""
+    count = draw.randint(1, 3)
+    needed, rows, offsets = draw.randint(1, count), list[list[float]](), list[float]()
+    for row in range(count):
+        rows.append([draw.choice((0.0, 1.0, -1.0, draw.gauss(0, 1), single(draw.gauss(0, 1)))) for _ in range(n)])
+        edge = _float_below(-sum((Fraction(a) * v for a, v in zip(rows[-1], z, strict=True)), Fraction(0)))
+        offsets.append(edge if broken and row < count - needed + 1 else edge + draw.choice((1.0, 1e-3, -1.0)))
+    return ad.Positive(rows, offsets, needed), f"Positive({rows}, {offsets}, needed={needed})"
+
+
+def _float_below(value: Fraction) -> float:
+    """The largest number of float64 that is not above the value."""
+    nearest = float(value)
+    return nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf)
+
+
+def _holds(specification: ad.Specification, z: list[Fraction]) -> bool:
+    """By its definition, without the library's own rules."""
+    if isinstance(specification, ad.AllOf | ad.AnyOf):
+        parts = [_holds(part, z) for part in specification.parts]
+        return all(parts) if isinstance(specification, ad.AllOf) else any(parts)
+    if isinstance(specification, ad.Between):
+        assert specification.output is not None
+        v, low, high = z[specification.output], specification.lower, specification.upper
+        return (low is None or Fraction(float(low)) < v) and (high is None or v < Fraction(float(high)))
+    if isinstance(specification, ad.Positive):
+        offsets = torch.as_tensor(specification.offsets).tolist()
+        values = [
+            sum((Fraction(a) * v for a, v in zip(row, z, strict=True)), Fraction(b))
+            for row, b in zip(specification.rows.tolist(), offsets, strict=True)
+        ]
+        return sum(v > 0 for v in values) >= (specification.needed or len(values))
+    assert isinstance(specification, ad.Label | ad.TopK)
+    y = int(specification.labels[0])
+    others = [j for j in range(len(z)) if j != y]
+    if isinstance(specification, ad.TopK):
+        return sum(z[j] >= z[y] for j in others) < specification.k
+    if specification.targets is not None:
+        others = [j for j in specification.targets.flatten().tolist() if j != y]
+    return all(z[y] > z[j] for j in others)
+
+
 # Odd inputs
 
 
@@ -328,5 +461,5 @@ def _quietly(call: Callable[[], Any]) -> Any:
 
 SPECIAL: dict[str, Callable[[Random, Shrinker], Found]] = {
     "activations": activations, "radii": radii, "cascades": cascades, "probabilities": probabilities, "odd-inputs": odd_inputs,
-    "threads": threads,
+    "specifications": specifications, "threads": threads,
 }  # fmt: skip

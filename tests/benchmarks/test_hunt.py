@@ -94,6 +94,17 @@ def test_random_seeds_find_a_planted_bug(hunt: ModuleType, monkeypatch: pytest.M
     assert any(hunt.try_seed("networks", seed, shrinker)[1] for seed in range(60))
 
 
+def test_a_rule_that_asks_for_too_little_is_found(hunt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hunting.check import Shrinker
+
+    from autodual.spec import AtLeast
+
+    shrinker, seeds = Shrinker(0.5), range(40)
+    assert not any(hunt.try_seed("specifications", seed, shrinker)[1] for seed in seeds)
+    monkeypatch.setattr(AtLeast, "holds", lambda rule, rows: rows.any(1))
+    assert any(hunt.try_seed("specifications", seed, shrinker)[1] for seed in seeds)
+
+
 def test_a_run_writes_what_it_tried(hunt: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "hunt.md"
     assert hunt.main(["--minutes", "0.01", "--kind", "cascades", "--out", str(out)]) == 0
@@ -101,7 +112,7 @@ def test_a_run_writes_what_it_tried(hunt: ModuleType, tmp_path: Path, capsys: py
     assert "| cascades |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["folded", "constants", "rewrites", "radii", "cascades"])
+@pytest.mark.parametrize("kind", ["folded", "constants", "rewrites", "radii", "cascades", "specifications"])
 def test_a_seed_gives_the_same_cases_again(hunt: ModuleType, kind: str) -> None:
     from hunting.check import Shrinker
 

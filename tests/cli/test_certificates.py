@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -142,6 +143,23 @@ def test_a_clip_can_be_taken_off(call: Call, run: Path, tmp_path: Path, small: l
         call("train", str(config), *small[:at], *small[at + 3 :], "--no-clip", "--out", str(tmp_path / "free"))[0] == 0
     )
     assert "clip: null" in (tmp_path / "free" / "config.yaml").read_text()
+
+
+def test_an_attack_takes_steps_and_starts(call: Call, run: Path) -> None:
+    asked = ("attack", str(run), "--eps", "0.3", "--device", "cpu", "--limit", "6")
+    code, weak, complaint = call(*asked, "--steps", "0", "--restarts", "1")
+    assert code == 0, complaint
+    assert "(in real numbers: " in weak
+    assert "6 images, 0 steps from 1 start)" in weak
+    code, strong, complaint = call(*asked, "--steps", "10", "--restarts", "3")
+    assert code == 0, complaint
+    assert "6 images, 10 steps from 3 starts)" in strong
+    errors = [float(re.search(r"PGD error ([\d.]+)%", said).group(1)) for said in (weak, strong)]
+    assert errors[0] < errors[1]
+    for option, value in (("--steps", "-1"), ("--restarts", "0"), ("--restarts", "many")):
+        code, _, complaint = call(*asked, option, value)
+        assert code == 2
+        assert option in complaint
 
 
 def test_an_attack_that_is_stopped_promises_nothing(call: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,10 @@ def test_train_certify_attack_and_report(call: Call, small: list[str], tmp_path:
     assert len((tmp_path / "run" / "certificates-crown-first-5.jsonl").read_text().splitlines()) == 5
     code, said, _ = call("attack", out, "--eps", "0.2", "--device", "cpu")
     assert code == 0
-    assert re.search(r"PGD error \d+\.\d\d% as run in float32 \(in real numbers: \d+\.\d\d%; 360 images\)", said)
+    assert re.search(
+        r"PGD error \d+\.\d\d% as run in float32 \(in real numbers: \d+\.\d\d%; 360 images, 40 steps from 4 starts\)",
+        said,
+    )
     code, said, _ = call("report", out)
     assert code == 0
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!")

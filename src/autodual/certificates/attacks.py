@@ -25,7 +25,7 @@ Loss = Literal["margin", "cross-entropy", "dlr", "targeted"]
 """What a run makes smaller: the margin; minus the cross-entropy; the margin as a part of the difference of the largest and the third
 largest score [Croce and Hein 2020, Eq. 6]; or the margin over one other class (one way to break a specification)."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
-MIXED: tuple[Loss, ...] = ("margin", "targeted", "cross-entropy", "targeted", "dlr", "targeted")
+MIXED: tuple[Loss, ...] = ("margin", "targeted", "targeted", "cross-entropy", "targeted", "margin", "targeted", "dlr")
 """The losses of the first starts, and of all later ones in turn, if none is asked for."""
 
 

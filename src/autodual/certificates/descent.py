@@ -38,11 +38,10 @@ Objective = Callable[[Tensor, Tensor], Seen]
 
 def checkpoints(steps: int) -> list[int]:
     """The steps after which step sizes are looked at: after 22 % of all steps, and then after ever shorter parts, 6 % at least."""
-    parts, found = [0.0, 0.22], list[int]()
-    while parts[-1] < 1:
-        found.append(-int(-parts[-1] * steps // 1))
-        parts.append(parts[-1] + max(parts[-1] - parts[-2] - 0.03, 0.06))
-    return sorted({step for step in found if 0 < step < steps})
+    parts = [0, 22]
+    while parts[-1] < 100:
+        parts.append(parts[-1] + max(parts[-1] - parts[-2] - 3, 6))
+    return sorted({step for part in parts if 0 < (step := -(-part * steps // 100)) < steps})
 
 
 @dataclass(frozen=True)

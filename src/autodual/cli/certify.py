@@ -307,6 +307,13 @@ def attack(
         ),
     ],
     limit: Limit = None,
+    steps: Annotated[int, typer.Option(help="gradient steps from each start", min=0)] = 40,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            help="starts for each image: the image itself, random corners and random points of its set", min=1
+        ),
+    ] = 4,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
@@ -316,7 +323,7 @@ def attack(
     opened = open_named(target, changes or {}, limit)
     with watched(STOPPED) as seen, joined(opened.data.device) as group:
         watch = seen.within(group)
-        broken = attacked(opened.model, opened.data, opened.ball, watch=watch)
+        broken = attacked(opened.model, opened.data, opened.ball, watch=watch, steps=steps, restarts=restarts)
         group.by_first(lambda: opened.check_attack(broken, watch.say))
         found = None if opened.combination is None else _on_cascade(opened.combination, opened.data, watch)
     if not group.first:
@@ -324,7 +331,7 @@ def attack(
     first = "" if found is None else "first stage alone, "
     print(
         f"{first}{opened.ball!r}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
-        f"{len(opened.data)} images)"
+        f"{len(opened.data)} images, {steps} steps from {restarts} {'start' if restarts == 1 else 'starts'})"
     )
     if found is not None:
         tell_cascade(repr(opened.combination), found)

@@ -29,7 +29,7 @@ from autodual.runs.records import CurvePoint, Evaluation, TrainedAt, plain
 from autodual.sets import Perturbation
 
 SHOWN = 10
-ATTACK_STEPS = 40
+ATTACK_STEPS, ATTACK_STARTS = 40, 4
 ADVICE = "one of the two is wrong, so neither counts; please report this"
 
 
@@ -54,13 +54,19 @@ class Broken:
 
 
 def attacked(
-    model: nn.Module, data: ImageData, ball: Perturbation, what: str = "attacking", watch: Watch = UNWATCHED
+    model: nn.Module,
+    data: ImageData,
+    ball: Perturbation,
+    what: str = "attacking",
+    watch: Watch = UNWATCHED,
+    steps: int = ATTACK_STEPS,
+    restarts: int = ATTACK_STARTS,
 ) -> Broken:
     """Attacks all examples, some at a time, in the arithmetic that certificates speak of: no TF32, no autocast."""
 
     def one(x: Tensor, labels: Tensor) -> Broken:
         with full_precision():
-            found = attack(model, x, labels, ball, steps=ATTACK_STEPS)
+            found = attack(model, x, labels, ball, steps, restarts)
         return Broken(found.success, found.success_as_run)
 
     parts = on_all(one, data, what, watch)
@@ -194,7 +200,7 @@ def write_gallery(
     index = chosen.to(data.labels.device)
     x, labels = data.scaled(index), data.labels[index]
     with full_precision():
-        worst = attack(model, x, labels, ball, steps=ATTACK_STEPS).examples
+        worst = attack(model, x, labels, ball, ATTACK_STEPS, ATTACK_STARTS).examples
         with torch.no_grad():
             relabelled = model(worst).argmax(1)
     images, attacked_images = (

@@ -29,7 +29,7 @@ from autodual.engines import BoundEngine, Crown, Dual
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation import judge
-from autodual.evaluation.evaluate import ATTACK_STEPS, Broken, check_claims, check_together
+from autodual.evaluation.evaluate import ATTACK_STARTS, ATTACK_STEPS, Broken, check_claims, check_together
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, at_once, cascade_to_file, judge_to_file, problem_of
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
@@ -230,11 +230,13 @@ def _small(labels: Tensor) -> np.ndarray:
 def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbation, watch: Watch) -> Broken:
     def find(part: slice) -> list[AttackLine]:
         with full_precision():
-            found = attack(model, data.scaled(part), data.labels[part], ball, steps=ATTACK_STEPS)
+            found = attack(model, data.scaled(part), data.labels[part], ball, ATTACK_STEPS, ATTACK_STARTS)
         pairs = zip(found.success.tolist(), found.success_as_run.tolist(), strict=True)
         return [AttackLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
 
-    problem = replace(problem_of([model], data, ball, Dual()), engine=f"attack({ATTACK_STEPS} steps)")
+    problem = replace(
+        problem_of([model], data, ball, Dual()), engine=f"attack({ATTACK_STEPS} steps, {ATTACK_STARTS} starts)"
+    )
     lines = Ledger(run.folder / "attack.jsonl", watch, renewed=RENEWED).fill(
         AttackLine, problem, find, data, "attacking"
     )
