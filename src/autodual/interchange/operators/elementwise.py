@@ -257,7 +257,7 @@ def _check_broadcast(node: Node) -> None:
 
 @reads("Sum", "Mean", "Max", "Min")
 def _several(node: Node) -> Value:
-    """Sum, mean, maximum or minimum of any number of tensors; a maximum with one number is a clamp."""
+    """Sum, mean, maximum or minimum of any number of tensors; a maximum with a constant is a clamp, which has tighter bounds."""
     found: Known = next(i for i in node.inputs if isinstance(i, Value))
     rest = list(node.inputs)
     del rest[next(place for place, i in enumerate(rest) if i is found)]
@@ -272,6 +272,8 @@ def _several(node: Node) -> Value:
             found = node.reshape(
                 node.add(Clamp(end, None) if node.op == "Max" else Clamp(None, end), [found], found.shape), wide
             )
+        elif not isinstance(other, Value) and np.broadcast_shapes(found.shape, other.shape) == found.shape:
+            found = combined(node, torch.clamp_min if node.op == "Max" else torch.clamp_max, [found, other])
         else:
             found = combined(node, torch.maximum if node.op == "Max" else torch.minimum, [found, other])
     assert isinstance(found, Value)
