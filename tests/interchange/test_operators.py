@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_weights_stay_live_and_no_random_number_is_drawn(tmp_path: Path) -> None
         for parameter in network.parameters():
             parameter.mul_(2)
     assert torch.allclose(network(x), 2 * before)
+
+
+def test_a_loaded_network_is_copied_and_trained_like_any_other(tmp_path: Path) -> None:
+    graph = Graph((1, 6))
+    hidden = graph("Relu", graph("Gemm", "x", graph.weights(6, 8), graph.weights(8), alpha=0.5))
+    network, _ = _both(graph.save(tmp_path / "net.onnx", graph("Gemm", hidden, graph.weights(8, 3))))
+    x, labels = torch.rand(4, 6), torch.tensor([0, 1, 2, 0])
+    twin = copy.deepcopy(network)
+    assert torch.equal(twin(x), network(x))
+    ad.RobustCrossEntropy(network, ad.LinfBall(0.01))(x, labels).backward()
+    assert all(p.grad is not None and bool((p.grad != 0).any()) for p in network.parameters())
+    assert all(p.grad is None for p in twin.parameters())
 
 
 RECOGNISED = {
