@@ -3,8 +3,8 @@
     python benchmarks/vnncomp.py FOLDER [--timeout 300] [--device cpu]
 
 FOLDER holds the networks and the properties (.vnnlib or .vnnlib.gz) of the table below, which are public files of the competition
-(benchmarks mnistfc, oval21 and cifar10_resnet). Each property is decided by `autodual verify` in a process of its own; seconds are
-wall time with start-up. Beside our answer stands that of the competition's winner. An answer that contradicts a known one is a
+(benchmarks mnistfc, oval21 and cifar10_resnet). Each property is decided by `autodual verify` in a process of its own; seconds
+include its start-up. Beside our answer stands that of the competition's winner. An answer that contradicts a known one is a
 failure: exit code 1. Writes benchmarks/results/vnncomp.md.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -50,7 +51,7 @@ INSTANCES = [
     Instance("resnet_2b", "resnet_2b_prop_10_eps_0.008", "unsat", 78),
     Instance("resnet_2b", "resnet_2b_prop_23_eps_0.008", "unsat", 8),
 ]
-HEAD = "| network | property | answer | s | winner (its machine) | disjuncts refuted | least margin | as run |"
+HEAD = "| network | property | answer | s | CPU s | winner (its machine) | disjuncts refuted | least margin | as run |"
 CONTRADICTIONS = {("sat", "unsat"), ("unsat", "sat")}
 
 
@@ -64,28 +65,44 @@ def difference(path: Path) -> float:
         return ((network(x).flatten(1) - expected).abs().max() / expected.abs().max()).item()
 
 
-def decide(folder: Path, instance: Instance, timeout: float, device: str) -> tuple[dict[str, Any], float]:
-    """What `autodual verify` answers, and its wall time."""
+@dataclass(frozen=True)
+class Answer:
+    """What `autodual verify --json` says, and what it took."""
+
+    found: dict[str, Any]
+    seconds: float
+    cpu_seconds: float
+
+
+def decide(folder: Path, instance: Instance, timeout: float, device: str) -> Answer:
     packed, plain = folder / f"{instance.property}.vnnlib.gz", folder / f"{instance.property}.vnnlib"
     files = folder / f"{instance.network}.onnx", packed if packed.exists() else plain
     options = "--timeout", str(timeout), "--device", device, "--json"
     command = [sys.executable, "-m", "autodual", "verify", *map(str, files), *options]
-    started = time.monotonic()
+    started, used = time.monotonic(), _cpu_seconds()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1, 3, 4):
         raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
-    return json.loads(done.stdout), time.monotonic() - started
+    return Answer(json.loads(done.stdout), time.monotonic() - started, _cpu_seconds() - used)
 
 
-def row(instance: Instance, found: dict[str, Any], seconds: float) -> str:
+def _cpu_seconds() -> float:
+    """Of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def row(instance: Instance, answer: Answer) -> str:
+    found = answer.found
     proofs = [proof for case in found["cases"] for proof in case if proof is not None]
     least = min((p for p in proofs if p["margin"] is not None), key=lambda p: p["margin"], default=None)
     refuted = f"{sum(p['holds'] for p in proofs)} of {sum(len(case) for case in found['cases'])}"
     margin = "" if least is None else f"{least['margin']:.3f} ({least['engine']})"
     as_run = {True: "yes", False: "no", None: ""}[found["unsat_as_run"]]
-    answer = found["result"] if found["result"] in ("unknown", "timeout") else f"**{found['result']}**"
+    word = found["result"] if found["result"] in ("unknown", "timeout") else f"**{found['result']}**"
+    cost = f"{answer.seconds:.1f} | {answer.cpu_seconds:.1f}"
     known = f"{instance.known} ({instance.seconds} s)"
-    return f"| {instance.network} | {instance.property} | {answer} | {seconds:.1f} | {known} | {refuted} | {margin} | {as_run} |"
+    return f"| {instance.network} | {instance.property} | {word} | {cost} | {known} | {refuted} | {margin} | {as_run} |"
 
 
 def main() -> None:
@@ -97,15 +114,17 @@ def main() -> None:
     apart = {name: difference(asked.folder / f"{name}.onnx") for name in dict.fromkeys(i.network for i in INSTANCES)}
     rows, wrong, decided = [], [], 0
     for instance in INSTANCES:
-        found, seconds = decide(asked.folder, instance, asked.timeout, asked.device)
-        rows.append(row(instance, found, seconds))
+        answer = decide(asked.folder, instance, asked.timeout, asked.device)
+        found = answer.found
+        rows.append(row(instance, answer))
         decided += found["result"] in ("sat", "unsat")
         if (found["result"], instance.known) in CONTRADICTIONS:
             wrong.append(instance.property)
         print(rows[-1], flush=True)
     said = (
         f"{decided} of {len(INSTANCES)} decided; {len(wrong)} against a known answer. One pass of each engine (IBP, Dual, Crown) and\n"
-        "a search for counterexamples; no optimised slopes and no splitting. Seconds are wall time of the command, start-up included."
+        "a search for counterexamples; no optimised slopes and no splitting. Seconds are those of the command,\n"
+        "start-up included: wall time, which depends on what else the machine does, and time of the CPU."
     )
     lines = [
         "# Nine instances of VNN-COMP 2021",

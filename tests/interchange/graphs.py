@@ -81,6 +81,16 @@ class Case:
 IMAGE, VECTOR, PLAIN = (1, 4, 6, 6), (1, 6), (5,)
 
 
+def _gelu_in_parts(g: Graph, way: int) -> str:
+    inner = g("Div", "x", g.constant(2**0.5)) if way % 2 else g("Mul", g.constant(0.5**0.5), "x")
+    gate = g("Add", g.constant(1.0), g("Erf", inner)) if way % 2 else g("Add", g("Erf", inner), g.constant([1.0]))
+    if way < 2:
+        return g("Mul", g("Mul", "x", gate) if way else g("Mul", gate, "x"), g.constant(0.5))
+    return (
+        g("Mul", gate, g("Mul", "x", g.constant(0.5))) if way == 2 else g("Mul", g("Mul", g.constant(0.5), "x"), gate)
+    )
+
+
 def _unary(op: str, shape: Shape = IMAGE, opset: int = 17, **attributes: Any) -> Case:
     shown = ", ".join(f"{k}={v}" for k, v in attributes.items())
     return Case(f"{op}({shown}) {list(shape)} opset {opset}", shape, lambda g: g(op, "x", **attributes), opset)
@@ -203,6 +213,16 @@ CASES = [
     Case("Add broadcasts activations", IMAGE, lambda g: g("Add", "x", g("GlobalAveragePool", "x"))),
     Case("Add of other ranks", IMAGE, lambda g: g("Add", "x", g("Squeeze", g("Relu", "x"), g.ints(0)))),
     Case("Add of a row and a column", (4,), lambda g: g("Add", "x", g("Unsqueeze", "x", g.ints(1)))),
+    *(Case(f"GELU in parts, way {way}", IMAGE, lambda g, way=way: _gelu_in_parts(g, way)) for way in range(4)),
+    Case("Hardswish in parts", IMAGE, lambda g: g("Mul", g("HardSigmoid", "x", alpha=1 / 6), "x")),
+    Case("Mish in parts", IMAGE, lambda g: g("Mul", "x", g("Tanh", g("Softplus", "x")))),
+    Case(
+        "nearly GELU",
+        IMAGE,
+        lambda g: g(
+            "Mul", g("Mul", "x", g("Add", g("Erf", g("Div", "x", g.constant(1.5))), g.constant(1.0))), g.constant(0.5)
+        ),
+    ),
     Case("SiLU", IMAGE, lambda g: g("Mul", "x", g("Sigmoid", "x"))),
     Case("SiLU swapped", IMAGE, lambda g: g("Mul", g("Sigmoid", "x"), "x")),
     Case("Mul by another gate", IMAGE, lambda g: g("Mul", "x", g("Sigmoid", g("Neg", "x")))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,40 @@ def test_weights_stay_live_and_no_random_number_is_drawn(tmp_path: Path) -> None
     assert torch.allclose(network(x), 2 * before)
 
 
-def test_gated_by_a_sigmoid_is_silu(tmp_path: Path) -> None:
-    network, _ = _both(next(case for case in CASES if case.name == "SiLU").save(tmp_path))
-    assert any(isinstance(step, torch.nn.SiLU) for step in network.steps.values())
+def test_a_loaded_network_is_copied_and_trained_like_any_other(tmp_path: Path) -> None:
+    graph = Graph((1, 6))
+    hidden = graph("Relu", graph("Gemm", "x", graph.weights(6, 8), graph.weights(8), alpha=0.5))
+    network, _ = _both(graph.save(tmp_path / "net.onnx", graph("Gemm", hidden, graph.weights(8, 3))))
+    x, labels = torch.rand(4, 6), torch.tensor([0, 1, 2, 0])
+    twin = copy.deepcopy(network)
+    assert torch.equal(twin(x), network(x))
+    ad.RobustCrossEntropy(network, ad.LinfBall(0.01))(x, labels).backward()
+    assert all(p.grad is not None and bool((p.grad != 0).any()) for p in network.parameters())
+    assert all(p.grad is None for p in twin.parameters())
+
+
+RECOGNISED = {
+    "SiLU": torch.nn.SiLU, "SiLU swapped": torch.nn.SiLU, "Hardswish in parts": torch.nn.Hardswish, "Mish in parts": torch.nn.Mish,
+} | {f"GELU in parts, way {way}": torch.nn.GELU for way in range(4)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_activations_in_parts_are_one_module(name: str, tmp_path: Path) -> None:
+    network, _ = _both(next(case for case in CASES if case.name == name).save(tmp_path))
+    assert [type(step) for step in network.steps.values()] == [RECOGNISED[name]]
+
+
+@pytest.mark.parametrize("name", ["nearly GELU", "Mul by another gate"])
+def test_what_only_looks_like_one_stays_as_it_is(name: str, tmp_path: Path) -> None:
+    network, _ = _both(next(case for case in CASES if case.name == name).save(tmp_path))
+    assert len(network.steps) > 1
+
+
+def test_what_the_output_does_not_depend_on_is_left_out(tmp_path: Path) -> None:
+    graph = Graph((1, 6))
+    graph("Relu", "x")
+    network, _ = _both(graph.save(tmp_path / "dead.onnx", graph("Tanh", "x")))
+    assert list(network.steps) == ["Tanh_1"]
 
 
 @pytest.mark.parametrize("shape", [(1, 784, 1, 1), (1, 1, 28, 28), (5,), (1, 5), (1, 784, 1), (3, 4), ("N", 6)])

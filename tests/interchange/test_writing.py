@@ -16,6 +16,7 @@ pytest.importorskip("onnx", reason="needs the package onnx: pip install 'autodua
 from autodual.interchange import onnx_writing
 from autodual.interchange.onnx_file import read_onnx
 from autodual.interchange.onnx_reading import Reference
+from interchange.graphs import CASES, Case
 
 
 class Functions(nn.Module):
@@ -73,6 +74,27 @@ def test_the_file_computes_what_the_network_computes(name: str, tmp_path: Path) 
     assert [path.name] == [found.name for found in tmp_path.iterdir()]
 
 
+NOT_WRITTEN = {
+    "Where", "Resize linear", "Resize corners", "Concat constant", "Concat plain",
+    "ConvTranspose uneven",  # onnx's reference fails on what is written: a bias with pads that differ
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in NOT_WRITTEN], ids=lambda case: case.name)
+def test_what_is_loaded_is_written(case: Case, tmp_path: Path) -> None:
+    """`save_onnx` itself compares what it writes with the module, by onnx's reference."""
+    model = ad.load_onnx(case.save(tmp_path))
+    ad.save_onnx(model, tmp_path / "again.onnx", torch.zeros(1, *model.input_shape))
+
+
+@pytest.mark.parametrize("name", sorted(NOT_WRITTEN))
+def test_what_is_loaded_but_not_written_is_refused(name: str, tmp_path: Path) -> None:
+    model = ad.load_onnx(next(case for case in CASES if case.name == name).save(tmp_path))
+    with pytest.raises(ad.AutodualError):
+        ad.save_onnx(model, tmp_path / "again.onnx", torch.zeros(1, *model.input_shape))
+    assert not (tmp_path / "again.onnx").exists()
+
+
 def test_what_is_proved_about_the_file_is_proved_about_the_network(tmp_path: Path) -> None:
     model = ad.load_digits_network()
     images, labels = ad.load_digits("test")
@@ -88,13 +110,13 @@ def test_what_is_proved_about_the_file_is_proved_about_the_network(tmp_path: Pat
 
 class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.erf(x)
+        return torch.special.ndtr(x)
 
 
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (nn.Sequential(nn.Linear(4, 3), Odd()), "1: the operation 'erf' cannot be written as ONNX"),
+        (nn.Sequential(nn.Linear(4, 3), Odd()), "1: the operation 'special_ndtr' cannot be written as ONNX"),
         (nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 1, 3, padding=1, padding_mode="reflect")), "padding_mode 'reflect'"),
         (nn.Sequential(nn.Unflatten(1, (1, 4)), nn.AdaptiveAvgPool1d(3)), "windows of several sizes"),
         (nn.Sequential(nn.Linear(4, 3), nn.Softplus(2.0)), "for beta = 1 only"),

@@ -226,11 +226,20 @@ def convert(file: OnnxFile, readers: dict[str, Reader], folders: dict[str, Calla
         raise ArgumentError(
             f"{file.path}: its output {file.output!r} does not depend on its input, so there is nothing to prove"
         )
-    if output.per_example == ():
-        exit_name = building.reshaped(output.name, (), (1,))
-        named += [("Output", building.steps[-1])]
-        return Wiring(tuple(named), ENTRANCE, exit_name, entrance.per_example)
-    return Wiring(tuple(named), ENTRANCE, output.name, entrance.per_example)
+    last = building.reshaped(output.name, output.per_example, output.per_example or (1,))
+    if last != output.name:
+        named.append(("Output", building.steps[-1]))
+    return Wiring(_used(named, last), ENTRANCE, last, entrance.per_example)
+
+
+def _used(named: Sequence[tuple[str, Step]], last: str) -> tuple[tuple[str, Step], ...]:
+    """The steps that the output depends on; others are left out, such as the parts of an activation that was recognised."""
+    needed, kept = {last}, list[tuple[str, Step]]()
+    for name, step in reversed(named):
+        if step.result in needed:
+            needed |= set(step.operands)
+            kept.append((name, step))
+    return tuple(reversed(kept))
 
 
 def _node(proto: Any, index: int, known: dict[str, Known], file: OnnxFile, building: Conversion) -> Node:

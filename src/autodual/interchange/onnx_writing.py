@@ -248,6 +248,15 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "Tanh": (nn.Tanh, torch.tanh, torch.Tensor.tanh, F.tanh),
     "Selu": (nn.SELU, F.selu),
     "HardSwish": (nn.Hardswish, F.hardswish),
+    "Mish": (nn.Mish, F.mish),
+    "Softsign": (nn.Softsign, F.softsign),
+    "Exp": (torch.exp, torch.Tensor.exp),
+    "Log": (torch.log, torch.Tensor.log),
+    "Sqrt": (torch.sqrt, torch.Tensor.sqrt),
+    "Reciprocal": (torch.reciprocal, torch.Tensor.reciprocal),
+    "Erf": (torch.erf, torch.Tensor.erf),
+    "Sin": (torch.sin, torch.Tensor.sin),
+    "Cos": (torch.cos, torch.Tensor.cos),
     "Abs": (torch.abs, torch.Tensor.abs, operator.abs, abs),
     "Neg": (operator.neg, torch.neg, torch.Tensor.neg),
 }
@@ -333,12 +342,27 @@ def _between(sheet: Sheet, call: Call, operands: Sequence[str], *ends: Any) -> s
     return sheet.add("Clip", operands[0], *("" if end is None else sheet.constant(float(end)) for end in ends))
 
 
-@writes(nn.Softmax, F.softmax, torch.softmax, torch.Tensor.softmax)
-def _softmax(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    dim = call.module.dim if call.module is not None else call.argument(1, "dim", None)
-    if dim is None:
-        raise _refusal(call, "softmax without a dimension cannot be written; say dim=1")
-    return sheet.add("Softmax", operands[0], axis=int(dim))
+def _softmax(op: str) -> Writer:
+    def write(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
+        dim = call.module.dim if call.module is not None else call.argument(1, "dim", None)
+        if dim is None:
+            raise _refusal(call, "a softmax without a dimension cannot be written; say dim=1")
+        return sheet.add(op, operands[0], axis=int(dim))
+
+    return write
+
+
+writes(nn.Softmax, F.softmax, torch.softmax, torch.Tensor.softmax)(_softmax("Softmax"))
+writes(nn.LogSoftmax, F.log_softmax, torch.log_softmax, torch.Tensor.log_softmax)(_softmax("LogSoftmax"))
+
+
+@writes(nn.LayerNorm)
+def _layer_norm(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
+    m: Any = call.module
+    weight = torch.ones(m.normalized_shape) if m.weight is None else m.weight
+    bias = [] if m.bias is None else [sheet.constant(m.bias)]
+    axis = -len(m.normalized_shape)
+    return sheet.add("LayerNormalization", operands[0], sheet.constant(weight), *bias, axis=axis, epsilon=float(m.eps))
 
 
 @writes(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, torch.Tensor.contiguous, torch.Tensor.clone)
@@ -349,12 +373,12 @@ def _identity(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
 # Arithmetic.
 
 
-def _arithmetic(op: str) -> Writer:
+def _arithmetic(op: str, second: str = "other") -> Writer:
     def write(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
         if set(call.kwargs) & {"alpha", "rounding_mode"}:
             raise _refusal(call, "alpha and rounding_mode cannot be written")
         following = iter(operands)
-        given = (call.argument(0, "input"), call.argument(1, "other"))
+        given = call.argument(0, "input"), call.argument(1, second)
         names = [next(following) if isinstance(v, Operand) else sheet.constant(v) for v in given]
         return sheet.add(op, *names)
 
@@ -371,6 +395,9 @@ for _op, _targets in {
     "Min": (torch.minimum,),
 }.items():
     writes(*_targets)(_arithmetic(_op))
+writes(torch.clamp_min)(_arithmetic("Max", "min"))
+writes(torch.clamp_max)(_arithmetic("Min", "max"))
+writes(torch.pow, operator.pow, torch.Tensor.pow)(_arithmetic("Pow", "exponent"))
 
 
 def _reduction(op: str) -> Writer:
@@ -384,6 +411,8 @@ def _reduction(op: str) -> Writer:
 
 writes(torch.mean, torch.Tensor.mean)(_reduction("ReduceMean"))
 writes(torch.sum, torch.Tensor.sum)(_reduction("ReduceSum"))
+writes(torch.amax, torch.Tensor.amax)(_reduction("ReduceMax"))
+writes(torch.amin, torch.Tensor.amin)(_reduction("ReduceMin"))
 
 
 # Shapes.
@@ -420,22 +449,34 @@ def _concat(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
 
 @writes(operator.getitem, torch.Tensor.__getitem__)
 def _index(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
+    """Slices as Slice, positions as Gather; from the last dimension on, since a single position takes its dimension away."""
     given = call.argument(1, "index")
     index = given if isinstance(given, tuple) else (given,)
-    if (
-        not index
-        or index[0] != slice(None)
-        or not all(isinstance(i, slice) for i in index)
-        or any((i.step or 1) < 0 for i in index)
-    ):
-        raise _refusal(call, "only slices of the dimensions after the batch can be written")
-    for axis, part in list(enumerate(index))[1:]:
-        start, stop, step = part.indices(call.operand.shape[axis - 1])
-        if (start, stop, step) != (0, call.operand.shape[axis - 1], 1):
-            operands = [
-                sheet.add("Slice", operands[0], sheet.ints(start), sheet.ints(stop), sheet.ints(axis), sheet.ints(step))
-            ]
-    return operands[0]
+    lists = [part for part in index if not isinstance(part, slice | int)]
+    if not index or index[0] != slice(None) or len(lists) > 1 or not all(isinstance(part, list) for part in lists):
+        raise _refusal(call, "only slices, positions and one list of positions after the batch can be written")
+    name = operands[0]
+    for axis, part in reversed(list(enumerate(index))[1:]):
+        size = call.operand.shape[axis - 1]
+        if not isinstance(part, slice):
+            name = sheet.add("Gather", name, sheet.constant(np.array(part), np.int64), axis=axis)
+        elif (ends := part.indices(size)) != (0, size, 1):
+            if ends[2] < 0:
+                raise _refusal(call, "a slice backwards cannot be written")
+            name = sheet.add("Slice", name, *(sheet.ints(n) for n in (ends[0], ends[1], axis, ends[2])))
+    return name
+
+
+@writes(torch.Tensor.expand)
+def _expand(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
+    if len(call.shape) != len(call.operand.shape):
+        raise _refusal(call, "an expansion to more dimensions cannot be written; unsqueeze first")
+    return sheet.add("Expand", operands[0], sheet.ints(1, *call.shape))
+
+
+@writes(nn.PixelShuffle)
+def _pixel_shuffle(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
+    return sheet.add("DepthToSpace", operands[0], blocksize=int(call.module.upscale_factor), mode="CRD")
 
 
 @writes(nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, F.pad)
@@ -444,13 +485,13 @@ def _pad(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
     amounts = m.padding if m is not None else call.argument(1, "pad")
     mode = "constant" if m is not None else call.argument(2, "mode", "constant")
     value = m.value if m is not None else call.argument(3, "value", None) or 0.0
-    if mode != "constant":
-        raise _refusal(call, f"padding of mode {mode!r} cannot be written")
+    mode = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode]
     rank = len(call.shape) + 1
     before, after = [0] * rank, [0] * rank
     for place in range(len(amounts) // 2):
         before[rank - 1 - place], after[rank - 1 - place] = amounts[2 * place], amounts[2 * place + 1]
-    return sheet.add("Pad", operands[0], sheet.ints(*before, *after), sheet.constant(float(value)))
+    fill = [sheet.constant(float(value))] if mode == "constant" else []
+    return sheet.add("Pad", operands[0], sheet.ints(*before, *after), *fill, mode=mode)
 
 
 @writes(nn.Upsample, nn.UpsamplingNearest2d)

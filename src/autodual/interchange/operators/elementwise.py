@@ -1,0 +1,280 @@
+"""Operators that treat all entries alike: activations, and arithmetic between tensors that broadcast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autodual.interchange.conversion import Known, Node, Reader, Value
+from autodual.interchange.layers import Apply, Clamp
+from autodual.interchange.operators.table import READERS, filled, reads
+
+# Activations.
+
+
+def _activation(make: Callable[[Node], nn.Module]) -> Reader:
+    def read(node: Node) -> Value:
+        x = node.value()
+        return node.add(make(node), [x], x.shape)
+
+    return read
+
+
+_ACTIVATIONS: dict[str, Callable[[Node], nn.Module]] = {
+    "Relu": lambda node: nn.ReLU(),
+    "LeakyRelu": lambda node: nn.LeakyReLU(node.attributes.get("alpha", 0.01)),
+    "Sigmoid": lambda node: nn.Sigmoid(),
+    "Tanh": lambda node: nn.Tanh(),
+    "Elu": lambda node: nn.ELU(node.attributes.get("alpha", 1.0)),
+    "Celu": lambda node: nn.CELU(node.attributes.get("alpha", 1.0)),
+    "Softplus": lambda node: nn.Softplus(),
+    "Softsign": lambda node: nn.Softsign(),
+    "HardSwish": lambda node: nn.Hardswish(),
+    "Mish": lambda node: nn.Mish(),
+    "Abs": lambda node: Apply(torch.abs, [None]),
+    "Neg": lambda node: Apply(torch.neg, [None]),
+    "Exp": lambda node: Apply(torch.exp, [None]),
+    "Log": lambda node: Apply(torch.log, [None]),
+    "Sqrt": lambda node: Apply(torch.sqrt, [None]),
+    "Reciprocal": lambda node: Apply(torch.reciprocal, [None]),
+    "Erf": lambda node: Apply(torch.erf, [None]),
+    "Sin": lambda node: Apply(torch.sin, [None]),
+    "Cos": lambda node: Apply(torch.cos, [None]),
+    "Gelu": lambda node: nn.GELU(approximate=node.attributes.get("approximate", b"none").decode()),
+}
+READERS |= {operator: _activation(make) for operator, make in _ACTIVATIONS.items()}
+
+
+@reads("Selu")
+def _selu(node: Node) -> Value:
+    alpha, gamma = (
+        node.attributes.get("alpha", 1.67326319217681884765625),
+        node.attributes.get("gamma", 1.05070102214813232421875),
+    )
+    x = node.value()
+    if (np.float32(alpha), np.float32(gamma)) == (np.float32(1.6732632423543772), np.float32(1.0507009873554805)):
+        return node.add(nn.SELU(), [x], x.shape)
+    scaled = node.add(nn.ELU(alpha), [x], x.shape)
+    return node.add(Apply(torch.mul, [None, torch.tensor(gamma, dtype=node.building.dtype)]), [scaled], x.shape)
+
+
+@reads("HardSigmoid")
+def _hard_sigmoid(node: Node) -> Value:
+    """clip(alpha x + beta, 0, 1); PyTorch has it for one alpha only."""
+    x, dtype = node.value(), node.building.dtype
+    alpha, beta = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
+    if (np.float32(alpha), beta) == (np.float32(1 / 6), 0.5):
+        return node.add(nn.Hardsigmoid(), [x], x.shape)
+    slope, shift = (torch.tensor(number, dtype=dtype) for number in (alpha, beta))
+    scaled = node.add(Apply(torch.mul, [None, slope]), [x], x.shape)
+    shifted = node.add(Apply(torch.add, [None, shift]), [scaled], x.shape)
+    return node.add(Clamp(0.0, 1.0), [shifted], x.shape)
+
+
+@reads("Swish")
+def _swish(node: Node) -> Value:
+    if node.attributes.get("alpha", 1.0) != 1.0:
+        raise node.refuse("is supported for alpha = 1 only, which is SiLU")
+    return node.add(nn.SiLU(), [node.value()], node.value().shape)
+
+
+@reads("PRelu")
+def _prelu(node: Node) -> Value:
+    x, slope = node.value(), node.weight(1, "slope")
+    channels = x.shape[1] if x.batched else 0
+    per_channel = slope.size == channels and (1,) * (len(x.shape) - slope.ndim) + slope.shape == (
+        1, channels, *[1] * (len(x.shape) - 2)
+    )  # fmt: skip
+    if slope.size != 1 and not per_channel:
+        raise node.refuse(f"a slope of shape {list(slope.shape)} is not supported: give one number, or one per channel")
+    module = nn.PReLU(slope.size, device="meta")
+    return node.add(filled(module, weight=node.tensor(slope).reshape(-1)), [x], x.shape)
+
+
+@reads("Clip")
+def _clip(node: Node) -> Value:
+    if node.opset < 11:
+        ends = [node.attributes.get("min"), node.attributes.get("max")]
+    else:
+        ends = [
+            None if (c := node.constant(i, n)) is None or c.size == 0 else float(c) for i, n in ((1, "min"), (2, "max"))
+        ]
+    x = node.value()
+    return x if ends == [None, None] else node.add(Clamp(*ends), [x], x.shape)
+
+
+@reads("Softmax", "LogSoftmax")
+def _softmax(node: Node) -> Value:
+    kind: Any = nn.Softmax if node.op == "Softmax" else nn.LogSoftmax
+    x = node.value()
+    rank = len(x.shape)
+    axis = node.axis(node.attributes.get("axis", -1 if node.opset >= 13 else 1), rank)
+    if node.opset < 13 and axis < rank - 1:  # over all dimensions from the axis on
+        flat = node.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+        return node.reshape(node.add(kind(-1), [flat], flat.shape), x.shape)
+    if x.batched and axis > 0:
+        return node.add(kind(axis), [x], x.shape)
+    return node.add_full(kind(axis + 1), [node.full(x)])
+
+
+# Arithmetic.
+
+
+def combined(node: Node, function: Callable[..., Tensor], inputs: Sequence[Known | None], **named: Any) -> Value:
+    """A function of tensors that broadcast against one another."""
+    given: list[Known] = [i for i in inputs if i is not None]
+    rank = max(len(i.shape) for i in given)
+    values = [i for i in given if isinstance(i, Value)]
+    constants = [i for i in given if not isinstance(i, Value)]
+    plain = all(v.batched and len(v.shape) == rank for v in values)
+    if plain and all(c.ndim < rank or c.shape[0] == 1 for c in constants):
+        held = [
+            None if isinstance(i, Value) else _held(node, i.reshape(i.shape[1:]) if i.ndim == rank else i)
+            for i in given
+        ]
+        return node.add(Apply(function, held, **named), values)
+    held = [None if isinstance(i, Value) else _held(node, i) for i in given]
+    return node.add_full(Apply(function, held, **named), [node.full(v, rank) for v in values])
+
+
+def _held(node: Node, constant: np.ndarray) -> Tensor:
+    """A constant as a module keeps it: a single number without dimensions, which broadcasts against anything."""
+    tensor = node.tensor(constant)
+    return tensor.reshape(()) if tensor.numel() == 1 else tensor
+
+
+def _single(constant: Known) -> bool:
+    return not isinstance(constant, Value) and constant.size == 1
+
+
+@reads("Add", "Sub", "Div", "Pow", "Where")
+def _arithmetic(node: Node) -> Value:
+    functions: dict[str, Callable[..., Tensor]] = {
+        "Add": torch.add,
+        "Sub": torch.sub,
+        "Div": torch.div,
+        "Pow": torch.pow,
+        "Where": torch.where,
+    }
+    _check_broadcast(node)
+    return combined(node, functions[node.op], node.inputs)
+
+
+@reads("Mul")
+def _multiply(node: Node) -> Value:
+    """A product; one that makes up an activation which has bounds of its own becomes that activation."""
+    _check_broadcast(node)
+    for first, second in (node.inputs[:2], node.inputs[1::-1]):
+        found = _activation_of(node, first, second)
+        if found is not None:
+            module, name = found
+            assert isinstance(first, Value)
+            return node.add(module, [name], first.shape)
+    return combined(node, torch.mul, node.inputs)
+
+
+def _activation_of(node: Node, first: Known | None, second: Known | None) -> tuple[nn.Module, str] | None:
+    """The activation that a product is, and the tensor that it is of: files of older opsets have them in parts.
+
+    SiLU is x sigmoid(x), Hardswish x hardsigmoid(x), Mish x tanh(softplus(x)), GELU x / 2 (1 + erf(x / sqrt 2)) in any order.
+    """
+    if not isinstance(first, Value):
+        return None
+    if isinstance(second, np.ndarray):
+        half = _number(second, 0.5) and second.ndim <= len(first.shape)
+        return (nn.GELU(), x) if half and (x := _twice_gelu(node, first.name)) is not None else None
+    if second is None or first.shape != second.shape:
+        return None
+    gate = node.building.made_by.get(second.name)
+    if gate is None:
+        return None
+    for kind, module in ((nn.Sigmoid, nn.SiLU), (nn.Hardsigmoid, nn.Hardswish)):
+        if isinstance(gate.module, kind) and gate.operands == (first.name,):
+            return module(), first.name
+    if isinstance(gate.module, nn.Tanh):
+        inner = node.building.made_by.get(gate.operands[0])
+        if inner is not None and isinstance(inner.module, nn.Softplus) and inner.operands == (first.name,):
+            return nn.Mish(), first.name
+    x = _scaled(node, first.name, torch.mul, 0.5)
+    return (nn.GELU(), x) if x is not None and _gelu_gate(node, second.name) == x else None
+
+
+def _twice_gelu(node: Node, name: str) -> str | None:
+    """x, if a tensor is x (1 + erf(x / sqrt 2))."""
+    step = node.building.made_by.get(name)
+    if step is None or not _is_product(step.module) or len(step.operands) != 2:
+        return None
+    return next((x for x, gate in (step.operands, step.operands[::-1]) if _gelu_gate(node, gate) == x), None)
+
+
+def _gelu_gate(node: Node, name: str) -> str | None:
+    """x, if a tensor is 1 + erf(x / sqrt 2)."""
+    inner = _scaled(node, name, torch.add, 1.0)
+    step = None if inner is None else node.building.made_by.get(inner)
+    if step is None or not isinstance(step.module, Apply) or step.module.function is not torch.erf:
+        return None
+    divided = _scaled(node, step.operands[0], torch.div, math.sqrt(2))
+    return divided if divided is not None else _scaled(node, step.operands[0], torch.mul, math.sqrt(0.5))
+
+
+def _is_product(module: nn.Module) -> bool:
+    return isinstance(module, Apply) and module.function is torch.mul
+
+
+def _scaled(node: Node, name: str, function: Callable[..., Tensor], number: float) -> str | None:
+    """x, if a tensor is function(x, number); the sum and the product may have the number first."""
+    step = node.building.made_by.get(name)
+    if (
+        step is None
+        or not isinstance(step.module, Apply)
+        or step.module.function is not function
+        or len(step.operands) != 1
+    ):
+        return None
+    constants = [getattr(step.module, f"constant_{place}") for place in range(step.module.places)]
+    swapped = constants[0] is not None
+    constant = constants[0] if swapped else constants[1]
+    fits = not (swapped and function is torch.div) and _number(constant.cpu().numpy(), number)
+    return step.operands[0] if fits else None
+
+
+def _number(constant: np.ndarray, number: float) -> bool:
+    """Whether a constant is one number, as float32 holds it."""
+    return constant.size == 1 and np.float32(constant.reshape(())) == np.float32(number)
+
+
+def _check_broadcast(node: Node) -> None:
+    if node.opset < 7 and node.attributes.get("broadcast", 0):
+        raise node.refuse(
+            "broadcasting as before opset 7 is not supported; convert the file with onnx.version_converter"
+        )
+
+
+@reads("Sum", "Mean", "Max", "Min")
+def _several(node: Node) -> Value:
+    """Sum, mean, maximum or minimum of any number of tensors; a maximum with a constant is a clamp, which has tighter bounds."""
+    found: Known = next(i for i in node.inputs if isinstance(i, Value))
+    rest = list(node.inputs)
+    del rest[next(place for place, i in enumerate(rest) if i is found)]
+    for other in rest:
+        assert other is not None
+        if node.op in ("Sum", "Mean"):
+            found = combined(node, torch.add, [found, other])
+        elif _single(other):
+            end = float(np.asarray(other).reshape(()))
+            wide = np.broadcast_shapes(found.shape, np.shape(other)) if not isinstance(other, Value) else found.shape
+            assert isinstance(found, Value)
+            found = node.reshape(
+                node.add(Clamp(end, None) if node.op == "Max" else Clamp(None, end), [found], found.shape), wide
+            )
+        elif not isinstance(other, Value) and np.broadcast_shapes(found.shape, other.shape) == found.shape:
+            found = combined(node, torch.clamp_min if node.op == "Max" else torch.clamp_max, [found, other])
+        else:
+            found = combined(node, torch.maximum if node.op == "Max" else torch.minimum, [found, other])
+    assert isinstance(found, Value)
+    return combined(node, torch.div, [found, np.array(float(len(node.inputs)))]) if node.op == "Mean" else found
