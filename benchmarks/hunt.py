@@ -25,9 +25,11 @@ from pathlib import Path
 
 import torch
 from hunting.check import Finding, Shrinker, suspects
-from hunting.draws import DRAWS
+from hunting.draws import DRAWS as PLAIN
+from hunting.products import curves, products
 from hunting.special import SPECIAL
 
+DRAWS = PLAIN | {"curves": curves, "products": products}
 KINDS = (*DRAWS, *SPECIAL)
 PER_TURN = 10
 """Seeds of a kind before the next kind has its turn; kinds in `SPECIAL` take one."""

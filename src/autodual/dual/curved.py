@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import Tensor
 
+from autodual._tensor import values_at_hand
 from autodual.dual.base import Band, ElementwiseDual, Lines
 from autodual.interval import Interval
 
@@ -59,6 +61,7 @@ class CurvedDual(ElementwiseDual):
         return Interval(*self._extremes(torch.zeros_like(z.lower), z))
 
     def band(self, z: Interval) -> Band:
+        """Where no breakpoint lies inside, the chord has the narrowest band, and `_bracket` names the ends."""
         (low_min, low_max), (high_min, high_max) = self._bracket(z, lambda smallest, largest, _: largest > smallest)
         minimum_jumps = (high_min - low_min).abs() > (high_max - low_max).abs()
         start, end = (torch.where(minimum_jumps, low_min, low_max), torch.where(minimum_jumps, high_min, high_max))
@@ -72,7 +75,19 @@ class CurvedDual(ElementwiseDual):
         upper = self._chord(_live(left, z), _live(right, z), z.centre, near)
         (left, _), (right, _) = self._bracket(z, lambda smallest, largest, middle: smallest < middle)
         lower = self._chord(_live(left, z), _live(right, z), z.centre, near)
+        if self._can_be_selected(z):
+            lower, upper = self._lines_of_a_piece(z, near, ~self._bent(z), lower, upper)
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def _lines_of_a_piece(
+        self, z: Interval, near: Tensor, straight: Tensor, lower: Tensor, upper: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Slopes of the lines: where no breakpoint lies inside, those of the chord and of the tangent at the middle."""
+        chord, tangent = self._chord(z.lower, z.upper, z.centre, near), self.derivative(z.centre)
+        first, last = _just_inside(z.lower.detach(), z.upper.detach())
+        convex = self.derivative(last) >= self.derivative(first)
+        lower = torch.where(straight, torch.where(convex, tangent, chord), lower)
+        return lower, torch.where(straight, torch.where(convex, chord, tangent), upper)
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         """Relative errors of the value and, where a function scales its argument first, of the argument."""
@@ -99,9 +114,42 @@ class CurvedDual(ElementwiseDual):
     def _bracket(
         self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """(argmin, argmax) of f(z) - a z for the slopes just below and just above the one looked for."""
+        """(argmin, argmax) of f(z) - a z for the slopes just below and just above the one looked for.
+
+        Nothing is looked for where no breakpoint lies inside the interval, if those can be left out: there, l and u are returned.
+        """
         with torch.no_grad():
             z = z.detach()
+            if not self._can_be_selected(z):
+                return self._search(z, raise_slope)
+            bent = self._bent(z).flatten().nonzero().squeeze(1)
+            if len(bent) == z.lower.numel():
+                return self._search(z, raise_slope)
+            found = [z.lower.flatten(), z.lower.flatten(), z.upper.flatten(), z.lower.flatten()]
+            if len(bent) > 0:
+                some = Interval(z.lower.flatten()[bent], z.upper.flatten()[bent])
+                searched = [point for pair in self._search(some, raise_slope) for point in pair]
+                found = [all_.index_copy(0, bent, part) for all_, part in zip(found, searched, strict=True)]
+            low_min, low_max, high_min, high_max = (part.reshape(z.lower.shape) for part in found)
+            return (low_min, low_max), (high_min, high_max)
+
+    def _can_be_selected(self, z: Interval) -> bool:
+        """Whether entries may be treated apart: shapes may depend on values, and the function is the same for all of them."""
+        same = type(self).__module__.startswith("autodual.") and not any(
+            isinstance(v, Tensor) for v in vars(self).values()
+        )
+        return same and values_at_hand(z.lower)
+
+    def _bent(self, z: Interval) -> Tensor:
+        """Whether a breakpoint lies inside the interval, or the interval is none of numbers."""
+        inside = [(z.lower < b) & (z.upper > b) for b in self.breakpoints]
+        return reduce(torch.logical_or, inside, ~(z.lower <= z.upper))
+
+    def _search(
+        self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Bisection for the slope."""
+        with torch.no_grad():
             low, high = self.slope_bracket(z)
             middle = z.centre
             for _ in range(SLOPE_STEPS):

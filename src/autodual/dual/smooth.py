@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, Lines
 from autodual.dual.building import number, parameter, register
-from autodual.dual.curved import CurvedDual
+from autodual.dual.curved import FINAL_STEPS, CurvedDual
 from autodual.dual.piecewise import DualKink, DualReLU
 from autodual.graph import Call
 from autodual.interval import Interval
@@ -211,7 +212,56 @@ SATURATED = 9.0
 """For z below minus this, 1 + erf and 1 + tanh of GELU are exactly zero in float64, and so is the computed value."""
 
 
-class _CancellingGate(CurvedDual):
+class TabledDual(CurvedDual):
+    """A curve with two inflection points, whose derivative is inverted by a table.
+
+    A point where f' is nearly the slope is all that is asked for: what it misses is counted in `_extremes`, as |f' - slope| times the
+    length of the piece. Between neighbours of the table f' is nearly straight, so a linear guess misses the slope by the square of
+    their distance; for the final intercepts, halvings between the two neighbours follow.
+    """
+
+    def stationary(self, slope: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+        """One row per piece: below the first inflection point, between both, and above the second."""
+        found = [
+            self._looked_up(table, slope.expand_as(row), steps >= FINAL_STEPS)
+            for table, row in zip(_tables(type(self), low.dtype, low.device), low, strict=True)
+        ]
+        return torch.stack(found)
+
+    def _looked_up(self, table: tuple[Tensor, Tensor], slope: Tensor, final: bool) -> Tensor:
+        places, slopes = table
+        after = torch.searchsorted(slopes, slope.contiguous()).clamp(1, len(slopes) - 1)
+        start, end = places[after - 1], places[after]
+        if not final:
+            first, last = slopes[after - 1], slopes[after]
+            part = (slope - first) / torch.where(last > first, last - first, torch.ones_like(first))
+            return start + part.clamp(0, 1) * (end - start)
+        for _ in range(HALVINGS if slope.dtype == torch.float64 else HALVINGS // 3):
+            middle = (start + end) / 2
+            too_low = self.derivative(middle) < slope
+            start, end = torch.where(too_low, middle, start), torch.where(too_low, end, middle)
+        return (start + end) / 2
+
+
+ENTRIES, FARTHEST, HALVINGS = 4096, 45.0, 24
+"""Of a table: its length per piece, how far it goes (beyond, derivatives are 0 or 1 to the last digit), and how often the distance
+of two neighbours is halved in float64."""
+
+
+@functools.cache
+def _tables(kind: type[TabledDual], dtype: torch.dtype, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """For every piece, places and the derivatives there, in ascending order of these; denser near inflection points."""
+    left, right = kind.breakpoints
+    away = torch.expm1(torch.linspace(0, math.log1p(FARTHEST), ENTRIES, dtype=torch.float64))
+    pieces = [(left - away).flip(0), torch.linspace(left, right, ENTRIES, dtype=torch.float64), right + away]
+    layer, found = kind(), []
+    for places in pieces:
+        slopes, order = layer.derivative(places).sort()
+        found.append((places[order].to(device, dtype), slopes.to(device, dtype)))
+    return found
+
+
+class _CancellingGate(TabledDual):
     """z / 2 * (1 + g(z)) with g near -1 for negative z: the sum cancels, so its error is absolute there, not relative to |f|."""
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
@@ -257,7 +307,7 @@ def _gelu(call: Call) -> CurvedDual:
 
 
 @register(nn.SiLU, F.silu)
-class DualSiLU(CurvedDual):
+class DualSiLU(TabledDual):
     """z * sigmoid(z); inflection points found to 17 digits."""
 
     breakpoints = (-2.3993572805154677, 2.3993572805154677)
@@ -272,7 +322,7 @@ class DualSiLU(CurvedDual):
 
 
 @register(nn.Mish, F.mish)
-class DualMish(CurvedDual):
+class DualMish(TabledDual):
     """z * tanh(softplus(z)); inflection points found to 17 digits."""
 
     breakpoints = (-2.256376396360793, 1.4905711794854284)
