@@ -16,7 +16,7 @@ from autodual.dual import AffineDual, BilinearDual, DualNetwork, ElementwiseDual
 from autodual.engines.ibp import run_error_at
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
 from autodual.interval import Interval
-from autodual.testing._intervals import find_kinks, interval_cases, sample_points, within
+from autodual.testing._intervals import EVERYWHERE, Domain, find_kinks, interval_cases, sample_points, within
 from autodual.testing._report import require_below, rounding
 
 SINGLE = torch.float32
@@ -35,8 +35,8 @@ def check_errors(
     single: DualNetwork,
     double: DualNetwork,
     kinks: tuple[float, ...],
-    domain: tuple[float, float],
     seed: int,
+    domain: Domain = EVERYWHERE,
 ) -> None:
     """single: of the module in float32. double: the same graph with its constants cast to float64."""
     with torch.no_grad():

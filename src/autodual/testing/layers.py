@@ -84,7 +84,7 @@ def check_dual_layer(
                 ElementwiseCheck(where, node.layer, shapes[0], dtype, kinks, *tight, inside, seed).run()
             elif isinstance(node.layer, AffineDual) and dtype == torch.float64:
                 AffineCheck(where, node.layer, shapes, node.shape, seed).run()
-    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, domain, seed)
+    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, seed, domain)
 
 
 def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> DualNetwork:
