@@ -262,8 +262,8 @@ ENGINES = [
     ),
     mutation(
         "every part of a batch gets the first part's rows", "engines/backward/dual.py",
-        "None if spec is None else spec[s], None if given",
-        "None if spec is None else spec[slice(0, s.stop - s.start)], None if given",
+        "None if spec is None else spec[some], None if given",
+        "None if spec is None else spec[slice(0, some.stop - some.start)], None if given",
         "engines/test_memory.py::test_small_budgets_give_the_same_gradients",
     ),
     mutation(

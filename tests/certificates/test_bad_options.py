@@ -17,7 +17,7 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "tol is negative": (lambda: ad.certified_radius(*_arguments(), tol=-1e-3), "tol must be positive"),
     "tol is NaN": (lambda: ad.certified_radius(*_arguments(), tol=NAN), "tol must be positive"),
     "tol is text": (lambda: ad.certified_radius(*_arguments(), tol="1e-3"), "tol must be positive"),
-    "steps are negative": (lambda: ad.attack(*_arguments(), steps=-1), "steps >= 0 and restarts >= 1, got -1 and 1"),
+    "steps are negative": (lambda: ad.attack(*_arguments(), steps=-1), "steps >= 0 and restarts >= 1, got -1 and 4"),
     "steps are broken": (lambda: ad.attack(*_arguments(), steps=1.5), "whole numbers, steps >= 0"),
     "no start": (lambda: ad.attack(*_arguments(), restarts=0), "restarts >= 1, got 40 and 0"),
     "max_bytes is zero": (

@@ -32,8 +32,8 @@ def _attribute(value: str | float) -> str:
     return escape(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def group(children: Iterable[str]) -> Svg:
-    return element("g", *children)
+def group(children: Iterable[str], **attributes: str | float) -> Svg:
+    return element("g", *children, **attributes)
 
 
 def tooltip(text: str) -> Svg:

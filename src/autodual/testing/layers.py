@@ -84,7 +84,7 @@ def check_dual_layer(
                 ElementwiseCheck(where, node.layer, shapes[0], dtype, kinks, *tight, seed).run()
             elif isinstance(node.layer, AffineDual) and dtype == torch.float64:
                 AffineCheck(where, node.layer, shapes, node.shape, seed).run()
-    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, domain, seed)
+    check_errors(name, module, network, _dual(module, example, torch.float64), kinks, seed, domain)
 
 
 def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> DualNetwork:
@@ -117,8 +117,8 @@ def check_errors(
     single: DualNetwork,
     double: DualNetwork,
     kinks: tuple[float, ...],
-    domain: Domain,
     seed: int,
+    domain: Domain = EVERYWHERE,
 ) -> None:
     """Compare what layers state about their rounding, which certificates count, with what PyTorch does, on inputs chosen to hurt.
 
