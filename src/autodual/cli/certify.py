@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from autodual.training.trained import Target
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
+TARGET_HELP = "run folder; weights (safetensors or .pt) with --model and --dataset; or file.py:factory with --weights and --dataset"
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="a state dictionary for the network that TARGET names: safetensors, or .pt without code in it"),
+]
 Limit = Annotated[int | None, typer.Option(help="only the first so many test images; all when not given", min=1)]
 
 
@@ -44,12 +49,8 @@ class Probability:
 @with_config_options(*TARGET)
 @with_config_options(record=Probability, into="probability")
 def certify(
-    target: Annotated[
-        Path,
-        typer.Argument(
-            help="run folder, or a safetensors file with --model and --dataset; with --check, a file of certificates"
-        ),
-    ],
+    target: Annotated[Path, typer.Argument(help=f"{TARGET_HELP}; with --check, a file of certificates")],
+    weights: Weights = None,
     engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
     limit: Limit = None,
     out: Annotated[
@@ -83,7 +84,14 @@ def certify(
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
     if check:
-        given = {"engine": engine, "limit": limit, "out": out, "resume": resume or None, "overwrite": overwrite or None}
+        given = {
+            "weights": weights,
+            "engine": engine,
+            "limit": limit,
+            "out": out,
+            "resume": resume or None,
+            "overwrite": overwrite or None,
+        }
         _check(target, sample, sample_seed, given | (probability or {}), changes or {})
     if sample is not None or sample_seed is not None:
         raise ArgumentError("--sample and --sample-seed are for --check")
@@ -105,7 +113,7 @@ def certify(
     asked = Probability(**probability or {})
     by_chance = engine == "high-probability"
     chosen = HighProbability(asked.delta, asked.k, seed=asked.seed) if by_chance else ENGINES[engine]
-    opened = open_named(target, changes or {}, limit)
+    opened = open_named(target, changes or {}, limit, weights)
     file = out or _default_file(opened, engine, limit)
     if opened.combination is not None and by_chance:
         raise ArgumentError(
@@ -148,10 +156,17 @@ def _told(found: Summary) -> str:
     return f"not certified with probability {1 - found.basis.delta:.10g} each: {rates}"
 
 
-def open_named(place: Path, given: dict[str, Any], limit: int | None) -> Target:
-    """Opens what an argument names. given: options of `TrainConfig`; a run folder supplies the others, except the device."""
+def open_named(place: Path, given: dict[str, Any], limit: int | None, weights: Path | None = None) -> Target:
+    """Opens what an argument names. given: options of `TrainConfig`; a run folder supplies the others, except the device. weights: of
+    a network that is named in the place of a file of its own."""
     from autodual.training.trained import open_target, own_config
 
+    if weights is not None:
+        if "model" in given:
+            raise ArgumentError("--weights is for a network that TARGET names; leave --model out, or give TARGET alone")
+        if place.exists() and place.suffix != ".py":
+            raise ArgumentError(f"{place}: exists, and --weights is for a network's name: file.py:factory, small, ...")
+        place, given = weights, given | {"model": str(place)}
     own = own_config(place)
     config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
     return open_target(place, own, config, given, limit)
@@ -299,7 +314,8 @@ STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit 
 
 @with_config_options(*TARGET)
 def attack(
-    target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
+    target: Annotated[Path, typer.Argument(help=TARGET_HELP)],
+    weights: Weights = None,
     limit: Limit = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
@@ -307,7 +323,7 @@ def attack(
     from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 
-    opened = open_named(target, changes or {}, limit)
+    opened = open_named(target, changes or {}, limit, weights)
     with watched(STOPPED) as seen, joined(opened.data.device) as group:
         watch = seen.within(group)
         broken = attacked(opened.model, opened.data, opened.ball, watch=watch)

@@ -278,6 +278,8 @@ def own_config(place: Path) -> TrainConfig:
         return trained_config(place)
     if place.is_file():
         return TrainConfig()
+    if is_factory(str(place)):
+        raise ArgumentError(f"{place}: names a network, but not its weights; give them with --weights")
     raise ArgumentError(f"{place}: {'is neither a file nor a folder' if place.exists() else 'no such file or folder'}")
 
 
