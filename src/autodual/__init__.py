@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.certificates import attack as attack
     from autodual.certificates import certified_radius as certified_radius
     from autodual.certificates import certify as certify
+    from autodual.data import ArrayData as ArrayData
     from autodual.data import ImageData as ImageData
     from autodual.digits import load_digits as load_digits
     from autodual.digits import load_digits_network as load_digits_network
@@ -59,6 +60,8 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.engines import SoundBounds as SoundBounds
     from autodual.engines import bounds as bounds
     from autodual.engines import capture as capture
+    from autodual.evaluation import DataCertificate as DataCertificate
+    from autodual.evaluation import certify_data as certify_data
     from autodual.graph import Call as Call
     from autodual.graph import Network as Network
     from autodual.interval import Interval as Interval
@@ -91,7 +94,7 @@ else:
             "Attack", "Certificate", "HighProbabilityCertificate", "RobustCrossEntropy", "Verdict", "attack",
             "certified_radius", "certify",
         ),
-        "data": ("ImageData",),
+        "data": ("ArrayData", "ImageData"),
         "digits": ("load_digits", "load_digits_network"),
         "dual": ("AffineDual", "Band", "CurvedDual", "ElementwiseDual", "Lines", "register", "rewrite"),
         "engines": (
@@ -99,6 +102,7 @@ else:
             "GeometricMean", "HighProbability", "MaximumLikelihood", "Median", "ProbableBounds", "Projected",
             "QuietGradient", "SoundBounds", "bounds", "capture",
         ),
+        "evaluation": ("DataCertificate", "certify_data"),
         "graph": ("Call", "Network"),
         "interval": ("Interval",),
         "runs": ("TrainConfig",),

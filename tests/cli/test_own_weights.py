@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-
 from autodual._errors import ArgumentError
 from autodual.certificates import certify
 from autodual.data import named_function
@@ -60,12 +59,15 @@ def test_a_factory_with_weights(
     assert code == 0, complaint
     x, labels = load_digits("test")
     found = certify(load_digits_network(), x[:20], labels[:20], LinfBall(0.05, clip=(0.0, 1.0)))
-    assert f"robust error {found.robust_error:.2%}" in said and "(20 images)" in said
+    assert f"robust error {found.robust_error:.2%}" in said
+    assert "(20 images)" in said
     assert call("certify", "--check", "w-certificates-dual-eps-0.05-clip-0-1-first-20.jsonl", "--device", "cpu")[0] == 0
     code, again, _ = call("certify", f"w.{suffix}", "--model", own, *CPU, "--out", "other.jsonl")
-    assert code == 0 and again.split(";")[0] == said.split(";")[0]
+    assert code == 0
+    assert again.split(";")[0] == said.split(";")[0]
     assert call("attack", own, "--weights", f"w.{suffix}", *CPU)[0] == 0
-    assert not {"layers", "late", "net"} & sys.modules.keys() and str(tmp_path) not in sys.path
+    assert not {"layers", "late", "net"} & sys.modules.keys()
+    assert str(tmp_path) not in sys.path
 
 
 class Trap:
@@ -116,7 +118,9 @@ def test_what_cannot_be_opened(
     monkeypatch.chdir(tmp_path)
     torch.save(load_digits_network().state_dict(), "w.pt")
     code, _, complaint = call("certify", *arguments, *CPU)
-    assert code == 2 and message in complaint and complaint.count("\n") == 1
+    assert code == 2
+    assert message in complaint
+    assert complaint.count("\n") == 1
 
 
 def test_neighbours_of_the_same_name_do_not_mix(tmp_path: Path) -> None:
@@ -152,9 +156,11 @@ def test_modules_of_the_caller_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     import own_utils  # type: ignore[import-not-found]
 
     assert named_function(f"{beside}/net.py:factory")() == ("beside", "1")
-    assert sys.modules["own_utils"] is own_utils and own_utils.WHERE == "program"
+    assert sys.modules["own_utils"] is own_utils
+    assert own_utils.WHERE == "program"
     monkeypatch.delitem(sys.modules, "own_utils")
     (beside / "broken.py").write_text("import own_utils\nraise RuntimeError('half way')\n")
     with pytest.raises(ArgumentError, match="RuntimeError: half way"):
         named_function(f"{beside}/broken.py:factory")
-    assert "own_utils" not in sys.modules and str(beside) not in sys.path
+    assert "own_utils" not in sys.modules
+    assert str(beside) not in sys.path

@@ -6,7 +6,7 @@ import random
 import re
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from autodual._errors import ArgumentError
-from autodual._files import read_content, write_json
+from autodual._files import write_json
 from autodual.cli.options import TARGET, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import option
 from autodual.runs.folder import NAMED, Run, from_folder, relative, resolved, to_folder
-from autodual.runs.lines import LINES_LIMIT, Asked, Problem, ProblemOutline, record_about
-from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, parse, plain, read_if_sound
+from autodual.runs.lines import Asked, check_way, record_about
+from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, parse, plain
 
 if TYPE_CHECKING:
     from autodual.cascades import Combination
-    from autodual.data import ImageData
+    from autodual.data import Examples
     from autodual.evaluation.processes import Watch
     from autodual.training.trained import Target
 
@@ -124,7 +124,7 @@ def certify(
     files = [file] if cascade is None else [file, cascade_file(file)]
     together: CascadeSummary | None = None
     with watched() as seen, joined(opened.data.device) as group:
-        group.by_first(lambda: _check_way(files, resume, overwrite))
+        group.by_first(lambda: check_way(files, resume, overwrite))
         watch, how = seen.within(group), _asked_about(opened, file)
         ledgers = [Ledger(path, watch, anew=overwrite, asked=how) for path in files]
         found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
@@ -205,52 +205,6 @@ def _asked_about(opened: Target, file: Path) -> Asked:
     model, dataset = (to_folder(name, getattr(config, name), folder) for name in NAMED)
     options = (config.normalise, config.norm, config.eps, config.clip)
     return Asked(relative(opened.place, folder), model, dataset, *options)
-
-
-def _check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
-    """Refuse files that hold something already, unless the user has said what shall become of them; files of others always.
-
-    files: those of lines. A problem lies beside each of them, and a summary beside the first.
-    """
-    if resume and overwrite:
-        raise ArgumentError("--resume and --overwrite exclude each other: go on with the file, or start anew")
-    for file in files:
-        if file.is_dir():
-            raise ArgumentError(f"{file}: is a folder; --out names a file")
-        if file.exists() and not file.is_file():
-            raise ArgumentError(f"{file}: is no file that one could go on with; choose another --out")
-        if file.exists() and file.stat().st_size > 0 and not resume and not overwrite:
-            raise ArgumentError(f"{file}: {_held(file)}start anew with --overwrite, or choose another --out")
-    for file in files:
-        _check_record(record_about(file, "problem"), ProblemOutline, resume or overwrite)
-    _check_record(record_about(files[0], "summary"), Summary, resume or overwrite)
-
-
-def _check_record(path: Path, kind: type[ProblemOutline] | type[Summary], may_replace: bool) -> None:
-    """Refuse to write over a record beside the lines that is not one of ours, or that nobody has given up."""
-    if not path.exists() and not path.is_symlink():
-        return
-    if read_if_sound(kind, path) is None:
-        raise ArgumentError(
-            f"{path}: would be written over, but is not from `autodual certify`; move it away, or choose another --out"
-        )
-    if not may_replace:
-        raise ArgumentError(
-            f"{path}: is left from certificates that are not there any more; write over it with --overwrite, or choose another --out"
-        )
-
-
-def _held(file: Path) -> str:
-    """Says what a file holds, and whether one can go on with it."""
-    note = record_about(file, "problem")
-    about = read_if_sound(ProblemOutline, note)
-    if about is None or file.stat().st_size > LINES_LIMIT:
-        return "exists already, and holds no certificates that one could go on with; "
-    done = read_content(file, LINES_LIMIT).count(b"\n")
-    what = f"{done} of {about.examples} certificates of {about.perturbation} by {about.engine}"
-    if read_if_sound(Problem, note) is None:
-        return f"holds {what} already, from another version, which one cannot go on with; "
-    return f"holds {what} already; go on with --resume, "
 
 
 # certify --check
@@ -340,7 +294,7 @@ def attack(
         tell_cascade(repr(opened.combination), found)
 
 
-def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> CascadeSummary:
+def _on_cascade(combination: Combination, data: Examples, watch: Watch) -> CascadeSummary:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
     from autodual.evaluation.evaluate import check_together
     from autodual.training.stages import attack_all, certify_all

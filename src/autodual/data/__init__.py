@@ -7,6 +7,8 @@ from autodual.data.downloads import Progress as Progress
 from autodual.data.downloads import catalogue as catalogue
 from autodual.data.downloads import fetch as fetch
 from autodual.data.downloads import verify as verify
+from autodual.data.examples import ArrayData as ArrayData
+from autodual.data.examples import Examples as Examples
 from autodual.data.images import ImageData as ImageData
 from autodual.data.images import Statistics as Statistics
 from autodual.data.images import any_mean_std as any_mean_std

@@ -25,7 +25,8 @@ import torch
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.data.images import FORMATS, ImageData, as_images, as_labels, check_labels, from_pillow, pillow, stack
+from autodual.data.examples import as_labels, check_labels
+from autodual.data.images import FORMATS, ImageData, as_images, from_pillow, pillow, stack
 from autodual.data.known import (
     KNOWN,
     LIMIT,

@@ -1,4 +1,4 @@
-"""Weights, and checkpoints: tensors as safetensors, everything else as JSON. What is written is never pickled; whole, or passed over."""
+"""Weights, and checkpoints: tensors as safetensors, everything else as JSON. Never written as pickle; whole, or passed over."""
 
 from __future__ import annotations
 

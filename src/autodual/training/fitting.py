@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
-from autodual.data import ImageData, check_parts, load, mean_std
+from autodual.data import Examples, check_parts, load, mean_std
 from autodual.evaluation.evaluate import evaluate
 from autodual.evaluation.processes import UNWATCHED, StoppedError, Watch, joined, own_device
 from autodual.runs.checkpoint import load_model, save_model
@@ -82,7 +82,7 @@ def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watc
     train_data, test_data = (load(config.dataset, split, config.data_folder) for split in SPLITS)
     check_parts(train_data, test_data)
 
-    def build(trained_on: ImageData) -> nn.Module:
+    def build(trained_on: Examples) -> nn.Module:
         statistics = mean_std(config.dataset, trained_on) if config.normalise else None
         return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
 
@@ -90,7 +90,7 @@ def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watc
 
 
 def fit(
-    model: nn.Module, train_data: ImageData, test_data: ImageData, config: TrainConfig, folder: Path | str, resume: bool = False,
+    model: nn.Module, train_data: Examples, test_data: Examples, config: TrainConfig, folder: Path | str, resume: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a module of your own on data of your own, certify the result exactly, attack it, and keep everything in a folder.
@@ -124,8 +124,8 @@ def fit(
             f"config must be a TrainConfig, such as ad.TrainConfig(eps=0.1, epochs=30), got {type(config).__name__}"
         )
     for name, data in (("train_data", train_data), ("test_data", test_data)):
-        if not isinstance(data, ImageData):
-            raise ArgumentError(f"{name} must be an ImageData, got {type(data).__name__}; see ad.ImageData")
+        if not isinstance(data, Examples):
+            raise ArgumentError(f"{name} must be an Examples, got {type(data).__name__}; see ad.Examples")
     if config.cascade > 1:
         raise ArgumentError(
             "fit trains one module; a cascade needs a fresh one per stage: name model and data as file.py:factory, and use `autodual "
@@ -145,8 +145,8 @@ def fit(
 
 
 def _run(
-    config: TrainConfig, run: Run, resume: bool, watch: Watch, train_data: ImageData, test_data: ImageData,
-    build: Callable[[ImageData], nn.Module], work: InRun[T],
+    config: TrainConfig, run: Run, resume: bool, watch: Watch, train_data: Examples, test_data: Examples,
+    build: Callable[[Examples], nn.Module], work: InRun[T],
 ) -> T:  # fmt: skip
     """Opens the run folder, alone in it, and does `work` there; notes why it failed, if it does."""
     if config.tensorboard:
@@ -210,7 +210,7 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     found = group.by_first(lambda: read(Evaluation, file) if file.exists() else None)
     if found is not None:
         return found
-    subset, at = 1000 if parts.test.images.is_cuda else 200, group.by_first(lambda: trained_at(config, run, 0))
+    subset, at = 1000 if parts.test.device.type == "cuda" else 200, group.by_first(lambda: trained_at(config, run, 0))
     return evaluate(run, model, parts.test, make_ball(config), config.norm, subset, watch, trained=at)
 
 

@@ -15,7 +15,7 @@ from autodual._errors import ArgumentError
 from autodual._files import read_content
 from autodual._tensor import Shape
 from autodual.cascades import Combination, load_combination
-from autodual.data import ImageData, any_mean_std, form_of, is_factory, load, mean_std
+from autodual.data import Examples, any_mean_std, form_of, is_factory, load, mean_std
 from autodual.engines import BoundEngine, Dual, HighProbability
 from autodual.engines.prepare import capture
 from autodual.evaluation.evaluate import Broken, attacked, check_claims
@@ -224,7 +224,7 @@ class Target:
     own: TrainConfig
     """The run's config before changes; the default options for bare weights."""
     model: nn.Module
-    data: ImageData
+    data: Examples
     ball: Perturbation
     combination: Combination | None
     """The cascade of the run with this ball, if it is one."""
