@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.certificates import certify as certify
     from autodual.data import ArrayData as ArrayData
     from autodual.data import ImageData as ImageData
+    from autodual.data import load_table as load_table
     from autodual.digits import load_digits as load_digits
     from autodual.digits import load_digits_network as load_digits_network
     from autodual.dual import AffineDual as AffineDual
@@ -94,7 +95,7 @@ else:
             "Attack", "Certificate", "HighProbabilityCertificate", "RobustCrossEntropy", "Verdict", "attack",
             "certified_radius", "certify",
         ),
-        "data": ("ArrayData", "ImageData"),
+        "data": ("ArrayData", "ImageData", "load_table"),
         "digits": ("load_digits", "load_digits_network"),
         "dual": ("AffineDual", "Band", "CurvedDual", "ElementwiseDual", "Lines", "register", "rewrite"),
         "engines": (

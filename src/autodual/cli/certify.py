@@ -8,6 +8,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -140,7 +141,8 @@ def certify(
         tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
     print(
-        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
+        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} "
+        f"({summary.examples} {opened.data.KIND}s); {file}"
     )
     if summary.collapsed is not None:
         print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
@@ -178,6 +180,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "dataset": lambda name: re.sub(r"[^\w.]+", "-", Path(name).name),
     "norm": str,
     "eps": lambda eps: f"eps-{eps:g}",
+    "feature_eps": lambda text: f"feature-eps-{sha256(str(text).encode()).hexdigest()[:8]}",
     "clip": lambda clip: "no-clip" if clip is None else f"clip-{clip[0]:g}-{clip[1]:g}",
 }
 """How a name says what was asked."""
@@ -202,9 +205,10 @@ def _default_file(opened: Target, engine: str, limit: int | None) -> Path:
 def _asked_about(opened: Target, file: Path) -> Asked:
     """How to open the target again, with paths as seen from the file of lines."""
     config, folder = opened.config, file.parent
-    model, dataset = (to_folder(name, getattr(config, name), folder) for name in NAMED)
+    model, dataset, test, feature_eps = (to_folder(name, getattr(config, name), folder) for name in NAMED)
     options = (config.normalise, config.norm, config.eps, config.clip)
-    return Asked(relative(opened.place, folder), model, dataset, *options)
+    table = (config.label_column, test, config.split_seed if config.tabular else None, feature_eps)
+    return Asked(relative(opened.place, folder), model, dataset, *options, *table)
 
 
 # certify --check
@@ -288,7 +292,7 @@ def attack(
     first = "" if found is None else "first stage alone, "
     print(
         f"{first}{opened.ball!r}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
-        f"{len(opened.data)} images)"
+        f"{len(opened.data)} {opened.data.KIND}s)"
     )
     if found is not None:
         tell_cascade(repr(opened.combination), found)

@@ -1,4 +1,4 @@
-"""Images to train on: known data sets, the user's own, fetching, checking and augmentation."""
+"""Images and tables to train on: known data sets, the user's own, fetching, checking and augmentation."""
 
 from autodual.data.downloads import CatalogueEntry as CatalogueEntry
 from autodual.data.downloads import FileCheck as FileCheck
@@ -21,3 +21,5 @@ from autodual.data.loading import in_words as in_words
 from autodual.data.loading import is_factory as is_factory
 from autodual.data.loading import load as load
 from autodual.data.loading import named_function as named_function
+from autodual.data.tables import TableOptions as TableOptions
+from autodual.data.tables import load_table as load_table

@@ -25,7 +25,7 @@ import torch
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.data.examples import as_labels, check_labels
+from autodual.data.examples import ArrayData, Examples, as_labels, as_values, check_labels
 from autodual.data.images import FORMATS, ImageData, as_images, from_pillow, pillow, stack
 from autodual.data.known import (
     KNOWN,
@@ -39,6 +39,8 @@ from autodual.data.known import (
     known,
     reading,
 )
+from autodual.data.tables import SUFFIXES as TABLES
+from autodual.data.tables import TableOptions, fifth_of_each, load_csv
 from autodual.digits import load_digits
 
 # MNIST and Fashion-MNIST: idx files, plain or .gz.
@@ -139,16 +141,19 @@ def _read_batch(path: Path, data: KnownData) -> np.ndarray:
 
 # The user's own arrays in an .npz file.
 
-_KEYS = "x_train, y_train, x_test and y_test, or images and labels"
+_KEYS = "x_train, y_train, x_test and y_test, or images and labels, or values and labels"
 
 
-def load_npz(path: Path, split: str) -> ImageData:
+def load_npz(path: Path, split: str, seed: int = 0) -> Examples:
     """Keys x_train, y_train, x_test, y_test; or images and labels, of which a fifth is kept for testing.
 
-    A key `classes` may hold the names of the classes; without it the labels to train on must be all of 0, 1, 2 ...
+    A key `classes` may hold the names of the classes; without it the labels to train on must be all of 0, 1, 2 ... Arrays
+    [N, F] are tables, and so is any array with the key `values` in the place of `images`; `features` may name the columns.
     """
     where, rest = str(path), other_part(split)
-    images, labels, others, names = _arrays(path, split)
+    images, labels, others, names, features = _arrays(path, split)
+    if features is not None or images.ndim == 2:
+        return _load_values(where, split, images, labels, others, names, features, seed)
     pixels = as_images(images, where)
     numbers = as_labels(labels, len(pixels), where)
     if others is None:
@@ -161,8 +166,26 @@ def load_npz(path: Path, split: str) -> ImageData:
     return data.select(index[split]) if index else data
 
 
-def _arrays(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Images and labels of this part, and labels of the other; or of all, and None. Names of the classes, if there are any."""
+def _load_values(
+    where: str, split: str, array: np.ndarray, labels: np.ndarray, others: np.ndarray | None, names: np.ndarray | None,
+    features: tuple[str, ...] | None, seed: int,
+) -> ArrayData:  # fmt: skip
+    values = as_values(array, where)
+    numbers = as_labels(labels, len(values), where, "example")
+    parts = {"train": numbers, "test": numbers}
+    if others is not None:
+        parts = {split: numbers, other_part(split): as_labels(others, np.size(others), where, "example")}
+    classes = numbered(parts, where, "the key") if names is None else tuple(map(str, names))
+    data = ArrayData(values, numbers, classes, where, features or ())
+    return data if others is not None else data.select(fifth_of_each(numbers, split, seed, where, classes))
+
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, tuple[str, ...] | None]
+
+
+def _arrays(path: Path, split: str) -> Arrays:
+    """Images and labels of this part, and labels of the other; or of all, and None. Names of the classes, if there are any; names of
+    the features, or none, if these are values and no images."""
     with reading(path), path.open("rb") as opened:
         if not zipfile.is_zipfile(opened):
             raise ArgumentError(f"{path}: is not an .npz file; save it with numpy.savez(path, images=..., labels=...)")
@@ -170,10 +193,13 @@ def _arrays(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray 
         with np.load(path, allow_pickle=False) as file:
             keys = set(file.files)
             names = file["classes"].reshape(-1) if "classes" in keys else None
+            features = tuple(map(str, file["features"].reshape(-1))) if "features" in keys else None
             if {"x_train", "y_train", "x_test", "y_test"} <= keys:
-                return file[f"x_{split}"], file[f"y_{split}"], file[f"y_{other_part(split)}"], names
+                return file[f"x_{split}"], file[f"y_{split}"], file[f"y_{other_part(split)}"], names, features
             if {"images", "labels"} <= keys:
-                return file["images"], file["labels"], None, names
+                return file["images"], file["labels"], None, names, features
+            if {"values", "labels"} <= keys:
+                return file["values"], file["labels"], None, names, features or ()
     except Exception as error:  # a damaged file makes numpy and zipfile raise errors of many kinds
         raise ArgumentError(f"{path}: cannot be read ({error}); save plain arrays with numpy.savez") from error
     raise ArgumentError(f"{path}: has the keys {', '.join(sorted(keys)) or '(none)'}; save {_KEYS}")
@@ -290,10 +316,11 @@ def is_factory(text: str) -> bool:
     return text.rpartition(":")[0].endswith(".py")
 
 
-def load_factory(text: str, split: str) -> ImageData:
+def load_factory(text: str, split: str) -> Examples:
     """What factory("train") or factory("test") returns: a torch Dataset of (image, label), maybe with `classes`.
 
-    An image is a tensor, a numpy array or a Pillow image: [H, W], [C, H, W] or [H, W, C].
+    An image is a tensor, a numpy array or a Pillow image: [H, W], [C, H, W] or [H, W, C]. A tensor or array [F] is a row of a table,
+    whose columns the data set's `features` may name.
     """
     factory = named_function(text)
     dataset = _call(text, factory, split)
@@ -307,6 +334,8 @@ def load_factory(text: str, split: str) -> ImageData:
         raise ArgumentError(
             f"{text} ({split}): the data set's `classes` is a {type(names).__name__}; make it a list of names"
         )
+    if images.dim() == 2:
+        return ArrayData(images, labels, tuple(map(str, names)), text, tuple(getattr(dataset, "features", ())))
     return ImageData(images, labels, tuple(map(str, names)), text)
 
 
@@ -449,7 +478,8 @@ def _items(text: str, dataset: Any, split: str) -> tuple[torch.Tensor, torch.Ten
                 f"{where}, item {index}: the label is {label!r}, but labels must be integers, 0 for the first class"
             ) from error
     images = stack(arrays, [f"{where}, item {index}" for index in range(len(arrays))])
-    return as_images(images, where), as_labels(np.array(labels), len(images), where)
+    inputs = as_values(images, where) if images.ndim == 2 else as_images(images, where)
+    return inputs, as_labels(np.array(labels), len(images), where)
 
 
 def _array(image: Any, where: str) -> np.ndarray:
@@ -467,13 +497,23 @@ def _array(image: Any, where: str) -> np.ndarray:
 # One function reads every data set.
 
 
-def load(name: str | Path, split: Literal["train", "test"], folder: Path | str | None = None) -> ImageData:
+def load(
+    name: str | Path,
+    split: Literal["train", "test"],
+    folder: Path | str | None = None,
+    table: TableOptions | None = None,
+) -> Examples:
     """A data set by name (digits, mnist, fashion-mnist, cifar10), or the user's own by path.
 
     Named files are looked for in `folder`, else in $AUTODUAL_DATA, else in ~/.cache/autodual. A path is a folder of
-    class folders of images, a file.npz, or file.py:factory.
+    class folders of images, a file.npz, a table.csv, or file.py:factory. table: what a table needs beside its path.
     """
-    name = str(name)
+    name, table = str(name), table or TableOptions()
+    if Path(name).suffix.lower() in TABLES:
+        return load_csv(Path(name), split, table)
+    for option, value in (("label_column", table.label_column), ("test_dataset", table.test)):
+        if value is not None:
+            raise ArgumentError(f"data {name!r}: {option} is for tables, files that end in {' or '.join(TABLES)}")
     if split not in ("train", "test"):
         raise ArgumentError(f"data {name!r}: split is {split!r}, but the parts are train and test; pass one of these")
     if name in KNOWN:
@@ -484,21 +524,21 @@ def load(name: str | Path, split: Literal["train", "test"], folder: Path | str |
     if is_folder(path):
         return load_folders(path, split)
     if is_file(path) and path.suffix == ".npz":
-        return load_npz(path, split)
+        return load_npz(path, split, table.seed)
     if is_file(path):
         raise ArgumentError(
-            f"{path}: is not a kind of data that can be read; pass a folder, a file.npz or file.py:factory"
+            f"{path}: is not a kind of data that can be read; pass a folder, a file.npz, a table.csv or file.py:factory"
         )
     if path.suffix == ".npz" or os.sep in name:
         raise ArgumentError(f"{path}: there is no such file or folder; check the path")
     return _load_known(known(name), split, folder)
 
 
-def form_of(name: str, folder: Path | str | None = None) -> tuple[Shape, int]:
-    """Shape of an image and number of classes; a data set that is known by name need not be there."""
+def form_of(name: str, folder: Path | str | None = None, table: TableOptions | None = None) -> tuple[Shape, int]:
+    """Shape of an example and number of classes; a data set that is known by name need not be there."""
     if name in KNOWN:
         return KNOWN[name].shape, len(KNOWN[name].classes)
-    data = load(name, "test", folder)
+    data = load(name, "test", folder, table)
     return data.shape, len(data.classes)
 
 

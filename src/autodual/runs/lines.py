@@ -154,6 +154,10 @@ class Asked:
     norm: str | None = optional()
     eps: float | None = optional()
     clip: tuple[float, float] | None = None
+    label_column: str | None = optional()
+    test_dataset: str | None = optional()
+    split_seed: int | None = optional()
+    feature_eps: str | None = optional()
 
 
 @dataclass(frozen=True)
