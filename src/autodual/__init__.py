@@ -30,7 +30,9 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.certificates import attack as attack
     from autodual.certificates import certified_radius as certified_radius
     from autodual.certificates import certify as certify
+    from autodual.data import ArrayData as ArrayData
     from autodual.data import ImageData as ImageData
+    from autodual.data import load_table as load_table
     from autodual.digits import load_digits as load_digits
     from autodual.digits import load_digits_network as load_digits_network
     from autodual.dual import AffineDual as AffineDual
@@ -59,6 +61,8 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.engines import SoundBounds as SoundBounds
     from autodual.engines import bounds as bounds
     from autodual.engines import capture as capture
+    from autodual.evaluation import DataCertificate as DataCertificate
+    from autodual.evaluation import certify_data as certify_data
     from autodual.graph import Call as Call
     from autodual.graph import Network as Network
     from autodual.interchange import VnnLibProperty as VnnLibProperty
@@ -95,7 +99,7 @@ else:
             "Attack", "Certificate", "HighProbabilityCertificate", "RobustCrossEntropy", "Verdict", "attack",
             "certified_radius", "certify",
         ),
-        "data": ("ImageData",),
+        "data": ("ArrayData", "ImageData", "load_table"),
         "digits": ("load_digits", "load_digits_network"),
         "dual": ("AffineDual", "Band", "CurvedDual", "ElementwiseDual", "Lines", "register", "rewrite"),
         "engines": (
@@ -103,6 +107,7 @@ else:
             "GeometricMean", "HighProbability", "MaximumLikelihood", "Median", "ProbableBounds", "Projected",
             "QuietGradient", "SoundBounds", "bounds", "capture",
         ),
+        "evaluation": ("DataCertificate", "certify_data"),
         "graph": ("Call", "Network"),
         "interchange": ("VnnLibProperty", "load_onnx", "load_vnnlib", "save_onnx"),
         "interval": ("Interval",),

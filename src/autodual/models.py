@@ -1,12 +1,13 @@
 """The networks of Wong, Schmidt, Metzen and Kolter (2018), as plain modules that know nothing of bounds. [SPAD sec. 4, app. G]
 
-They are small, large, wide(k), deep(k) and resnet, with normalisation as their first layer if it is wanted.
+They are small, large, wide(k), deep(k) and resnet, with normalisation as their first layer if it is wanted; and, for tables, mlp.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -217,6 +218,47 @@ def resnet(
     model = assemble("resnet", in_channels, mean, std, layers)
     initialise_convolutions(model)
     return model
+
+
+# For data that are no images.
+
+
+def mlp(widths: Sequence[int], features: int, classes: int) -> nn.Sequential:
+    """Linear layers of these widths with ReLUs between them, for inputs of any shape with so many features in all."""
+    if not widths or min(widths) < 1:
+        raise ValueError(
+            f"mlp: widths are {list(widths)}, but every hidden layer has units; pass one or more, as in mlp:64,64."
+        )
+    if features < 1 or classes < 2:
+        raise ValueError(
+            f"mlp: is for {features} features and {classes} classes, but needs at least one feature and two classes."
+        )
+    sizes = [features, *widths]
+    hidden = [layer for pair in pairwise(sizes) for layer in _hidden(*pair)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], classes))
+
+
+class Standardize(nn.Module):
+    """(x - mean) / std, with one value for each feature: tensors of the shape of one example.
+
+    Mean and std are buffers: they move with the network and are saved with its weights. A perturbation stays in the units of x.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        if mean.shape != std.shape or not bool((std > 0).all()) or not bool((mean.isfinite() & std.isfinite()).all()):
+            raise ValueError(
+                f"Standardize: mean {list(mean.shape)} and std {list(std.shape)} must be finite, of the shape of one example, and std "
+                "greater than zero."
+            )
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("std", std.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
 
 
 # Normalisation as the first layer of a network, so that a perturbation is measured in pixels.

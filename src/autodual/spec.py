@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -206,6 +207,12 @@ class Specification(ABC):
     def put(self, x: Tensor, shape: Shape) -> Question:
         """The question about the examples x, for a network whose output has this shape per example; refuses what does not fit."""
 
+    def part(self, examples: slice, of: int) -> Specification:
+        """The specification of some of the examples, of which there are so many; refuses numbers for more or fewer than these."""
+        raise ArgumentError(
+            f"{type(self).__name__} does not say how to ask about some of the examples; give it a method `part(examples, of)`"
+        )
+
     def fulfilled(self, question: Question, output: Tensor) -> Tensor:
         """[N] bool: the specification holds at these outputs."""
         return question.value(output) > 0
@@ -251,6 +258,12 @@ class Label(Specification):
         identity = torch.eye(classes, dtype=torch.float64, device=x.device)
         rows = identity[labels].unsqueeze(0) - identity[targets].movedim(1, 0)
         return Question(self, _all_of(len(rows)), labels, classes, rows, idle=itself)
+
+    def part(self, examples: slice, of: int) -> Label:
+        targets = self.targets
+        if targets is not None:
+            targets = targets.unsqueeze(0) if targets.dim() == 1 else _some("targets", targets, examples, of)
+        return Label(_some("labels", self.labels, examples, of, each=True), targets)
 
     def _targets(self, x: Tensor) -> Tensor:
         assert self.targets is not None
@@ -306,6 +319,9 @@ class TopK(Specification):
             raise ArgumentError(f"k must be less than {classes}, the number of the model's classes, got {self.k}")
         return Question(self, AtLeast(classes - self.k + 1, tuple(range(classes))), labels, classes)
 
+    def part(self, examples: slice, of: int) -> TopK:
+        return TopK(_some("labels", self.labels, examples, of, each=True), self.k)
+
     def __repr__(self) -> str:
         return f"TopK(k={self.k})"
 
@@ -359,6 +375,12 @@ class Between(Specification):
         return Question(
             self, _all_of(len(rows)), None, classes, rows, limits.masked_fill(idle, 0.0), idle if idle.any() else None
         )
+
+    def part(self, examples: slice, of: int) -> Between:
+        def cut(name: str, end: float | Tensor | None) -> float | Tensor | None:
+            return _some(name, end, examples, of) if isinstance(end, Tensor) and end.dim() == 2 else end
+
+        return Between(cut("lower", self.lower), cut("upper", self.upper), self.output)
 
     def _limit(self, end: float | Tensor, x: Tensor, count: int) -> Tensor:
         """[N or 1, outputs]"""
@@ -431,6 +453,11 @@ class Positive(Specification):
         rule = AtLeast(count if self.needed is None else self.needed, tuple(range(count)))
         return Question(self, rule, None, classes, linear, offsets if bool((offsets != 0).any()) else None)
 
+    def part(self, examples: slice, of: int) -> Positive:
+        rows = _some("rows", self.rows, examples, of) if self.rows.dim() == 3 else self.rows
+        offsets = torch.as_tensor(self.offsets)
+        return Positive(rows, _some("offsets", offsets, examples, of) if offsets.dim() == 2 else offsets, self.needed)
+
     def __repr__(self) -> str:
         needed = "" if self.needed is None else f", needed={self.needed}"
         return f"Positive({self.rows.shape[-2]} rows of {self.rows.shape[-1]} outputs{needed})"
@@ -476,6 +503,9 @@ class _Several(Specification):
             _joined(idle),
         )
 
+    def part(self, examples: slice, of: int) -> Self:
+        return replace(self, parts=[each.part(examples, of) for each in self.parts])
+
     def __repr__(self) -> str:
         shown = [repr(part) for part in self.parts[:3]] + (["..."] if len(self.parts) > 3 else [])
         return f"{type(self).__name__}({len(self.parts)}: {', '.join(shown)})"
@@ -519,6 +549,15 @@ class AnyOf(_Several):
 
     def needed(self) -> int:
         return 1
+
+
+def _some(name: str, values: Tensor, examples: slice, of: int, each: bool = False) -> Tensor:
+    """Numbers of some of the examples; a single set of numbers is for all of them, unless there must be one for `each`."""
+    if len(values) == 1 and not each:
+        return values
+    if len(values) != of:
+        raise ArgumentError(f"{name}: there are {of} examples, but numbers for {len(values)}")
+    return values[examples]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -140,3 +140,26 @@ def test_bad_images_are_refused(family: Family, arguments: dict[str, object], me
 def test_k_below_one_is_refused(family: Family) -> None:
     with pytest.raises(ValueError, match="k is 0"):
         family(0)
+
+
+def test_mlp_for_tables() -> None:
+    model = models.mlp([64, 32], 5, 3)
+    assert [type(layer).__name__ for layer in model] == ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert [layer.out_features for layer in model if isinstance(layer, nn.Linear)] == [64, 32, 3]
+    assert model(torch.zeros(2, 5)).shape == (2, 3)
+    assert models.mlp([4], 12, 2)(torch.zeros(2, 3, 4)).shape == (2, 2)
+    for widths, features, classes in (([], 5, 3), ([0], 5, 3), ([4], 0, 3), ([4], 5, 1)):
+        with pytest.raises(ValueError, match=r"^mlp: "):
+            models.mlp(widths, features, classes)
+
+
+def test_standardize_keeps_eps_in_the_units_of_the_data() -> None:
+    first = models.Standardize(torch.tensor([1.0, 200.0]), torch.tensor([2.0, 50.0]))
+    torch.testing.assert_close(first(torch.tensor([[3.0, 100.0]])), torch.tensor([[1.0, -2.0]]))
+    for mean, std in (
+        (torch.zeros(2), torch.zeros(2)),
+        (torch.zeros(2), torch.ones(3)),
+        (torch.tensor([torch.nan]), torch.ones(1)),
+    ):
+        with pytest.raises(ValueError, match=r"^Standardize: "):
+            models.Standardize(mean, std)

@@ -30,8 +30,8 @@ def test_numpy_arrays_can_be_trained_on(tmp_path: Path) -> None:
     [
         ({"config": {"eps": 0.1}}, r"config must be a TrainConfig, such as ad\.TrainConfig\(.*\), got dict"),
         ({"config": ad.TrainConfig}, "config must be a TrainConfig.* got type"),
-        ({"train_data": load_digits("train")}, "train_data must be an ImageData, got tuple"),
-        ({"test_data": None}, "test_data must be an ImageData, got NoneType"),
+        ({"train_data": load_digits("train")}, "one part is ArrayData, the other ImageData"),
+        ({"test_data": None}, "test_data must be an ImageData, an ArrayData, or a pair .*, got NoneType"),
     ],
 )
 def test_other_things_are_refused(tmp_path: Path, spoilt: dict[str, Any], message: str) -> None:

@@ -268,7 +268,7 @@ def inside(ball: Perturbation, x: Tensor, points: Tensor) -> Tensor:
     For a perturbation of another kind: no farther than the set reaches in the direction of the point, seen from the centre. (That is
     necessary, not sufficient; its own `step` and `sample` are trusted for the rest.)
     """
-    if type(ball) not in NORMS:
+    if type(ball) not in NORMS or (isinstance(ball, LinfBall) and ball.scale is not None):
         region = ball.around(x)
         away = region.centre - points
         room = 64 * torch.finfo(x.dtype).eps * (1 + (away * points).flatten(1).abs().sum(1))

@@ -326,6 +326,8 @@ def _weights(model: nn.Module, stage: int) -> dict[str, Tensor]:
 def _ball_record(ball: Perturbation) -> dict[str, Json]:
     if type(ball) not in NORMS:
         raise ArgumentError(f"{type(ball).__name__} cannot be saved; LinfBall, L2Ball and L1Ball can")
+    if isinstance(ball, LinfBall) and ball.scale is not None:
+        raise ArgumentError("a LinfBall with a scale for each feature cannot be saved; one without can")
     record: dict[str, Json] = {"norm": NORMS[type(ball)], "eps": float(ball.eps)}
     return record | {"clip": None if ball.clip is None else list(ball.clip)} if isinstance(ball, LinfBall) else record
 

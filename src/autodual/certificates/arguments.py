@@ -43,7 +43,8 @@ def _largest_eps(ball: Perturbation) -> float:
     if not isinstance(ball, LinfBall | L2Ball | L1Ball):
         return float("inf")
     eps = torch.as_tensor(ball.eps).detach()
-    return eps.amax().item() if eps.numel() else float("inf")
+    most = ball.scale.amax().item() if isinstance(ball, LinfBall) and ball.scale is not None else 1.0
+    return eps.amax().item() * most if eps.numel() else float("inf")
 
 
 def _has_image_shape(x: Tensor) -> bool:

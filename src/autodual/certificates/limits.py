@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from autodual._errors import ArgumentError
@@ -50,6 +50,23 @@ def in_time(
         teller.clear()
 
 
+@dataclass(frozen=True)
+class Part:
+    """Hears of a call about some of the examples of a longer call, and tells that one's teller."""
+
+    whole: Report
+    before: int
+    """Examples that were done before."""
+    count: int
+    of: int
+    started: float
+    """When the longer call began to work."""
+
+    def __call__(self, progress: Progress) -> None:
+        elapsed = time.monotonic() - self.started
+        self.whole(Progress((self.before + progress.fraction * self.count) / self.of, elapsed, elapsed))
+
+
 class _Teller:
     """Says once what a call will take, and shows how far it is."""
 
@@ -62,7 +79,7 @@ class _Teller:
     def __call__(self, progress: Progress) -> None:
         if callable(self.progress):
             self.progress(progress)
-        if progress.worked < SURE:
+        if progress.worked < SURE or isinstance(self.progress, Part):
             return
         long = progress.expected > LONG
         if long and not self.announced:

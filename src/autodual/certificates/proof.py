@@ -348,6 +348,10 @@ def in_words(ball: Perturbation) -> str:
     if type(ball) not in _NAMES:
         return f"under {type(ball).__name__}"
     eps = torch.as_tensor(ball.eps).detach()
+    if isinstance(ball, LinfBall) and ball.scale is not None and eps.numel():
+        eps = torch.stack([eps.min().double().cpu(), eps.max().double().cpu()]) * torch.stack(
+            [ball.scale.min().double().cpu(), ball.scale.max().double().cpu()]
+        )
     ends = sorted({eps.min().item(), eps.max().item()}) if eps.numel() else []
     clip = ball.clip if isinstance(ball, LinfBall) else None
     inside = "" if clip is None else f" in [{clip[0]:g}, {clip[1]:g}]"
@@ -376,10 +380,12 @@ def describe(ball: Perturbation) -> str:
     if type(ball) not in (LinfBall, L2Ball, L1Ball):
         name = repr(ball) if type(ball).__repr__ is not object.__repr__ else type(ball).__name__
         return f"{name} sha256:{digest_object(ball)[:SHORT]}"
+    scale = ball.scale if isinstance(ball, LinfBall) else None
+    scaled = "" if scale is None else f" scale sha256:{digest_tensors([scale])[:SHORT]}"
     if not isinstance(ball.eps, Tensor):
-        return repr(ball)
+        return f"{ball!r}{scaled}"
     eps = ball.eps.detach()
     if eps.numel() == 1:
-        return repr(ball.with_eps(eps.item()))
+        return f"{ball.with_eps(eps.item())!r}{scaled}"
     span = f"{eps.min().item():.6g}..{eps.max().item():.6g} sha256:{digest_tensors([eps])[:SHORT]}"
-    return repr(ball.with_eps(0.0)).replace("eps=0.0", f"eps={span}", 1)
+    return repr(ball.with_eps(0.0)).replace("eps=0.0", f"eps={span}", 1) + scaled

@@ -6,29 +6,38 @@ import random
 import re
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from autodual._errors import ArgumentError
-from autodual._files import read_content, write_json
+from autodual._files import write_json
 from autodual.cli.options import TARGET, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import option
 from autodual.runs.folder import NAMED, Run, from_folder, relative, resolved, to_folder
-from autodual.runs.lines import LINES_LIMIT, Asked, Problem, ProblemOutline, record_about
-from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, parse, plain, read_if_sound
+from autodual.runs.lines import Asked, check_way, record_about
+from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, parse, plain
 
 if TYPE_CHECKING:
     from autodual.cascades import Combination
-    from autodual.data import ImageData
+    from autodual.data import Examples
     from autodual.evaluation.processes import Watch
     from autodual.training.trained import Target
 
 Engine = Literal["dual", "crown", "ibp", "high-probability"]
+TARGET_HELP = (
+    "run folder; ONNX file with --dataset; weights (safetensors or .pt) with --model and --dataset; or file.py:factory with --weights "
+    "and --dataset"
+)
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="a state dictionary for the network that TARGET names: safetensors, or .pt without code in it"),
+]
 Limit = Annotated[int | None, typer.Option(help="only the first so many test images; all when not given", min=1)]
 
 
@@ -44,13 +53,8 @@ class Probability:
 @with_config_options(*TARGET)
 @with_config_options(record=Probability, into="probability")
 def certify(
-    target: Annotated[
-        Path,
-        typer.Argument(
-            help="run folder, an ONNX file with --dataset, or a safetensors file with --model and --dataset; with --check, a file "
-            "of certificates"
-        ),
-    ],
+    target: Annotated[Path, typer.Argument(help=f"{TARGET_HELP}; with --check, a file of certificates")],
+    weights: Weights = None,
     engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
     limit: Limit = None,
     out: Annotated[
@@ -84,7 +88,14 @@ def certify(
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
     if check:
-        given = {"engine": engine, "limit": limit, "out": out, "resume": resume or None, "overwrite": overwrite or None}
+        given = {
+            "weights": weights,
+            "engine": engine,
+            "limit": limit,
+            "out": out,
+            "resume": resume or None,
+            "overwrite": overwrite or None,
+        }
         _check(target, sample, sample_seed, given | (probability or {}), changes or {})
     if sample is not None or sample_seed is not None:
         raise ArgumentError("--sample and --sample-seed are for --check")
@@ -106,7 +117,7 @@ def certify(
     asked = Probability(**probability or {})
     by_chance = engine == "high-probability"
     chosen = HighProbability(asked.delta, asked.k, seed=asked.seed) if by_chance else ENGINES[engine]
-    opened = open_named(target, changes or {}, limit)
+    opened = open_named(target, changes or {}, limit, weights)
     file = out or _default_file(opened, engine, limit)
     if opened.combination is not None and by_chance:
         raise ArgumentError(
@@ -117,7 +128,7 @@ def certify(
     files = [file] if cascade is None else [file, cascade_file(file)]
     together: CascadeSummary | None = None
     with watched() as seen, joined(opened.data.device) as group:
-        group.by_first(lambda: _check_way(files, resume, overwrite))
+        group.by_first(lambda: check_way(files, resume, overwrite))
         watch, how = seen.within(group), _asked_about(opened, file)
         ledgers = [Ledger(path, watch, anew=overwrite, asked=how) for path in files]
         found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
@@ -133,7 +144,8 @@ def certify(
         tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
     print(
-        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
+        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} "
+        f"({summary.examples} {opened.data.KIND}s); {file}"
     )
     if summary.collapsed is not None:
         print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
@@ -149,10 +161,17 @@ def _told(found: Summary) -> str:
     return f"not certified with probability {1 - found.basis.delta:.10g} each: {rates}"
 
 
-def open_named(place: Path, given: dict[str, Any], limit: int | None) -> Target:
-    """Opens what an argument names. given: options of `TrainConfig`; a run folder supplies the others, except the device."""
+def open_named(place: Path, given: dict[str, Any], limit: int | None, weights: Path | None = None) -> Target:
+    """Opens what an argument names. given: options of `TrainConfig`; a run folder supplies the others, except the device. weights: of
+    a network that is named in the place of a file of its own."""
     from autodual.training.trained import open_target, own_config
 
+    if weights is not None:
+        if "model" in given:
+            raise ArgumentError("--weights is for a network that TARGET names; leave --model out, or give TARGET alone")
+        if place.exists() and place.suffix != ".py":
+            raise ArgumentError(f"{place}: exists, and --weights is for a network's name: file.py:factory, small, ...")
+        place, given = weights, given | {"model": str(place)}
     own = own_config(place)
     config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
     return open_target(place, own, config, given, limit)
@@ -164,6 +183,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "dataset": lambda name: re.sub(r"[^\w.]+", "-", Path(name).name),
     "norm": str,
     "eps": lambda eps: f"eps-{eps:g}",
+    "feature_eps": lambda text: f"feature-eps-{sha256(str(text).encode()).hexdigest()[:8]}",
     "clip": lambda clip: "no-clip" if clip is None else f"clip-{clip[0]:g}-{clip[1]:g}",
 }
 """How a name says what was asked."""
@@ -188,55 +208,10 @@ def _default_file(opened: Target, engine: str, limit: int | None) -> Path:
 def _asked_about(opened: Target, file: Path) -> Asked:
     """How to open the target again, with paths as seen from the file of lines."""
     config, folder = opened.config, file.parent
-    model, dataset = (to_folder(name, getattr(config, name), folder) for name in NAMED)
+    model, dataset, test, feature_eps = (to_folder(name, getattr(config, name), folder) for name in NAMED)
     options = (config.normalise, config.norm, config.eps, config.clip)
-    return Asked(relative(opened.place, folder), model, dataset, *options)
-
-
-def _check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:
-    """Refuse files that hold something already, unless the user has said what shall become of them; files of others always.
-
-    files: those of lines. A problem lies beside each of them, and a summary beside the first.
-    """
-    if resume and overwrite:
-        raise ArgumentError("--resume and --overwrite exclude each other: go on with the file, or start anew")
-    for file in files:
-        if file.is_dir():
-            raise ArgumentError(f"{file}: is a folder; --out names a file")
-        if file.exists() and not file.is_file():
-            raise ArgumentError(f"{file}: is no file that one could go on with; choose another --out")
-        if file.exists() and file.stat().st_size > 0 and not resume and not overwrite:
-            raise ArgumentError(f"{file}: {_held(file)}start anew with --overwrite, or choose another --out")
-    for file in files:
-        _check_record(record_about(file, "problem"), ProblemOutline, resume or overwrite)
-    _check_record(record_about(files[0], "summary"), Summary, resume or overwrite)
-
-
-def _check_record(path: Path, kind: type[ProblemOutline] | type[Summary], may_replace: bool) -> None:
-    """Refuse to write over a record beside the lines that is not one of ours, or that nobody has given up."""
-    if not path.exists() and not path.is_symlink():
-        return
-    if read_if_sound(kind, path) is None:
-        raise ArgumentError(
-            f"{path}: would be written over, but is not from `autodual certify`; move it away, or choose another --out"
-        )
-    if not may_replace:
-        raise ArgumentError(
-            f"{path}: is left from certificates that are not there any more; write over it with --overwrite, or choose another --out"
-        )
-
-
-def _held(file: Path) -> str:
-    """Says what a file holds, and whether one can go on with it."""
-    note = record_about(file, "problem")
-    about = read_if_sound(ProblemOutline, note)
-    if about is None or file.stat().st_size > LINES_LIMIT:
-        return "exists already, and holds no certificates that one could go on with; "
-    done = read_content(file, LINES_LIMIT).count(b"\n")
-    what = f"{done} of {about.examples} certificates of {about.perturbation} by {about.engine}"
-    if read_if_sound(Problem, note) is None:
-        return f"holds {what} already, from another version, which one cannot go on with; "
-    return f"holds {what} already; go on with --resume, "
+    table = (config.label_column, test, config.split_seed if config.tabular else None, feature_eps)
+    return Asked(relative(opened.place, folder), model, dataset, *options, *table)
 
 
 # certify --check
@@ -300,12 +275,8 @@ STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit 
 
 @with_config_options(*TARGET)
 def attack(
-    target: Annotated[
-        Path,
-        typer.Argument(
-            help="run folder, an ONNX file with --dataset, or a safetensors file with --model and --dataset"
-        ),
-    ],
+    target: Annotated[Path, typer.Argument(help=TARGET_HELP)],
+    weights: Weights = None,
     limit: Limit = None,
     steps: Annotated[int, typer.Option(help="gradient steps from each start", min=0)] = 40,
     restarts: Annotated[
@@ -320,7 +291,7 @@ def attack(
     from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 
-    opened = open_named(target, changes or {}, limit)
+    opened = open_named(target, changes or {}, limit, weights)
     with watched(STOPPED) as seen, joined(opened.data.device) as group:
         watch = seen.within(group)
         broken = attacked(opened.model, opened.data, opened.ball, watch=watch, steps=steps, restarts=restarts)
@@ -331,13 +302,13 @@ def attack(
     first = "" if found is None else "first stage alone, "
     print(
         f"{first}{opened.ball!r}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
-        f"{len(opened.data)} images, {steps} steps from {restarts} {'start' if restarts == 1 else 'starts'})"
+        f"{len(opened.data)} {opened.data.KIND}s, {steps} steps from {restarts} {'start' if restarts == 1 else 'starts'})"
     )
     if found is not None:
         tell_cascade(repr(opened.combination), found)
 
 
-def _on_cascade(combination: Combination, data: ImageData, watch: Watch) -> CascadeSummary:
+def _on_cascade(combination: Combination, data: Examples, watch: Watch) -> CascadeSummary:
     """The cascade attack: points that make it answer wrongly, if possible with a certificate."""
     from autodual.evaluation.evaluate import check_together
     from autodual.training.stages import attack_all, certify_all

@@ -12,9 +12,12 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual.cli.terminal import speaks
-from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction
+from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction, is_per_feature
 
-TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")
+TARGET = (
+    "dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device", "label_column", "test_dataset", "split_seed",
+)  # fmt: skip
+ALIASES = {"dataset": ("--data",)}
 """What `certify` and `attack` may change about a run, or must know about bare weights."""
 
 DEFAULTS = "the defaults"
@@ -79,9 +82,11 @@ def merged(before: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]
             raise ArgumentError(f"{_flag(part)} and {_flag(epochs)} exclude each other")
         if part in changes:
             options.pop(epochs, None)  # of the config, which would win over the flag
-    start = options.get("eps_start")
-    if "eps" in changes and "eps_start" not in changes and isinstance(start, float):
-        options["eps_start"] = min(start, max(changes["eps"], EPS_START))
+    start, size = options.get("eps_start"), changes.get("eps")
+    if is_per_feature(size):
+        options.pop("feature_eps", None)  # of the config, in whose place it comes
+    if "eps_start" not in changes and isinstance(start, float) and isinstance(size, float):
+        options["eps_start"] = min(start, max(size, EPS_START))
     clip = options.get("clip")
     if clip is None or "clip" in changes or changes.get("norm", "linf") == "linf":
         return options
@@ -126,7 +131,11 @@ def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Paramet
         hint, convert, shape = str, _number, "NUMBER"
     elif tuple[float, float] in kinds:
         hint, convert, shape = tuple[str, str], _two_numbers, "LOW HIGH"
-    option = typer.Option(names, help=text + shown, show_default=False, callback=convert, metavar=shape)
+    if name == "eps":
+        convert, shape = _size, "NUMBER|COLUMN=NUMBER,..."
+    option = typer.Option(
+        names, *ALIASES.get(name, ()), help=text + shown, show_default=False, callback=convert, metavar=shape
+    )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]
     )
@@ -139,6 +148,10 @@ def _number(text: str | None) -> float | None:
     if number is None:
         raise typer.BadParameter(f"expected a number, such as 0.1 or 2/255, got {text!r}")
     return number
+
+
+def _size(text: str | None) -> float | str | None:
+    return text if is_per_feature(text) else _number(text)
 
 
 def _two_numbers(texts: tuple[str, str] | None) -> tuple[float, float] | None:

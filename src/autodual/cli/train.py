@@ -40,10 +40,10 @@ def train(
         record = train_run(options, folder, resume, watch)
     if not speaks():
         return
-    found = record.evaluation
+    found, kind = record.evaluation, "examples" if options.tabular else "images"
     print(
         f"{folder}: error {found.error:.2%}, PGD error {found.pgd_error:.2%}, robust error {found.robust_error:.2%}{_as_run(found)} "
-        f"at {found.norm} {found.eps:g} ({found.examples} test images){_trained(found, options.epochs)}"
+        f"at {found.norm} {found.eps:g} ({found.examples} test {kind}){_trained(found, options.epochs)}"
     )
     if found.collapsed:
         print(f"warning: the network has {found.collapsed}. {ADVICE}", file=sys.stderr)

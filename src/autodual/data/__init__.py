@@ -1,4 +1,4 @@
-"""Images to train on: known data sets, the user's own, fetching, checking and augmentation."""
+"""Images and tables to train on: known data sets, the user's own, fetching, checking and augmentation."""
 
 from autodual.data.downloads import CatalogueEntry as CatalogueEntry
 from autodual.data.downloads import FileCheck as FileCheck
@@ -7,6 +7,8 @@ from autodual.data.downloads import Progress as Progress
 from autodual.data.downloads import catalogue as catalogue
 from autodual.data.downloads import fetch as fetch
 from autodual.data.downloads import verify as verify
+from autodual.data.examples import ArrayData as ArrayData
+from autodual.data.examples import Examples as Examples
 from autodual.data.images import ImageData as ImageData
 from autodual.data.images import Statistics as Statistics
 from autodual.data.images import any_mean_std as any_mean_std
@@ -19,3 +21,5 @@ from autodual.data.loading import in_words as in_words
 from autodual.data.loading import is_factory as is_factory
 from autodual.data.loading import load as load
 from autodual.data.loading import named_function as named_function
+from autodual.data.tables import TableOptions as TableOptions
+from autodual.data.tables import load_table as load_table

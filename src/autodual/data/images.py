@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,23 +12,11 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape, values_at_hand
+from autodual._tensor import values_at_hand
+from autodual.data.examples import ArrayData, Examples, as_labels, check_labels
 from autodual.data.known import KNOWN
 
-# Checks on the values of images and labels.
-
-
-def check_labels(
-    labels: Tensor, classes: int, where: str, advice: str = "correct the labels, or name all the classes"
-) -> None:
-    """Refuses labels outside 0..classes-1 and names the first."""
-    outside = ((labels < 0) | (labels >= classes)).nonzero().flatten()
-    if len(outside):
-        first = int(outside[0])
-        raise ArgumentError(
-            f"{where}: label {int(labels[first])} of image {first} is outside 0..{classes - 1}, the {classes} classes "
-            f"({len(outside)} of {len(labels)} labels are); {advice}"
-        )
+# Checks on the values of images.
 
 
 def check_range(images: Tensor, scale: int, where: str) -> None:
@@ -83,24 +70,6 @@ def as_images(array: Any, where: str) -> Tensor:
     return images
 
 
-def as_labels(array: Any, count: int, where: str) -> Tensor:
-    """[N] or [N, 1] of any integer type as int64 [N]."""
-    array = np.asarray(array)
-    if array.dtype.kind not in "iu":
-        raise ArgumentError(f"{where}: labels are {array.dtype}, but must be integers, 0 for the first class")
-    if array.shape not in ((count,), (count, 1)):
-        raise ArgumentError(
-            f"{where}: labels have shape {array.shape}, but there are {count} images; pass one for each"
-        )
-    if count == 0:
-        raise ArgumentError(f"{where}: there are no labels; one part of the data is empty")
-    if array.min() < 0:
-        raise ArgumentError(f"{where}: label {array.min()} is negative; the first class is 0")
-    if array.max() > np.iinfo(np.int64).max:
-        raise ArgumentError(f"{where}: label {array.max()} is too large; number the classes 0, 1, 2 ...")
-    return torch.from_numpy(array.reshape(count).astype(np.int64))
-
-
 def from_pillow(image: Any, where: str) -> np.ndarray:
     """Bytes [1, H, W] of a grey image or [3, H, W] of a coloured one."""
     if image.mode == "P":
@@ -130,7 +99,7 @@ def stack(arrays: Sequence[np.ndarray], names: Sequence[str]) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData:
+class ImageData(Examples):
     """Images with labels.
 
     Images are bytes, of which `scale` means 1.0, or floats in [0, 1] if their source was not bytes. Values are checked
@@ -154,6 +123,9 @@ class ImageData:
     classes: tuple[str, ...]
     name: str
     scale: int = 255
+
+    STORED = "images"
+    KIND = "image"
 
     def __post_init__(self) -> None:
         where = f"data {self.name!r}"
@@ -182,65 +154,31 @@ class ImageData:
             check_labels(self.labels, len(self.classes), where)
             check_range(images, self.scale, where)
 
-    def __len__(self) -> int:
-        return len(self.images)
+    def as_input(self, stored: Tensor) -> Tensor:
+        """As float32 in [0, 1]."""
+        chosen = stored.to(torch.float32)
+        return chosen if stored.is_floating_point() else chosen / self.scale
 
-    @property
-    def shape(self) -> Shape:
-        """Shape of one image: (C, H, W)."""
-        return tuple(self.images.shape[1:])
-
-    @property
-    def device(self) -> torch.device:
-        return self.images.device
-
-    def scaled(self, index: Tensor | slice | None = None) -> Tensor:
-        """The chosen images, or all, as float32 in [0, 1]; on the device, without waiting for it."""
-        chosen = (self.images if index is None else self.images[index]).to(torch.float32)
-        return chosen if self.images.is_floating_point() else chosen / self.scale
-
-    def to(self, device: torch.device | str) -> ImageData:
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
-
-    def select(self, index: Tensor | slice) -> ImageData:
-        """A record of the chosen images only: those at the positions that `index` has, in its order, or those where a mask is true."""
-        return replace(self, images=self.images[index], labels=self.labels[index])
-
-    def take(self, n: int) -> ImageData:
-        """The first n images; all of them if there are fewer."""
-        if n < 1:
-            raise ArgumentError(f"data {self.name!r}: {n} images were asked for; ask for at least 1")
-        return self.select(slice(n))
-
-    def split(self, fraction: float, seed: int) -> tuple[ImageData, ImageData]:
-        """Most images, and the `fraction` that is held out: drawn by seed, the same on every machine, in their old order."""
-        held_out = round(fraction * len(self)) if 0 < fraction < 1 else 0
-        if not 0 < held_out < len(self):
-            raise ArgumentError(
-                f"data {self.name!r}: a fraction of {fraction} of {len(self)} images leaves one part empty; "
-                "pass a fraction between 0 and 1 that leaves images on both sides"
-            )
-        # RandomState, because numpy promises never to change its stream; that of a Generator may change.
-        shuffled = torch.from_numpy(np.random.RandomState(seed).permutation(len(self)))
-        rest, out = shuffled[held_out:].sort().values, shuffled[:held_out].sort().values
-        return self.select(rest.to(self.device)), self.select(out.to(self.device))
-
-    def digest(self) -> str:
-        """SHA-256 of everything but the name: two records with the same digest hold the same data."""
-        kind = f"{self.images.dtype} {tuple(self.images.shape)} {self.scale} {self.classes!r}"
-        digest = hashlib.sha256(kind.encode())
-        digest.update(self.images.cpu().contiguous().numpy().data)
-        digest.update(self.labels.cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+    def kind(self) -> str:
+        return f"{self.images.dtype} {tuple(self.images.shape)} {self.scale} {self.classes!r}"
 
 
-def check_parts(train: ImageData, test: ImageData) -> None:
+def check_parts(train: Examples, test: Examples) -> None:
     """Refuses to train on one kind of data and test on another."""
     where = f"data {train.name!r}" if train.name == test.name else f"data {train.name!r} and {test.name!r}"
-    if train.shape != test.shape:
+    if type(train) is not type(test):
         raise ArgumentError(
-            f"{where}: images to train on are {list(train.shape)}, those to test on {list(test.shape)}; bring all to one "
-            "shape [channels, height, width]"
+            f"{where}: one part is {type(train).__name__}, the other {type(test).__name__}; make both alike"
+        )
+    if train.shape != test.shape:
+        form = "[channels, height, width]" if isinstance(train, ImageData) else "of features"
+        raise ArgumentError(
+            f"{where}: {train.KIND}s to train on are {list(train.shape)}, those to test on {list(test.shape)}; bring all to one "
+            f"shape {form}"
+        )
+    if isinstance(train, ArrayData) and isinstance(test, ArrayData) and train.features != test.features:
+        raise ArgumentError(
+            f"{where}: columns to train and to test on differ; give both the same ones, in the same order"
         )
     if train.classes != test.classes:
         raise ArgumentError(
@@ -249,27 +187,34 @@ def check_parts(train: ImageData, test: ImageData) -> None:
         )
     if len(train.classes) < 2:
         raise ArgumentError(
-            f"{where}: has {len(train.classes)} class, but a network chooses between at least two; add images of another"
+            f"{where}: has {len(train.classes)} class, but a network chooses between at least two; add {train.KIND}s of another"
         )
 
 
 # What images are normalised by.
 
 Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
-"""Mean of each channel, and deviation of each channel or of all together."""
+"""Mean of each channel, and deviation of each channel or of all together; for data that are no images, of each feature."""
 
 PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
 CONSTANT = 1e-6  # a channel that varies less than this is only shifted
 PIECE = 1000  # images
 
 
-def mean_std(name: str, data: ImageData) -> Statistics:
-    """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images.
+def mean_std(name: str, data: Examples) -> Statistics:
+    """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images. Of data
+    that are no images, per feature.
 
     Weights hold them, so that whoever loads weights needs values of the right shape only: those of any images will do.
     """
     if name in PUBLISHED:
         return PUBLISHED[name]
+    if not isinstance(data, ImageData):
+        values = data.scaled().cpu().flatten(1)
+        each = [_of_floats(values[:, place].contiguous(), 1) for place in range(values.shape[1])]
+        return tuple(mean for mean, _ in each), tuple(
+            std if std > CONSTANT * max(1.0, abs(mean)) else 1.0 for mean, std in each
+        )
     of_channel = _of_bytes if data.images.dtype == torch.uint8 else _of_floats
     moments = [of_channel(data.images[:, channel].cpu(), data.scale) for channel in range(data.shape[0])]
     return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)

@@ -128,7 +128,7 @@ def known(name: str) -> KnownData:
     advice = f"did you mean {near[0]!r}? " if near else ""
     raise ArgumentError(
         f"data set {name!r} is not known; {advice}known are {', '.join(KNOWN)}; your own is a folder of class "
-        "folders, a file.npz, or file.py:factory"
+        "folders, a file.npz, a table.csv, or file.py:factory"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -9,10 +10,14 @@ import itertools
 import operator
 import os
 import sys
+import sysconfig
+import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +25,8 @@ import torch
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.data.images import FORMATS, ImageData, as_images, as_labels, check_labels, from_pillow, pillow, stack
+from autodual.data.examples import ArrayData, Examples, as_labels, as_values, check_labels
+from autodual.data.images import FORMATS, ImageData, as_images, from_pillow, pillow, stack
 from autodual.data.known import (
     KNOWN,
     LIMIT,
@@ -33,6 +39,8 @@ from autodual.data.known import (
     known,
     reading,
 )
+from autodual.data.tables import SUFFIXES as TABLES
+from autodual.data.tables import TableOptions, fifth_of_each, load_csv
 from autodual.digits import load_digits
 
 # MNIST and Fashion-MNIST: idx files, plain or .gz.
@@ -133,16 +141,19 @@ def _read_batch(path: Path, data: KnownData) -> np.ndarray:
 
 # The user's own arrays in an .npz file.
 
-_KEYS = "x_train, y_train, x_test and y_test, or images and labels"
+_KEYS = "x_train, y_train, x_test and y_test, or images and labels, or values and labels"
 
 
-def load_npz(path: Path, split: str) -> ImageData:
+def load_npz(path: Path, split: str, seed: int = 0) -> Examples:
     """Keys x_train, y_train, x_test, y_test; or images and labels, of which a fifth is kept for testing.
 
-    A key `classes` may hold the names of the classes; without it the labels to train on must be all of 0, 1, 2 ...
+    A key `classes` may hold the names of the classes; without it the labels to train on must be all of 0, 1, 2 ... Arrays
+    [N, F] are tables, and so is any array with the key `values` in the place of `images`; `features` may name the columns.
     """
     where, rest = str(path), other_part(split)
-    images, labels, others, names = _arrays(path, split)
+    images, labels, others, names, features = _arrays(path, split)
+    if features is not None or images.ndim == 2:
+        return _load_values(where, split, images, labels, others, names, features, seed)
     pixels = as_images(images, where)
     numbers = as_labels(labels, len(pixels), where)
     if others is None:
@@ -155,8 +166,26 @@ def load_npz(path: Path, split: str) -> ImageData:
     return data.select(index[split]) if index else data
 
 
-def _arrays(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Images and labels of this part, and labels of the other; or of all, and None. Names of the classes, if there are any."""
+def _load_values(
+    where: str, split: str, array: np.ndarray, labels: np.ndarray, others: np.ndarray | None, names: np.ndarray | None,
+    features: tuple[str, ...] | None, seed: int,
+) -> ArrayData:  # fmt: skip
+    values = as_values(array, where)
+    numbers = as_labels(labels, len(values), where, "example")
+    parts = {"train": numbers, "test": numbers}
+    if others is not None:
+        parts = {split: numbers, other_part(split): as_labels(others, np.size(others), where, "example")}
+    classes = numbered(parts, where, "the key") if names is None else tuple(map(str, names))
+    data = ArrayData(values, numbers, classes, where, features or ())
+    return data if others is not None else data.select(fifth_of_each(numbers, split, seed, where, classes))
+
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, tuple[str, ...] | None]
+
+
+def _arrays(path: Path, split: str) -> Arrays:
+    """Images and labels of this part, and labels of the other; or of all, and None. Names of the classes, if there are any; names of
+    the features, or none, if these are values and no images."""
     with reading(path), path.open("rb") as opened:
         if not zipfile.is_zipfile(opened):
             raise ArgumentError(f"{path}: is not an .npz file; save it with numpy.savez(path, images=..., labels=...)")
@@ -164,10 +193,13 @@ def _arrays(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray 
         with np.load(path, allow_pickle=False) as file:
             keys = set(file.files)
             names = file["classes"].reshape(-1) if "classes" in keys else None
+            features = tuple(map(str, file["features"].reshape(-1))) if "features" in keys else None
             if {"x_train", "y_train", "x_test", "y_test"} <= keys:
-                return file[f"x_{split}"], file[f"y_{split}"], file[f"y_{other_part(split)}"], names
+                return file[f"x_{split}"], file[f"y_{split}"], file[f"y_{other_part(split)}"], names, features
             if {"images", "labels"} <= keys:
-                return file["images"], file["labels"], None, names
+                return file["images"], file["labels"], None, names, features
+            if {"values", "labels"} <= keys:
+                return file["values"], file["labels"], None, names, features or ()
     except Exception as error:  # a damaged file makes numpy and zipfile raise errors of many kinds
         raise ArgumentError(f"{path}: cannot be read ({error}); save plain arrays with numpy.savez") from error
     raise ArgumentError(f"{path}: has the keys {', '.join(sorted(keys)) or '(none)'}; save {_KEYS}")
@@ -284,10 +316,11 @@ def is_factory(text: str) -> bool:
     return text.rpartition(":")[0].endswith(".py")
 
 
-def load_factory(text: str, split: str) -> ImageData:
+def load_factory(text: str, split: str) -> Examples:
     """What factory("train") or factory("test") returns: a torch Dataset of (image, label), maybe with `classes`.
 
-    An image is a tensor, a numpy array or a Pillow image: [H, W], [C, H, W] or [H, W, C].
+    An image is a tensor, a numpy array or a Pillow image: [H, W], [C, H, W] or [H, W, C]. A tensor or array [F] is a row of a table,
+    whose columns the data set's `features` may name.
     """
     factory = named_function(text)
     dataset = _call(text, factory, split)
@@ -301,11 +334,13 @@ def load_factory(text: str, split: str) -> ImageData:
         raise ArgumentError(
             f"{text} ({split}): the data set's `classes` is a {type(names).__name__}; make it a list of names"
         )
+    if images.dim() == 2:
+        return ArrayData(images, labels, tuple(map(str, names)), text, tuple(getattr(dataset, "features", ())))
     return ImageData(images, labels, tuple(map(str, names)), text)
 
 
 def named_function(text: str) -> Callable[..., Any]:
-    """The function of file.py:function; the file is run."""
+    """The function of file.py:function; the file is run. It can import its neighbours, as can the function when it is called."""
     file, colon, name = text.rpartition(":")
     if not colon or not name:
         raise ArgumentError(f"{text}: names no function; write it after a colon, as in {text.rstrip(':')}:factory")
@@ -318,14 +353,94 @@ def named_function(text: str) -> Callable[..., Any]:
         raise ArgumentError(f"{text}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses in it look themselves up there
+    folder = path.resolve().parent
     try:
-        spec.loader.exec_module(module)
+        with _neighbours(folder):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ArgumentError(f"{text}: running {path} raised {in_words(error)}; correct the file") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ArgumentError(f"{text}: {path} has no function {name!r}; define it, or correct the name after the colon")
-    return function
+
+    @functools.wraps(function, updated=())
+    def beside(*arguments: Any) -> Any:
+        with _neighbours(folder):
+            return function(*arguments)
+
+    return beside
+
+
+OURS = __name__.partition(".")[0]
+_LOADING = threading.RLock()
+_LOADED: dict[Path, dict[str, ModuleType]] = {}
+"""What the user's files have imported from their own folders, by folder: two folders may have modules of one name."""
+_STAMPS: dict[Path, dict[Path, tuple[int, int]]] = {}
+"""Time and size of those files when they were imported."""
+
+
+@contextmanager
+def _neighbours(folder: Path) -> Iterator[None]:
+    """Inside, the files of this folder can be imported; outside, neither the folder is on the path nor its modules are known.
+
+    A module that was imported from this folder before is found again, unless one of these files has changed since. Modules of these
+    names from other places of the user's are put aside for as long; those of Python and of installed packages are not touched.
+    """
+    with _LOADING:
+        if any(_stamp(file) != stamp for file, stamp in _STAMPS.get(folder, {}).items()):
+            _LOADED.pop(folder, None)
+            importlib.invalidate_caches()
+        there = {path.stem if path.suffix == ".py" else path.name for path in _importable(folder)}
+        aside = {
+            name: module
+            for name, module in sys.modules.items()
+            if name.partition(".")[0] in there - {OURS} and not _is_installed(module)
+        }
+        for name in aside:
+            del sys.modules[name]
+        sys.modules.update(_LOADED.get(folder, {}))
+        sys.path.insert(0, str(folder))
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # the user's code may have removed it
+                sys.path.remove(str(folder))
+            own = {
+                name: module
+                for name, module in sys.modules.items()
+                if name.partition(".")[0] in there - {OURS} and folder in _places(module)
+            }
+            for name in own:
+                del sys.modules[name]
+            _LOADED[folder] = own
+            files = {Path(module.__file__) for module in own.values() if module.__file__ is not None}
+            _STAMPS[folder] = {file: _stamp(file) for file in files}
+            sys.modules.update(aside)
+
+
+def _importable(folder: Path) -> list[Path]:
+    return [path for path in _listed(folder) if path.suffix == ".py" or (path.name.isidentifier() and is_folder(path))]
+
+
+def _places(module: ModuleType) -> list[Path]:
+    """The folders above a module's file, or those of a package without one."""
+    files = [module.__file__] if getattr(module, "__file__", None) else list(getattr(module, "__path__", ()))
+    return [parent for file in files if file is not None for parent in (Path(file), *Path(file).parents)]
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether a module belongs to Python or to an installed package, or has no file."""
+    above = _places(module)
+    system = {Path(place) for place in sysconfig.get_paths().values()}
+    return not above or any(place in system or place.name in ("site-packages", "dist-packages") for place in above)
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 def in_words(error: BaseException) -> str:
@@ -363,7 +478,8 @@ def _items(text: str, dataset: Any, split: str) -> tuple[torch.Tensor, torch.Ten
                 f"{where}, item {index}: the label is {label!r}, but labels must be integers, 0 for the first class"
             ) from error
     images = stack(arrays, [f"{where}, item {index}" for index in range(len(arrays))])
-    return as_images(images, where), as_labels(np.array(labels), len(images), where)
+    inputs = as_values(images, where) if images.ndim == 2 else as_images(images, where)
+    return inputs, as_labels(np.array(labels), len(images), where)
 
 
 def _array(image: Any, where: str) -> np.ndarray:
@@ -381,13 +497,23 @@ def _array(image: Any, where: str) -> np.ndarray:
 # One function reads every data set.
 
 
-def load(name: str | Path, split: Literal["train", "test"], folder: Path | str | None = None) -> ImageData:
+def load(
+    name: str | Path,
+    split: Literal["train", "test"],
+    folder: Path | str | None = None,
+    table: TableOptions | None = None,
+) -> Examples:
     """A data set by name (digits, mnist, fashion-mnist, cifar10), or the user's own by path.
 
     Named files are looked for in `folder`, else in $AUTODUAL_DATA, else in ~/.cache/autodual. A path is a folder of
-    class folders of images, a file.npz, or file.py:factory.
+    class folders of images, a file.npz, a table.csv, or file.py:factory. table: what a table needs beside its path.
     """
-    name = str(name)
+    name, table = str(name), table or TableOptions()
+    if Path(name).suffix.lower() in TABLES:
+        return load_csv(Path(name), split, table)
+    for option, value in (("label_column", table.label_column), ("test_dataset", table.test)):
+        if value is not None:
+            raise ArgumentError(f"data {name!r}: {option} is for tables, files that end in {' or '.join(TABLES)}")
     if split not in ("train", "test"):
         raise ArgumentError(f"data {name!r}: split is {split!r}, but the parts are train and test; pass one of these")
     if name in KNOWN:
@@ -398,21 +524,21 @@ def load(name: str | Path, split: Literal["train", "test"], folder: Path | str |
     if is_folder(path):
         return load_folders(path, split)
     if is_file(path) and path.suffix == ".npz":
-        return load_npz(path, split)
+        return load_npz(path, split, table.seed)
     if is_file(path):
         raise ArgumentError(
-            f"{path}: is not a kind of data that can be read; pass a folder, a file.npz or file.py:factory"
+            f"{path}: is not a kind of data that can be read; pass a folder, a file.npz, a table.csv or file.py:factory"
         )
     if path.suffix == ".npz" or os.sep in name:
         raise ArgumentError(f"{path}: there is no such file or folder; check the path")
     return _load_known(known(name), split, folder)
 
 
-def form_of(name: str, folder: Path | str | None = None) -> tuple[Shape, int]:
-    """Shape of an image and number of classes; a data set that is known by name need not be there."""
+def form_of(name: str, folder: Path | str | None = None, table: TableOptions | None = None) -> tuple[Shape, int]:
+    """Shape of an example and number of classes; a data set that is known by name need not be there."""
     if name in KNOWN:
         return KNOWN[name].shape, len(KNOWN[name].classes)
-    data = load(name, "test", folder)
+    data = load(name, "test", folder, table)
     return data.shape, len(data.classes)
 
 

@@ -19,7 +19,8 @@ from autodual._files import replacing, write_json
 from autodual._tensor import full_precision
 from autodual.cascades.records import CascadeCertificate
 from autodual.certificates import attack, certified_radius
-from autodual.data import ImageData
+from autodual.certificates.proof import describe
+from autodual.data import Examples, ImageData
 from autodual.engines import Dual
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, judge, judge_to_file
 from autodual.evaluation.processes import UNWATCHED, Watch, on_all
@@ -55,7 +56,7 @@ class Broken:
 
 def attacked(
     model: nn.Module,
-    data: ImageData,
+    data: Examples,
     ball: Perturbation,
     what: str = "attacking",
     watch: Watch = UNWATCHED,
@@ -133,7 +134,7 @@ REMOVE = "if somebody has changed this file, remove it and go on with --resume; 
 
 
 def evaluate(
-    run: Run, model: nn.Module, data: ImageData, ball: Perturbation, norm: str, subset: int = 200, watch: Watch = UNWATCHED,
+    run: Run, model: nn.Module, data: Examples, ball: Perturbation, norm: str, subset: int = 200, watch: Watch = UNWATCHED,
     trained: TrainedAt | None = None,
 ) -> Evaluation:  # fmt: skip
     """Certifies and attacks all examples; curve and radii are of the first `subset`. Writes certificates.jsonl, evaluation.json and
@@ -170,7 +171,7 @@ def evaluate(
         return tuple(column.tolist())
 
     record = Evaluation(
-        split="test", examples=len(data), perturbation=repr(ball), norm=norm, eps=eps, engine=repr(engine), dtype="float32",
+        split="test", examples=len(data), perturbation=describe(ball), norm=norm, eps=eps, engine=repr(engine), dtype="float32",
         error=found.error, robust_error=found.robust_error, robust_error_as_run=found.robust_error_as_run,
         pgd_error=broken.error_as_run, pgd_error_exact=broken.error, curve=tuple(curve),
         margins=tuple(m if np.isfinite(m) else None for m in found.margins.tolist()),
@@ -181,7 +182,8 @@ def evaluate(
     )  # fmt: skip
 
     def write() -> None:
-        write_gallery(run.folder / "gallery.npz", model, data, ball, found, broken)
+        if isinstance(data, ImageData):
+            write_gallery(run.folder / "gallery.npz", model, data, ball, found, broken)
         write_json(run.evaluation_file, plain(record))
 
     group.by_first(write)
@@ -189,7 +191,7 @@ def evaluate(
 
 
 def write_gallery(
-    path: Path, model: nn.Module, data: ImageData, ball: Perturbation, found: Judged, broken: Broken
+    path: Path, model: nn.Module, data: Examples, ball: Perturbation, found: Judged, broken: Broken
 ) -> None:
     """Some images that are certified, some that are right until the attack breaks them as the network runs, some that are neither, and
     some that are wrong without it, with the attack's image."""

@@ -19,14 +19,17 @@ from autodual.cascades.records import Answers, CascadeCertificate
 from autodual.certificates import Certificate, HighProbabilityCertificate, certify
 from autodual.certificates.certificate import collapse
 from autodual.certificates.proof import describe
-from autodual.data import ImageData
+from autodual.data import Examples
 from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.engines.effort import TimeLimitError
 from autodual.engines.prepare import capture, dual_network
 from autodual.engines.results import generators
 from autodual.evaluation.processes import UNWATCHED, Watch, batch_size, in_turns, on_all, on_cpu
+from autodual.graph import Network
 from autodual.graph.digest import digest_network
 from autodual.runs.folder import Run, versions
 from autodual.runs.lines import (
+    COMMAND,
     LINES_LIMIT,
     Asked,
     CascadeLine,
@@ -35,6 +38,7 @@ from autodual.runs.lines import (
     Line,
     LineFile,
     Problem,
+    Wording,
     parse_lines,
     read_problem,
     record_about,
@@ -107,7 +111,7 @@ def _columns(lines: Sequence[Line], *names: str) -> list[Tensor]:
 
 
 def judge(
-    model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine | None = None, what: str = "certifying",
+    model: nn.Module, data: Examples, ball: Perturbation, engine: BoundEngine | None = None, what: str = "certifying",
     watch: Watch = UNWATCHED,
 ) -> Judged:  # fmt: skip
     """Certifies all examples, some at a time."""
@@ -129,20 +133,21 @@ def judged_summary(
     if isinstance(engine, HighProbability):
         rates = {"not_certified": exact, "not_certified_as_run": as_run, "confidence": 1 - engine.delta}
     return Summary(
-        perturbation=repr(ball), engine=repr(engine), examples=len(found.labels), error=found.error, **rates,
+        perturbation=describe(ball), engine=repr(engine), examples=len(found.labels), error=found.error, **rates,
         collapsed=found.collapse(classes), basis=rests_on,
     )  # fmt: skip
 
 
-def basis(model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Basis | None:
+def basis(model: nn.Module | Network, data: Examples, ball: Perturbation, engine: BoundEngine) -> Basis | None:
     """What a certificate with a probability rests on; None for a proof."""
     if not isinstance(engine, HighProbability):
         return None
     x = data.scaled(slice(0, 1))
-    return Basis(**asdict(engine.confidence(dual_network(model, x), ball.around(x))))
+    first = ball.part(slice(0, 1), x.expand(len(data), *x.shape[1:]))
+    return Basis(**asdict(engine.confidence(dual_network(model, x), first.around(x))))
 
 
-def at_once(model: nn.Module, data: ImageData) -> int:
+def at_once(model: nn.Module | Network, data: Examples) -> int:
     """How many examples are certified between two points at which the work can be stopped: fewer for a larger network."""
     units = generators(dual_network(model, data.scaled(slice(0, 1))))
     return max(1, batch_size(data) * SMALL_UNITS // max(SMALL_UNITS, units))
@@ -155,7 +160,8 @@ def at_once(model: nn.Module, data: ImageData) -> int:
 class Ledger:
     """A file of lines, and how the work on it is shared, shown, and gone on with. The first process writes the file."""
 
-    path: Path
+    path: Path | None
+    """Nothing is kept if it is None."""
     watch: Watch = UNWATCHED
     """Hears, too, which line of an earlier call cannot be right, and is found again with all that follow."""
     anew: bool = False
@@ -165,46 +171,64 @@ class Ledger:
     """Examples at a time, between which it can be stopped; a whole batch when None."""
     asked: Asked | None = None
     """Noted beside the lines, for whoever checks them."""
+    wording: Wording = COMMAND
 
     def fill(
-        self, kind: type[L], problem: Problem, find: Callable[[slice], list[L]], data: ImageData, what: str
+        self, kind: type[L], problem: Problem, find: Callable[[slice], list[L]], data: Examples, what: str
     ) -> list[L]:
-        """Returns all lines about `problem`. `find` makes, for some examples at a time, the lines that the file does not hold yet."""
-        file = LineFile(self.path, kind, data.labels.tolist(), self.watch.say)
-        problem, step = replace(problem, asked=self.asked), self.step or batch_size(data)
+        """Returns all lines about `problem`. `find` makes, for some examples at a time, the lines that the file does not hold yet.
+
+        When `find` raises TimeLimitError, these are the lines of the batches before.
+        """
+        file = (
+            None if self.path is None else LineFile(self.path, kind, data.labels.tolist(), self.watch.say, self.wording)
+        )
+        problem, step, lines = replace(problem, asked=self.asked), self.step or batch_size(data), list[L]()
         try:
-            lines = self.watch.group.by_first(lambda: file.begin(problem, step, self.anew, self.renewed))
+            if file is not None:
+                lines = self.watch.group.by_first(lambda: file.begin(problem, step, self.anew, self.renewed))
             for turn in in_turns(find, data, what, self.watch, start=len(lines), step=step):
                 new = [line for found in turn for line in found]
                 lines += new
-                self.watch.group.by_first(partial(file.append, new))
+                if file is not None:
+                    self.watch.group.by_first(partial(file.append, new))
+        except TimeLimitError:
+            pass
         finally:
-            file.close()
+            if file is not None:
+                file.close()
         return lines
 
     def remove(self) -> None:
-        for file in (self.path, record_about(self.path, "problem")):
-            file.unlink(missing_ok=True)
+        if self.path is not None:
+            for file in (self.path, record_about(self.path, "problem")):
+                file.unlink(missing_ok=True)
 
 
-def problem_of(models: Sequence[nn.Module], data: ImageData, ball: Perturbation, engine: BoundEngine) -> Problem:
+def problem_of(
+    models: Sequence[nn.Module | Network], data: Examples, ball: Perturbation, engine: BoundEngine
+) -> Problem:
     """The question that lines about these examples answer, and what computes the answers."""
     x = data.scaled(slice(0, 1))
     return Problem(
-        format=Problem.FORMAT, perturbation=repr(ball), engine=repr(engine), examples=len(data), data=data.digest(),
-        network=" ".join(digest_network(capture(model, x)) for model in models), dtype=str(x.dtype).removeprefix("torch."),
+        format=Problem.FORMAT, perturbation=describe(ball), engine=repr(engine), examples=len(data), data=data.digest(),
+        network=" ".join(digest_network(graph_of(model, x)) for model in models), dtype=str(x.dtype).removeprefix("torch."),
         device=x.device.type, batch=batch_size(data), **versions(), basis=basis(models[0], data, ball, engine),
     )  # fmt: skip
 
 
-def judge_to_file(ledger: Ledger, model: nn.Module, data: ImageData, ball: Perturbation, engine: BoundEngine) -> Judged:
+def graph_of(model: nn.Module | Network, x: Tensor) -> Network:
+    return model if isinstance(model, Network) else capture(model, x)
+
+
+def judge_to_file(ledger: Ledger, model: nn.Module, data: Examples, ball: Perturbation, engine: BoundEngine) -> Judged:
     """Certifies all examples, with a line for each."""
     problem, find = problem_of([model], data, ball, engine), partial(judge_lines, model, ball, engine, data)
     return Judged.read(ledger.fill(CertificateLine, problem, find, data, "certifying"))
 
 
 def judge_lines(
-    model: nn.Module, ball: Perturbation, engine: BoundEngine, data: ImageData, part: slice
+    model: nn.Module, ball: Perturbation, engine: BoundEngine, data: Examples, part: slice
 ) -> list[CertificateLine]:
     """The lines of some examples."""
     return Judged.of(certify(model, data.scaled(part), data.labels[part], ball, engine)).lines(part.start)
@@ -219,19 +243,19 @@ def cascade_file(path: Path) -> Path:
     return record_about(path, "cascade").with_suffix(".jsonl")
 
 
-def cascade_to_file(ledger: Ledger, combination: Combination, data: ImageData) -> CascadeCertificate:
+def cascade_to_file(ledger: Ledger, combination: Combination, data: Examples) -> CascadeCertificate:
     """Certifies all examples with a cascade, with a line for each."""
     problem, find = cascade_problem(combination, data), partial(cascade_lines, combination, data)
     return read_cascade(combination, ledger.fill(CascadeLine, problem, find, data, "certifying the cascade"))
 
 
-def cascade_problem(combination: Combination, data: ImageData) -> Problem:
+def cascade_problem(combination: Combination, data: Examples) -> Problem:
     """The question that lines of a cascade answer."""
     problem = problem_of(combination.models, data, combination.ball, combination.engine)
     return replace(problem, combination=repr(combination))
 
 
-def cascade_lines(combination: Combination, data: ImageData, part: slice) -> list[CascadeLine]:
+def cascade_lines(combination: Combination, data: Examples, part: slice) -> list[CascadeLine]:
     """The lines of some examples."""
     found = combination.certify(data.scaled(part), data.labels[part])
     answers, proved = found.answers, (found.sound, found.sound_as_run, found.no_wrong_certificate)
@@ -265,8 +289,8 @@ class Recheck(Generic[L]):
     kind: type[L]
     lines: list[L | str]
     """Per example, in order: the record, or what is wrong with its line."""
-    data: ImageData
-    find: Callable[[ImageData, slice], list[L]]
+    data: Examples
+    find: Callable[[Examples, slice], list[L]]
     """Lines of some of the data."""
     expected: Callable[[list[L]], Expected]
     """What records beside the file must say if the lines are these."""
@@ -358,7 +382,7 @@ def noted_problem(file: Path) -> Problem:
 
 
 def recheck(
-    file: Path, problem: Problem, model: nn.Module, combination: Combination | None, data: ImageData, ball: Perturbation
+    file: Path, problem: Problem, model: nn.Module, combination: Combination | None, data: Examples, ball: Perturbation
 ) -> Recheck[CertificateLine] | Recheck[CascadeLine]:
     """Opens a file that is about `problem`, to be checked against a network or cascade. ArgumentError if it is about another one."""
     engine = _engine(file, problem)
@@ -392,7 +416,7 @@ def _engine(file: Path, problem: Problem) -> BoundEngine:
     raise ArgumentError(f"{file}: by the engine {problem.engine[:100]}, which `certify` cannot make again")
 
 
-def _lines(file: Path, problem: Problem, now: Problem, kind: type[L], data: ImageData) -> list[L | str]:
+def _lines(file: Path, problem: Problem, now: Problem, kind: type[L], data: Examples) -> list[L | str]:
     difference = problem.difference(now, "device", *versions())
     if difference is not None:
         raise ArgumentError(f"{file}: {difference[1]}{made_with(problem, data)}; it cannot be checked against this")
@@ -404,7 +428,7 @@ def _lines(file: Path, problem: Problem, now: Problem, kind: type[L], data: Imag
     return list(parse_lines(kind, lines, data.labels.tolist()))
 
 
-def made_with(problem: Problem, data: ImageData) -> str:
+def made_with(problem: Problem, data: Examples) -> str:
     """A clause about what computed the file, where that is not what computes now."""
     now = {"device": data.device.type} | versions()
     before = {name: getattr(problem, name) for name in now}
@@ -413,7 +437,7 @@ def made_with(problem: Problem, data: ImageData) -> str:
 
 
 def _beside(
-    file: Path, ball: Perturbation, engine: BoundEngine, data: ImageData, lines: list[CertificateLine]
+    file: Path, ball: Perturbation, engine: BoundEngine, data: Examples, lines: list[CertificateLine]
 ) -> Expected:
     """The summary that `certify` writes, and the evaluation of a run."""
     found = Judged.read(lines)

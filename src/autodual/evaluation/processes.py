@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.data import ImageData
+from autodual.data import Examples
 from autodual.runs.lines import Say
 
 PATIENCE = timedelta(hours=2)
@@ -234,12 +234,12 @@ UNWATCHED = Watch()
 # Work on all examples, batch by batch; processes take turns with batches, and every process gets every result, in order.
 
 
-def batch_size(data: ImageData) -> int:
-    return 1000 if data.images.is_cuda else 100
+def batch_size(data: Examples) -> int:
+    return 1000 if data.device.type == "cuda" else 100
 
 
 def in_turns(
-    work: Callable[[slice], T], data: ImageData, what: str, watch: Watch, start: int = 0, step: int | None = None
+    work: Callable[[slice], T], data: Examples, what: str, watch: Watch, start: int = 0, step: int | None = None
 ) -> Iterator[list[T]]:
     """work(part) for all batches from `start` on, of `step` examples if that is given. Each turn yields as many results as there are
     processes, or what is left.
@@ -258,7 +258,7 @@ def in_turns(
         watch.tell(what, turn[-1].stop, len(data))
 
 
-def on_all(work: Callable[[Tensor, Tensor], T], data: ImageData, what: str, watch: Watch) -> list[T]:
+def on_all(work: Callable[[Tensor, Tensor], T], data: Examples, what: str, watch: Watch) -> list[T]:
     """work(images, labels) for all batches, in order."""
     turns = in_turns(lambda part: work(data.scaled(part), data.labels[part]), data, what, watch)
     return [found for turn in turns for found in turn]

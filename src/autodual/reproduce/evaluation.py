@@ -24,7 +24,7 @@ from autodual._tensor import full_precision
 from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeCertificate
 from autodual.certificates.attacks import attack
-from autodual.data import ImageData
+from autodual.data import Examples
 from autodual.engines import BoundEngine, Crown, Dual
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
@@ -114,7 +114,7 @@ BY_THE_EXACT_BOUND = ("error", "collapsed", "robust_error", "robust_error_as_run
 
 
 def evaluate_network(
-    config: TrainConfig, run: Run, model: nn.Module, data: ImageData, notes: Notes, watch: Watch, report: Report,
+    config: TrainConfig, run: Run, model: nn.Module, data: Examples, notes: Notes, watch: Watch, report: Report,
     engines: Collection[str] = tuple(ROW_ENGINES), before: Before | None = None,
 ) -> None:  # fmt: skip
     """Certifies every image by these engines, and attacks it. Fails if the attack breaks what an engine has certified.
@@ -164,7 +164,7 @@ def evaluate_network(
 
 
 def _judge(
-    file: Path, model: nn.Module, data: ImageData, index: Tensor | None, ball: Perturbation, engine: BoundEngine, watch: Watch
+    file: Path, model: nn.Module, data: Examples, index: Tensor | None, ball: Perturbation, engine: BoundEngine, watch: Watch
 ) -> Judged:  # fmt: skip
     """All images, or those at `index`, in batches that can be stopped in between: fewer images of a larger network, and for the
     dearest engine."""
@@ -188,9 +188,9 @@ def _open(ran: dict[str, EngineFigures], arrays: Arrays) -> Tensor:
     return torch.from_numpy((~decided).nonzero()[0])
 
 
-def _figures(judged: Judged, engine: BoundEngine, data: ImageData, seconds: float) -> EngineFigures:
+def _figures(judged: Judged, engine: BoundEngine, data: Examples, seconds: float) -> EngineFigures:
     """Counts; and errors, where all images were tried."""
-    device, tried = data.images.device, len(judged.labels)
+    device, tried = data.device, len(judged.labels)
     every = tried == len(data)
     return EngineFigures(
         images=tried, certified=int(judged.certified.sum()), certified_as_run=int(judged.certified_as_run.sum()),
@@ -227,7 +227,7 @@ def _small(labels: Tensor) -> np.ndarray:
     return labels.to(torch.uint8 if int(labels.max()) < 256 else torch.int64).numpy()
 
 
-def _attack_network(run: Run, model: nn.Module, data: ImageData, ball: Perturbation, watch: Watch) -> Broken:
+def _attack_network(run: Run, model: nn.Module, data: Examples, ball: Perturbation, watch: Watch) -> Broken:
     def find(part: slice) -> list[AttackLine]:
         with full_precision():
             found = attack(model, data.scaled(part), data.labels[part], ball, ATTACK_STEPS, ATTACK_STARTS)
@@ -269,7 +269,7 @@ def evaluate_cascade(
 
 
 def _attack_cascade(
-    run: Run, cascade: Cascade, certified: CascadeCertificate, data: ImageData, watch: Watch, arrays: Arrays
+    run: Run, cascade: Cascade, certified: CascadeCertificate, data: Examples, watch: Watch, arrays: Arrays
 ) -> AttackFigures:
     """Attacks the first images, and adds what it found about each to `arrays`."""
     some = attacked_part(data)

@@ -1,9 +1,10 @@
-"""Weights, and checkpoints: tensors as safetensors, everything else as JSON. Never pickled; whole, or passed over."""
+"""Weights, and checkpoints: tensors as safetensors, everything else as JSON. Never written as pickle; whole, or passed over."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 import shutil
 import warnings
@@ -15,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import digest, encode_tensors, load_tensors, read_json, replacing, write_bytes
+from autodual._files import (
+    check_plain,
+    digest,
+    encode_tensors,
+    in_one_line,
+    load_tensors,
+    read_json,
+    replacing,
+    write_bytes,
+)
 from autodual.runs.records import parse, plain
 
 KEPT = 2
@@ -102,12 +112,12 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(path: Path, model: nn.Module, expect_half: bool = False) -> None:
-    """Loads the weights of a safetensors file into a model that they fit, to the last bit.
+    """Loads the weights of a safetensors file, or of a state dictionary as .pt, into a model that they fit, to the last bit.
 
     Refuses weights that the model's types cannot hold. Warns of weights of another type that they do hold, unless these are expected
     to be half as wide, as `encode_half` writes them.
     """
-    tensors, expected = load_tensors(path), model.state_dict()
+    tensors, expected = read_tensors(path), model.state_dict()
     shapes, own_shapes = ({name: each.shape for name, each in found.items()} for found in (tensors, expected))
     wrong = sorted(name for name in {*tensors, *expected} if shapes.get(name) != own_shapes.get(name))
     if wrong:
@@ -128,6 +138,37 @@ def load_model(path: Path, model: nn.Module, expect_half: bool = False) -> None:
             stacklevel=2,
         )
     model.load_state_dict(tensors)
+
+
+PYTORCH_FILES = (".pt", ".pth", ".bin")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name: safetensors, or what torch.save(model.state_dict(), path) wrote. Nothing else is unpickled."""
+    if path.suffix not in PYTORCH_FILES:
+        return load_tensors(path)
+    with in_one_line(path, "cannot be read"):
+        check_plain(path)
+    advice = "save torch.save(model.state_dict(), path), or safetensors"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what the file asks for, which is refused below
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ArgumentError(
+            f"{path}: holds more than weights, which only running it could tell, so it is not opened; {advice}"
+        ) from None
+    except Exception as error:  # a damaged file makes PyTorch and zipfile raise errors of many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(f"{path}: cannot be read as weights of PyTorch ({reason[:200]}); {advice}") from None
+    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
+        held = (
+            f"a {type(found).__name__}"
+            if not isinstance(found, dict)
+            else f"the entries {', '.join(map(str, found))[:200]}"
+        )
+        raise ArgumentError(f"{path}: holds {held}, not a state dictionary of tensors by name; {advice}")
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def _held(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
 import types
@@ -44,25 +45,45 @@ def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+class _UnsetNumber(float):
+    """A default that depends on other options."""
+
+
+class _UnsetWord(str):
+    """A default that depends on other options."""
+
+    __slots__ = ()
+
+
+TABLES = (".csv", ".tsv")
+TABLE_MODEL = "mlp:64,64"
+OTHERS = "*"
+"""Stands for all columns that are not named."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides the result of a run."""
 
     dataset: str = option(
-        "digits", "digits, mnist, fashion-mnist, cifar10, or a PATH: class folders, .npz, file.py:factory"
+        "digits", "digits, mnist, fashion-mnist, cifar10, or a PATH: class folders, .npz, .csv, file.py:factory"
     )
     data_folder: str | None = option(None, "where data sets lie; $AUTODUAL_DATA or the user's cache when not given")
     model: str = option(
-        "small", "small, large, resnet, wide:K, deep:K, digits, or file.py:factory, called as factory(shape, classes)"
+        _UnsetWord("small"),
+        "small, large, resnet, wide:K, deep:K, digits, mlp:64,64 (the default for tables), or file.py:factory, called as "
+        "factory(shape, classes)",
     )
     normalise: bool = option(
         False,
-        "subtract the mean of the images trained on and divide by their deviation, per channel, as the network's first "
-        "layer; for cifar10 by the paper's constants",
+        "subtract the mean of the images trained on and divide by their deviation, per channel (of tables, per column), as the "
+        "network's first layer; for cifar10 by the paper's constants",
     )
     norm: Norm = option("linf", "norm of the perturbation")
     eps: float = option(
-        0.1, "size of the perturbation, in the units of images in [0, 1]; a fraction such as 2/255 will do"
+        _UnsetNumber(0.1),
+        "size of the perturbation, in the units of images in [0, 1]; a fraction such as 2/255 will do. Of tables, in the units of "
+        "the columns: age=2,income=100 (others do not move; *=1 for them), a list in their order, or an .npz with an array eps",
     )
     clip: tuple[float, float] | None = option(None, "range that perturbed images stay in (l-infinity only)")
     engine: Training = option(
@@ -109,12 +130,29 @@ class TrainConfig:
         False,
         "round trained weights to float16, which halves their file; the rounded network is the one that is certified",
     )
+    label_column: str | None = option(
+        None, "of a table: the column with the labels, by name or number (1: the first, -1: the last)"
+    )
+    test_dataset: str | None = option(
+        None, "of a table: a second .csv to test on; a fifth of each class when not given"
+    )
+    split_seed: int = option(0, "of a table: draws that fifth")
+    feature_eps: str | None = option(
+        None, "how far each feature may move at eps 1; an eps per feature is kept here, and eps, then 1, multiplies it"
+    )
 
     def __post_init__(self) -> None:
         hints = get_type_hints(TrainConfig)
+        _fill_in(self)
         for each in fields(self):
             object.__setattr__(self, each.name, _fitted(each.name, getattr(self, each.name), hints[each.name]))
         _check_values(self)
+
+    @property
+    def tabular(self) -> bool:
+        """Whether the data are surely no images: values may then be of any size."""
+        table = Path(self.dataset).suffix.lower() in TABLES
+        return table or self.label_column is not None or self.feature_eps is not None
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields as plain values, for YAML and JSON."""
@@ -139,6 +177,87 @@ class TrainConfig:
     def with_changes(self, **changes: Any) -> TrainConfig:
         """Another config, with some fields changed, and checked like any other."""
         return replace(self, **changes)
+
+
+def _fill_in(c: TrainConfig) -> None:
+    """Settles what several options say together: an eps per feature goes where it is kept; defaults that depend on the data."""
+
+    def put(name: str, value: Any) -> None:
+        object.__setattr__(c, name, value)
+
+    if isinstance(c.label_column, int) and not isinstance(c.label_column, bool):
+        put("label_column", str(c.label_column))
+    if _number(c.eps) is None and (isinstance(c.eps, Mapping | list | tuple) or is_per_feature(c.eps)):
+        if c.feature_eps is not None:
+            raise OptionError.about("eps", " is given for each feature twice, as eps and as feature_eps; give it once")
+        put("feature_eps", per_feature("eps", c.eps))
+        put("eps", 1.0)
+    elif c.feature_eps is not None:
+        put("feature_eps", per_feature("feature_eps", c.feature_eps))
+        put("eps", 1.0 if isinstance(c.eps, _UnsetNumber) else c.eps)
+    if isinstance(c.model, _UnsetWord):
+        table = isinstance(c.dataset, str) and Path(c.dataset).suffix.lower() in TABLES
+        put("model", TABLE_MODEL if table else str(c.model))
+
+
+def is_per_feature(text: object) -> bool:
+    """Whether a text is an eps for each feature, right or wrong: names, a list, JSON or a file."""
+    return isinstance(text, str) and (text.endswith(".npz") or any(mark in text for mark in "=,[{"))
+
+
+def per_feature(option: str, value: Any) -> str:
+    """An eps for each feature as it is kept: the name of an .npz file, or JSON, a list or an object by the names of columns."""
+    if isinstance(value, str) and value.endswith(".npz"):
+        return value
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise OptionError.about(option, f" is no JSON: {value[:100]!r}") from None
+    elif isinstance(value, str):
+        pairs = [part.rpartition("=") for part in value.split(",")]
+        named = [bool(equals) for _, equals, _ in pairs]
+        if any(named) and not all(named):
+            raise OptionError.about(
+                option, f" names some columns and others not: {value[:100]!r}; write age=2,income=100"
+            )
+        value = {name.strip(): size for name, _, size in pairs} if all(named) else [size for _, _, size in pairs]
+        if len(value) != len(pairs):
+            raise OptionError.about(option, " names a column twice")
+    items = list(value.items()) if isinstance(value, Mapping) else list(enumerate(value, 1)) if _is_list(value) else []
+    sizes = [_size(size) for _, size in items]
+    for (name, size), number in zip(items, sizes, strict=True):
+        if number is None or number < 0:
+            raise OptionError.about(option, f" of {name!r} must be a finite number, not negative, got {size!r}")
+    if not any(sizes):
+        raise OptionError.about(
+            option, " must be positive for one feature at least: there is nothing to be robust against"
+        )
+    kept = json.dumps(
+        {str(name): size for (name, _), size in zip(items, sizes, strict=True)} if isinstance(value, Mapping) else sizes
+    )
+    if len(kept) > LONGEST_EPS:
+        raise OptionError.about(
+            option, f" has {len(items)} numbers, more than a config should hold; save them as an .npz, array eps"
+        )
+    return kept
+
+
+LONGEST_EPS = 4000
+"""Letters of an eps per feature; `read_yaml` refuses longer ones."""
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _size(value: Any) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = fraction(value)
+    return _number(value)
 
 
 def _fitted(name: str, value: Any, hint: Any) -> Any:
@@ -194,7 +313,17 @@ def _describe(hint: Any) -> str:
 
 
 AT_LEAST = {
-    0: ("eps_start", "eps_epochs", "lr_epochs", "lr_halve_every", "weight_decay", "crop", "evaluate_every", "seed"),
+    0: (
+        "eps_start",
+        "eps_epochs",
+        "lr_epochs",
+        "lr_halve_every",
+        "weight_decay",
+        "crop",
+        "evaluate_every",
+        "seed",
+        "split_seed",
+    ),
     1: ("k", "epochs", "batch", "evaluate_examples", "limit_train", "limit_test", "cascade"),
 }
 PARTS = {"eps_part": "eps_epochs", "lr_part": "lr_epochs", "lr_halve_part": "lr_halve_every"}
@@ -208,8 +337,12 @@ def _check_values(c: TrainConfig) -> None:
         *((name, v is None or v >= least, f" must {f'be at least {least}' if least else 'not be negative'}, got {v}")
           for least, names in AT_LEAST.items() for name in names for v in (getattr(c, name),)),
         ("eps", c.eps > 0, f" must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
-        ("eps", c.eps <= LARGEST[c.norm], f" must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images have values "
-         "between 0 and 1; for 8 of 255 grey levels, write 8/255"),
+        ("eps", c.tabular or c.eps <= LARGEST[c.norm], f" must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images "
+         "have values between 0 and 1; for 8 of 255 grey levels, write 8/255; for data that are no images, write *=8"),
+        ("feature_eps", c.feature_eps is None or c.norm == "linf", " is for norm linf: an l2 ball has one size"),
+        ("feature_eps", c.feature_eps is None or c.cascade == 1, " is for a single network, not for a cascade"),
+        ("crop", c.crop == 0 or not c.tabular, " is for images"),
+        ("flip", not c.flip or not c.tabular, " is for images"),
         ("eps_start", c.eps_start <= max(c.eps, EPS_START), f" must not be larger than eps, which is {c.eps}, got {c.eps_start}"),
         *((name, 0 <= getattr(c, name) <= 1, f" must be a part of the training, between 0 and 1, got {getattr(c, name)}; for epochs, "
            f"use {instead}") for name, instead in PARTS.items()),
@@ -222,7 +355,7 @@ def _check_values(c: TrainConfig) -> None:
          ": held-out data is of no use with evaluate_every 0"),
         ("robust_weight", 0 <= c.robust_weight <= 1, f" must lie between 0 and 1, got {c.robust_weight}"),
         ("clip", c.clip is None or c.clip[0] < c.clip[1], f" must be low < high, got {c.clip}"),
-        ("clip", c.clip is None or (c.clip[0] <= 0 and c.clip[1] >= 1),
+        ("clip", c.clip is None or c.tabular or (c.clip[0] <= 0 and c.clip[1] >= 1),
          f" must hold the images themselves, whose values lie between 0 and 1, got {c.clip}"),
         ("clip", c.clip is None or c.norm == "linf", " is for norm linf; an l2 ball is not clipped"),
         ("adversarial", not c.adversarial or c.engine == "none", " training uses no bounds: set engine to none"),

@@ -31,12 +31,14 @@ from autodual._files import (
 from autodual.runs.config import TrainConfig, by_epochs, dump_yaml, read_yaml
 from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine, parse, plain, read
 
-NAMED = ("model", "dataset")
-"""Options that may name a file: file.py:factory, and of data a folder or a file.npz, too."""
+NAMED = ("model", "dataset", "test_dataset", "feature_eps")
+"""Options that may name a file: file.py:factory, and of data a folder, a file.npz or a table, too."""
 
 
-def to_folder(option: str, text: str, folder: Path) -> str:
+def to_folder(option: str, text: str | None, folder: Path) -> str | None:
     """An option's value for a kept file in `folder`: a path is rewritten relative to `folder`, anything else stays."""
+    if text is None:
+        return None
     file, rest = _parts(option, text)
     return text if file is None else f"{relative(file, folder)}{rest}"
 
@@ -48,8 +50,10 @@ def from_folder(option: str, text: str, folder: Path) -> str:
     return f"{os.path.normpath(place)}{rest}" if place is not None and place.exists() else text
 
 
-def resolved(option: str, text: str) -> str:
+def resolved(option: str, text: str | None) -> str | None:
     """The value with the whole path of the file that it names, if it names one."""
+    if text is None:
+        return None
     file, rest = _parts(option, text)
     return text if file is None else f"{file.resolve()}{rest}"
 
@@ -71,7 +75,7 @@ def _parts(option: str, text: str, folder: Path = Path()) -> tuple[Path | None, 
         if is_factory(text):
             file, _, name = text.rpartition(":")
             return Path(file).expanduser(), f":{name}"
-        if option == "dataset" and text not in KNOWN and (folder / Path(text).expanduser()).exists():
+        if option != "model" and text not in KNOWN and (folder / Path(text).expanduser()).exists():
             return Path(text).expanduser(), ""
     except (OSError, RuntimeError, ValueError):
         pass  # no such home, or no name that a file could have; whoever opens it says so
@@ -101,7 +105,8 @@ def without_place(argument: str) -> str:
 
 METRICS_LIMIT = 2**30
 
-LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights")
+LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights", "label_column",
+         "test_dataset", "split_seed", "feature_eps")  # fmt: skip
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
 
 AT_THE_START = (".lock", "config.yaml", "environment.json")
@@ -252,7 +257,7 @@ class Run:
 
     def note_environment(self, data: DataUsed, device: str, processes: int) -> None:
         """Notes versions, machine and command each time that the run goes on; refuses to go on with other data."""
-        data = replace(data, name=to_folder("dataset", data.name, self.folder))
+        data = replace(data, name=to_folder("dataset", data.name, self.folder) or data.name)
         now = Environment(
             **versions(), machine=f"{platform.system()} {platform.machine()}", command=recorded_command(sys.argv),
             started=_now(), device=device, processes=processes, data=data,

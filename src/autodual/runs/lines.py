@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import IO, ClassVar, Generic, TypeVar
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import RECORD_LIMIT, append_lines, claim, in_one_line, parse_json, read_json, write_json
-from autodual.runs.records import Basis, flat, optional, parse, plain
+from autodual._files import (
+    RECORD_LIMIT,
+    append_lines,
+    claim,
+    in_one_line,
+    parse_json,
+    read_content,
+    read_json,
+    write_json,
+)
+from autodual.runs.records import Basis, Summary, flat, optional, parse, plain, read_if_sound
 
 LINES_LIMIT = 8 * RECORD_LIMIT
 """Bytes of a file of lines: enough for three million examples."""
@@ -70,6 +79,26 @@ class CertificateLine(_LabelledLine):
 
 
 @dataclass(frozen=True)
+class SpecificationLine(Line):
+    """What certification says about one example of which something else was asked than its label."""
+
+    right: bool
+    certified: bool
+    certified_as_run: bool
+    margin: float | None
+    """Positive if enough rows of the specification are; None if it is not finite."""
+    slack: float | None
+    """The largest one: how far rounding may have moved a row."""
+
+    def fault(self, label: int | None = None) -> str | None:
+        if self.certified_as_run and not self.certified:
+            return "is certified as it runs, but not in real numbers, which is less"
+        if self.certified and not (self.right and self.margin is not None and self.margin > 0):
+            return f"is certified, but has right {self.right} and margin {self.margin}"
+        return None
+
+
+@dataclass(frozen=True)
 class CascadeLine(_LabelledLine):
     """What several models answer to one example, and what is proved about it."""
 
@@ -125,6 +154,10 @@ class Asked:
     norm: str | None = optional()
     eps: float | None = optional()
     clip: tuple[float, float] | None = None
+    label_column: str | None = optional()
+    test_dataset: str | None = optional()
+    split_seed: int | None = optional()
+    feature_eps: str | None = optional()
 
 
 @dataclass(frozen=True)
@@ -162,6 +195,8 @@ class Problem:
     asked: Asked | None = optional()
     combination: str | None = optional()
     """The cascade that the lines are about; None for one network."""
+    question: str | None = optional()
+    """The specification, with a digest of its numbers; None for labels."""
 
     def __post_init__(self) -> None:
         if self.examples < 1 or self.batch < 1:
@@ -189,14 +224,86 @@ def record_about(path: Path, kind: str) -> Path:
     return path.with_name(f"{stem}.{kind}.json" if stem != path.name else f"{stem}.lines-{kind}.json")
 
 
+# Where lines are written, so that nothing is lost unasked.
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How the user says what shall become of a file that is there already."""
+
+    resume: str = "--resume"
+    overwrite: str = "--overwrite"
+    out: str = "--out"
+
+
+COMMAND = Wording()
+FUNCTION = Wording("resume=True", "overwrite=True", "out")
+
+
+def check_way(files: Sequence[Path], resume: bool, overwrite: bool, say: Wording = COMMAND) -> None:
+    """Refuse files that hold something already, unless the user has said what shall become of them; files of others always.
+
+    files: those of lines. A problem lies beside each of them, and a summary beside the first.
+    """
+    if resume and overwrite:
+        raise ArgumentError(f"{say.resume} and {say.overwrite} exclude each other: go on with the file, or start anew")
+    for file in files:
+        if file.is_dir():
+            raise ArgumentError(f"{file}: is a folder; {say.out} names a file")
+        if file.exists() and not file.is_file():
+            raise ArgumentError(f"{file}: is no file that one could go on with; choose another {say.out}")
+        if file.exists() and file.stat().st_size > 0 and not resume and not overwrite:
+            raise ArgumentError(
+                f"{file}: {_held(file, say)}start anew with {say.overwrite}, or choose another {say.out}"
+            )
+    for file in files:
+        _check_record(record_about(file, "problem"), ProblemOutline, resume or overwrite, say)
+    _check_record(record_about(files[0], "summary"), Summary, resume or overwrite, say)
+
+
+def _check_record(path: Path, kind: type[ProblemOutline] | type[Summary], may_replace: bool, say: Wording) -> None:
+    """Refuse to write over a record beside the lines that is not one of ours, or that nobody has given up."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if read_if_sound(kind, path) is None:
+        raise ArgumentError(
+            f"{path}: would be written over, but is not from `autodual certify`; move it away, or choose another {say.out}"
+        )
+    if not may_replace:
+        raise ArgumentError(
+            f"{path}: is left from certificates that are not there any more; write over it with {say.overwrite}, or choose another "
+            f"{say.out}"
+        )
+
+
+def _held(file: Path, say: Wording) -> str:
+    """Says what a file holds, and whether one can go on with it."""
+    note = record_about(file, "problem")
+    about = read_if_sound(ProblemOutline, note)
+    if about is None or file.stat().st_size > LINES_LIMIT:
+        return "exists already, and holds no certificates that one could go on with; "
+    done = read_content(file, LINES_LIMIT).count(b"\n")
+    what = f"{done} of {about.examples} certificates of {about.perturbation} by {about.engine}"
+    if read_if_sound(Problem, note) is None:
+        return f"holds {what} already, from another version, which one cannot go on with; "
+    return f"holds {what} already; go on with {say.resume}, "
+
+
 class LineFile(Generic[L]):
     """Lines of one kind, in the order of the examples; a note beside the file says which problem they are about.
 
     labels: those of the examples, where lines say them. say: hears of lines that are done again.
     """
 
-    def __init__(self, path: Path, kind: type[L], labels: Sequence[int] = (), say: Say = lambda line: None) -> None:
-        self.path, self.note = path, record_about(path, "problem")
+    def __init__(
+        self,
+        path: Path,
+        kind: type[L],
+        labels: Sequence[int] = (),
+        say: Say = lambda line: None,
+        wording: Wording = COMMAND,
+    ) -> None:
+        self.path, self.note, self.wording = path, record_about(path, "problem"), wording
         self.kind, self.labels, self.say = kind, labels, say
         self.stream: IO[bytes] | None = None
 
@@ -252,7 +359,9 @@ class LineFile(Generic[L]):
         if not sentence:
             return False
         if not renewed or (before is not None and name not in renewed):
-            raise ArgumentError(f"{self.path}: {sentence}; start anew (--overwrite), or choose another file")
+            raise ArgumentError(
+                f"{self.path}: {sentence}; start anew ({self.wording.overwrite}), or choose another file"
+            )
         self.say(f"{self.path}: {sentence}; all is found anew")
         return True
 

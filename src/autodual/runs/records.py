@@ -148,6 +148,8 @@ class DataUsed:
     train: int
     test: int
     digest: str
+    kind: str | None = optional()
+    """What an example is called where it is no image."""
 
     def is_like(self, other: DataUsed) -> bool:
         """Whether the examples are the same; a path may be written differently."""

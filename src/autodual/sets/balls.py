@@ -39,14 +39,20 @@ class Perturbation(ABC):
     def with_eps(self, eps: float | Tensor) -> Perturbation:
         """A perturbation of this kind with another size."""
 
+    def part(self, examples: slice, x: Tensor) -> Perturbation:
+        """The perturbation of some of the examples x. One of your own that holds something for each of them must cut that, too."""
+        return self
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class LinfBall(Perturbation):
-    """Every feature moves by at most eps, and stays inside `clip` = (low, high) if that is given.
+    """Every feature moves by at most eps, or eps times its `scale`, and stays inside `clip` = (low, high) if that is given.
 
     Args:
         eps: In the units of the input: a number, a scalar tensor, one per example [N], or one per feature.
         clip: The range of the data, which perturbed inputs do not leave; no such range if None.
+        scale: For features in different units, how far each may move at eps 1: a tensor of the shape of one input, 0 where nothing
+            moves. Such a ball has one size, eps, so that radii can be searched for; an eps per feature has none.
 
     Examples:
         >>> import torch
@@ -58,9 +64,14 @@ class LinfBall(Perturbation):
 
     eps: float | Tensor
     clip: tuple[float, float] | None = None
+    scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_eps(self.eps)
+        if self.scale is not None:
+            if not isinstance(self.scale, Tensor) or self.scale.dim() == 0:
+                raise ArgumentError("scale must be a tensor of the shape of one input, or None; one number is eps")
+            _check_eps(self.scale, "scale")
         if self.clip is not None and not _is_range(self.clip):
             raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
         if self.clip is not None:
@@ -69,7 +80,7 @@ class LinfBall(Perturbation):
     def around(self, x: Tensor) -> Box:
         if self.clip is not None and values_at_hand(x):
             self.check_inside(x)
-        eps = _broadcast(self.eps, x)
+        eps = self._radius(x)
         if self.clip is None:
             return Box.around(x, eps)
         lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
@@ -81,11 +92,31 @@ class LinfBall(Perturbation):
         if type(self).around is not LinfBall.around:
             return super().within(x)
         wide = x.double()
-        eps = _broadcast(self.eps, wide)
+        eps = self._radius(wide, up=False)
         lower, upper = difference_rounded_up(wide, eps), -difference_rounded_up(-wide, eps)
         if self.clip is not None:
             lower, upper = lower.clamp(min=self.clip[0]), upper.clamp(max=self.clip[1])
         return Box.between(*_with_x(rounded_up(lower, x.dtype), x, -rounded_up(-upper, x.dtype)))
+
+    def _radius(self, x: Tensor, up: bool = True) -> Tensor:
+        """How far features move, to broadcast against x; a product with `scale` is rounded up, or down for x in float64."""
+        eps = _broadcast(self.eps, x)
+        if self.scale is None:
+            return eps
+        if len(self.scale.shape) > x.dim() - 1 or not _broadcasts(tuple(self.scale.shape), tuple(x.shape[1:])):
+            raise ArgumentError(
+                f"scale of shape {tuple(self.scale.shape)} does not fit x of shape {tuple(x.shape)}: give one per feature "
+                f"{list(x.shape[1:])}"
+            )
+        product = eps * _not_smaller(self.scale, x)
+        beyond = torch.full_like(product, torch.inf if up else 0.0)
+        moved = torch.nextafter(product.detach(), beyond)
+        return product + torch.where((eps > 0) & (self.scale.to(x.device) > 0), moved - product, 0.0).detach()
+
+    def __repr__(self) -> str:
+        """The scale by its range: `describe` tells scales apart."""
+        ends = "" if self.scale is None else f", scale={self.scale.min().item():g}..{self.scale.max().item():g}"
+        return f"{type(self).__name__}(eps={self.eps!r}, clip={self.clip!r}{ends})"
 
     def check_inside(self, x: Tensor) -> None:
         """Refuse inputs that are outside `clip` already: an adversary could not choose them.
@@ -106,6 +137,12 @@ class LinfBall(Perturbation):
 
     def with_eps(self, eps: float | Tensor) -> LinfBall:
         return replace(self, eps=eps)
+
+    def part(self, examples: slice, x: Tensor) -> LinfBall:
+        if not isinstance(self.eps, Tensor) or self.eps.numel() == 1:
+            return self
+        eps = _broadcast(self.eps, x)
+        return self.with_eps(eps if len(eps) == 1 else eps[examples])
 
 
 @dataclass(frozen=True)
@@ -130,6 +167,11 @@ class _NormBall(Perturbation):
     def with_eps(self, eps: float | Tensor) -> Self:
         return replace(self, eps=eps)
 
+    def part(self, examples: slice, x: Tensor) -> Self:
+        if not isinstance(self.eps, Tensor) or self.eps.numel() == 1:
+            return self
+        return self.with_eps(_per_example(self.eps, x, type(self).__name__)[examples])
+
 
 class L2Ball(_NormBall):
     """The whole input moves by at most eps in Euclidean distance; eps is a number or one per example."""
@@ -143,16 +185,16 @@ class L1Ball(_NormBall):
     norm = L1
 
 
-def _check_eps(eps: float | Tensor) -> None:
+def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
     if isinstance(eps, bool) or not isinstance(eps, int | float | Tensor):
-        raise ArgumentError(f"eps must be a number or a tensor, got {type(eps).__name__}")
+        raise ArgumentError(f"{name} must be a number or a tensor, got {type(eps).__name__}")
     if isinstance(eps, Tensor) and not eps.is_floating_point():
-        raise ArgumentError(f"eps must be a floating-point tensor, got {eps.dtype}")
+        raise ArgumentError(f"{name} must be a floating-point tensor, got {eps.dtype}")
     values = torch.as_tensor(eps)
     if not bool((values >= 0).all()) or not bool(values.isfinite().all()):
         ends = f"values from {values.min().item()} to {values.max().item()}"
         got = str(values.item()) if values.dim() == 0 else ends
-        raise ArgumentError(f"eps must be finite and not negative everywhere, got {got}")
+        raise ArgumentError(f"{name} must be finite and not negative everywhere, got {got}")
 
 
 def _is_range(clip: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autodual._errors import ArgumentError
-from autodual.data import ImageData, check_parts, load, mean_std
+from autodual.data import ArrayData, Examples, ImageData, check_parts, mean_std
 from autodual.evaluation.evaluate import evaluate
 from autodual.evaluation.processes import UNWATCHED, StoppedError, Watch, joined, own_device
 from autodual.runs.checkpoint import load_model, save_model
@@ -20,7 +20,7 @@ from autodual.runs.config import TrainConfig, check_ramp
 from autodual.runs.folder import Run
 from autodual.runs.records import CascadeSummary, DataUsed, Evaluation, plain, read
 from autodual.training.loop import Events, summary_writer
-from autodual.training.setup import check_scores, make_ball, make_device, make_model
+from autodual.training.setup import check_scores, load_part, make_ball, make_device, make_model, with_columns
 from autodual.training.stages import Parts, finish_cascade, fresh_model, train_cascade, train_stage, trained_at
 
 SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
@@ -79,10 +79,11 @@ InRun = Callable[[TrainConfig, Run, Parts, Watch], T]
 
 def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watch, work: InRun[T]) -> T:
     """Loads the data that the config names, opens the run folder, and does `work` there."""
-    train_data, test_data = (load(config.dataset, split, config.data_folder) for split in SPLITS)
+    train_data, test_data = (load_part(config, split) for split in SPLITS)
     check_parts(train_data, test_data)
+    config = with_columns(config, train_data)
 
-    def build(trained_on: ImageData) -> nn.Module:
+    def build(trained_on: Examples) -> nn.Module:
         statistics = mean_std(config.dataset, trained_on) if config.normalise else None
         return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
 
@@ -90,15 +91,15 @@ def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watc
 
 
 def fit(
-    model: nn.Module, train_data: ImageData, test_data: ImageData, config: TrainConfig, folder: Path | str, resume: bool = False,
-    watch: Watch | None = None,
+    model: nn.Module, train_data: Examples | Pair, test_data: Examples | Pair, config: TrainConfig, folder: Path | str,
+    resume: bool = False, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a module of your own on data of your own, certify the result exactly, attack it, and keep everything in a folder.
 
     Args:
-        model: Any nn.Module from [N, C, H, W] to one score for each class; it ends with the trained weights.
-        train_data: Images and labels to learn from.
-        test_data: Images and labels to judge by; they are used once, at the end.
+        model: Any nn.Module from [N, *shape] to one score for each class; it ends with the trained weights.
+        train_data: What to learn from: `ImageData`, `ArrayData`, or a pair (inputs, labels) of tensors or NumPy arrays.
+        test_data: What to judge by, likewise; it is used once, at the end.
         config: All options; `dataset` and `model` are not read.
         folder: The run folder; it is made if it is not there.
         resume: Whether to go on with a run that the folder holds.
@@ -123,9 +124,7 @@ def fit(
         raise ArgumentError(
             f"config must be a TrainConfig, such as ad.TrainConfig(eps=0.1, epochs=30), got {type(config).__name__}"
         )
-    for name, data in (("train_data", train_data), ("test_data", test_data)):
-        if not isinstance(data, ImageData):
-            raise ArgumentError(f"{name} must be an ImageData, got {type(data).__name__}; see ad.ImageData")
+    train_data, test_data = _as_examples(train_data, test_data)
     if config.cascade > 1:
         raise ArgumentError(
             "fit trains one module; a cascade needs a fresh one per stage: name model and data as file.py:factory, and use `autodual "
@@ -133,20 +132,44 @@ def fit(
         )
     if config.normalise:
         raise ArgumentError(
-            "fit trains the module as it is: for normalised images, make ad.models.Normalize its first layer"
+            "fit trains the module as it is: make ad.models.Normalize its first layer, or "
+            "ad.models.Standardize for other data than images"
         )
     check_parts(train_data, test_data)
     check_scores("the module", model, train_data.shape, len(train_data.classes))
-    own = config.with_changes(dataset=OWN, model=OWN)
+    if not isinstance(train_data, ImageData) and (config.crop or config.flip):
+        raise ArgumentError("crop and flip are for images; leave them out")
+    own = with_columns(config, train_data).with_changes(dataset=OWN, model=OWN)
     found = _run(
         own, Run(Path(folder)), resume, watch or UNWATCHED, train_data, test_data, lambda _: model, _train_and_finish
     )
     return found.to_mapping()
 
 
+Pair = tuple[Any, Any]
+"""Inputs [N, *shape] and labels [N], as tensors or NumPy arrays."""
+
+
+def _as_examples(train: Examples | Pair, test: Examples | Pair) -> tuple[Examples, Examples]:
+    """Pairs of arrays as data, with the classes of both."""
+    given, largest = {"train_data": train, "test_data": test}, 0
+    for name, data in given.items():
+        if not isinstance(data, Examples | tuple | list) or (not isinstance(data, Examples) and len(data) != 2):
+            raise ArgumentError(
+                f"{name} must be an ImageData, an ArrayData, or a pair (inputs, labels), got {type(data).__name__}; see ad.ImageData"
+            )
+        pair = ArrayData(*data, name=name) if not isinstance(data, Examples) else data
+        given[name], largest = pair, max(largest, len(pair.classes))
+    classes = tuple(map(str, range(largest)))
+    for name, data in (("train_data", train), ("test_data", test)):
+        if not isinstance(data, Examples):
+            given[name] = replace(given[name], classes=classes)  # type: ignore[type-var]  # made above
+    return given["train_data"], given["test_data"]  # type: ignore[return-value]
+
+
 def _run(
-    config: TrainConfig, run: Run, resume: bool, watch: Watch, train_data: ImageData, test_data: ImageData,
-    build: Callable[[ImageData], nn.Module], work: InRun[T],
+    config: TrainConfig, run: Run, resume: bool, watch: Watch, train_data: Examples, test_data: Examples,
+    build: Callable[[Examples], nn.Module], work: InRun[T],
 ) -> T:  # fmt: skip
     """Opens the run folder, alone in it, and does `work` there; notes why it failed, if it does."""
     if config.tensorboard:
@@ -167,7 +190,8 @@ def _run(
             train, held_out = train.split(config.validation, config.seed)
             held_out = held_out.to(device)
         parts = Parts(train.to(device), held_out, test.to(device), build)
-        used = DataUsed(train_data.name, len(train), len(test), train_data.digest())
+        kind = None if isinstance(train_data, ImageData) else train_data.KIND
+        used = DataUsed(train_data.name, len(train), len(test), train_data.digest(), kind)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         group.by_first(lambda: run.note_environment(used, device=name, processes=group.size))
         try:
@@ -210,7 +234,7 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     found = group.by_first(lambda: read(Evaluation, file) if file.exists() else None)
     if found is not None:
         return found
-    subset, at = 1000 if parts.test.images.is_cuda else 200, group.by_first(lambda: trained_at(config, run, 0))
+    subset, at = 1000 if parts.test.device.type == "cuda" else 200, group.by_first(lambda: trained_at(config, run, 0))
     return evaluate(run, model, parts.test, make_ball(config), config.norm, subset, watch, trained=at)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import in_one_line
-from autodual.data import ImageData, augment
+from autodual.data import Examples, ImageData, augment
 from autodual.evaluation.processes import UNWATCHED, Group, Share, StepProgress, StoppedError, Watch
 from autodual.runs import checkpoint
 from autodual.runs.checkpoint import Extra, Position
@@ -152,7 +152,7 @@ class Loop:
     run: Run
     stage: int
     model: nn.Module
-    data: ImageData
+    data: Examples
     validate: Callable[[nn.Module, int], dict[str, float]] | None = None
     watch: Watch = UNWATCHED
     log: StepLog | None = field(default=None, init=False)
@@ -163,7 +163,7 @@ class Loop:
     def fit(self) -> None:
         """Trains from the newest whole checkpoint of this stage, or from the start, to the end."""
         try:
-            with kept_random_state(self.data.images.device):
+            with kept_random_state(self.data.device):
                 self._fit()
         except BaseException:
             with suppress(AutodualError):  # what went wrong before is what matters
@@ -174,7 +174,7 @@ class Loop:
         self.model.eval()
 
     def _fit(self) -> None:
-        config, device = self.config, self.data.images.device
+        config, device = self.config, self.data.device
         eps = torch.tensor(config.eps, device=device)
         optimiser = make_optimiser(config, self.model)
         generator = torch.Generator(device)
@@ -203,7 +203,7 @@ class Loop:
                 share = self.group.share(index)
                 generator.manual_seed(_seed(config, self.stage, "step", position.step, *rank))
                 seed_globally(_seed(config, self.stage, "model", position.step, *rank), device)
-                summary = step(self.data.images[share.index], self.data.labels[share.index], share.weight)
+                summary = step(self.data.stored[share.index], self.data.labels[share.index], share.weight)
                 self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
@@ -229,9 +229,10 @@ class Loop:
         self._save(optimiser, position, sums)
 
     def _images(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The images augmented, as float32 in [0, 1]."""
-        images = augment(images, generator, self.config.crop, self.config.flip)
-        return images.float() if images.is_floating_point() else images.float() / self.data.scale
+        """The images augmented, as the network takes them; data of another kind as they are."""
+        if isinstance(self.data, ImageData):
+            images = augment(images, generator, self.config.crop, self.config.flip)
+        return self.data.as_input(images)
 
     def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor) -> None:
         if share.counted > 0:

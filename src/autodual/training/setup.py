@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from autodual import models
 from autodual._errors import ArgumentError
+from autodual._files import check_plain, in_one_line
 from autodual._tensor import Shape
-from autodual.data import Statistics, in_words, is_factory, named_function
+from autodual.data import ArrayData, Examples, Statistics, TableOptions, in_words, is_factory, load, named_function
 from autodual.digits import digits_network
 from autodual.engines import IBP, BoundEngine, Dual, GeometricMean, MaximumLikelihood, Median, Projected, QuietGradient
-from autodual.runs.config import TrainConfig
+from autodual.runs.config import OTHERS, TrainConfig
 from autodual.sets import L2Ball, LinfBall, Perturbation
 
 ESTIMATORS = {
@@ -32,15 +39,17 @@ def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | N
             f"model: {name} is for {classes} class, but chooses between at least two; add data of another"
         )
     if is_factory(name) or name.endswith(".py"):
-        return _behind(statistics, [_from_factory(name, shape, classes)])
+        return _behind(statistics, [_from_factory(name, shape, classes)], shape)
     if name == "digits" and (tuple(shape), classes) != ((1, 8, 8), 10):
         raise ArgumentError(
             f"model: digits takes images [1, 8, 8] of 10 classes, but the data is {list(shape)} of {classes}; use small, or "
             "file.py:factory"
         )
     if name == "digits":
-        return _behind(statistics, digits_network())
+        return _behind(statistics, digits_network(), shape)
     kind, _, rest = name.partition(":")
+    if kind == "mlp" and re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", rest):
+        return _behind(statistics, models.mlp([*map(int, rest.split(","))], math.prod(shape), classes), shape)
     mean, std = (None, None) if statistics is None else statistics
     try:
         if kind in PLAIN and not rest:
@@ -51,7 +60,7 @@ def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | N
         raise
     except ValueError as error:  # the models know nothing of this library, nor of its errors
         raise ArgumentError(f"model: {error}") from error
-    known = [*PLAIN, *(f"{s}:1" for s in SIZED), "digits"]
+    known = [*PLAIN, *(f"{s}:1" for s in SIZED), "digits", "mlp:64,64"]
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, file.py:factory"
     raise ArgumentError(f"model: unknown model {name!r}; {hint}")
@@ -60,7 +69,7 @@ def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | N
 def _square(shape: Shape, name: str) -> tuple[int, int]:
     if len(shape) != 3 or shape[1] != shape[2]:
         raise ArgumentError(
-            f"model: {name} takes square images [channels, width, width], but the data is {list(shape)}"
+            f"model: {name} takes square images [channels, width, width], but the data is {list(shape)}; for tables, use mlp:64,64"
         )
     return shape[0], shape[1]
 
@@ -104,15 +113,103 @@ def check_scores(what: str, model: nn.Module, shape: Shape, classes: int) -> Non
         )
 
 
-def _behind(statistics: Statistics | None, layers: Iterable[nn.Module]) -> nn.Module:
-    """The layers in a row, normalised images first; a single one stays as it is."""
-    whole = [*layers] if statistics is None else [models.Normalize(*statistics), *layers]
+def _behind(statistics: Statistics | None, layers: Iterable[nn.Module], shape: Shape) -> nn.Module:
+    """The layers in a row, behind one that normalises images or standardises features; a single one stays as it is."""
+    whole = [*layers] if statistics is None else [_first_layer(statistics, shape), *layers]
     return whole[0] if len(whole) == 1 else nn.Sequential(*whole)
+
+
+def _first_layer(statistics: Statistics, shape: Shape) -> nn.Module:
+    mean, std = statistics
+    if len(shape) == 3 and len(mean) == shape[0]:
+        return models.Normalize(mean, std)
+    return models.Standardize(*(torch.as_tensor(values, dtype=torch.float32).reshape(shape) for values in (mean, std)))
+
+
+def table_options(config: TrainConfig) -> TableOptions:
+    return TableOptions(config.label_column, config.test_dataset, config.split_seed)
+
+
+def load_part(config: TrainConfig, split: Literal["train", "test"]) -> Examples:
+    """The data that the config names."""
+    return load(config.dataset, split, config.data_folder, table_options(config))
 
 
 def make_ball(config: TrainConfig, eps: float | torch.Tensor | None = None) -> Perturbation:
     size = config.eps if eps is None else eps
-    return LinfBall(size, clip=config.clip) if config.norm == "linf" else L2Ball(size)
+    if config.norm != "linf":
+        return L2Ball(size)
+    scale = feature_scale(config)
+    if scale is not None and isinstance(size, torch.Tensor):
+        scale = scale.to(size.device)  # once, since a captured step may not copy
+    return LinfBall(size, clip=config.clip, scale=scale)
+
+
+# An eps for each feature.
+
+EPS_KEY = "eps"
+
+
+def feature_scale(config: TrainConfig) -> torch.Tensor | None:
+    """How far each feature may move at eps 1; None where all move alike."""
+    text = config.feature_eps
+    if text is None:
+        return None
+    found = json.loads(text) if not text.endswith(".npz") else _read_eps(Path(text).expanduser())
+    if isinstance(found, dict):
+        raise ArgumentError(f"eps: is given by the names of columns ({', '.join(found)[:200]}), but the data has none")
+    return torch.as_tensor(found, dtype=torch.float64)
+
+
+def with_columns(config: TrainConfig, data: Examples) -> TrainConfig:
+    """The config with an eps for each feature in the order of the data's columns, whichever way it was given; refuses one that does
+    not fit. A file of them stays named: what it holds is part of every perturbation."""
+    text = config.feature_eps
+    if text is None:
+        return config
+    if text.startswith("{"):
+        features = data.features if isinstance(data, ArrayData) else ()
+        named = json.loads(text)
+        others = named.pop(OTHERS, 0.0)
+        for name in named if features else ():
+            if name not in features:
+                near = difflib.get_close_matches(name, features, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"its columns are {', '.join(features)[:200]}"
+                raise ArgumentError(f"eps: data {data.name!r} has no column {name!r}; {hint}")
+        if features or not named:
+            config = config.with_changes(feature_eps=[named.get(name, others) for name in features or (OTHERS,)])
+    scale = feature_scale(config)
+    assert scale is not None
+    if scale.dim() > len(data.shape) or any(
+        a not in (1, b) for a, b in zip(reversed(scale.shape), reversed(data.shape), strict=False)
+    ):
+        raise ArgumentError(
+            f"eps: is given for {list(scale.shape)} features, but an example of data {data.name!r} is {list(data.shape)}; give one "
+            f"for each, in the order of the columns, and 0 for those that do not move"
+        )
+    return config
+
+
+def _read_eps(path: Path) -> Any:
+    """The array `eps` of an .npz file."""
+    with in_one_line(path, "cannot be read"):
+        check_plain(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            keys = list(file.files)
+            key = EPS_KEY if EPS_KEY in keys else keys[0] if len(keys) == 1 else None
+            found = None if key is None else file[key]
+    except Exception as error:  # a damaged file makes numpy and zipfile raise errors of many kinds
+        raise ArgumentError(
+            f"{path}: cannot be read ({in_words(error)}); save it with numpy.savez(path, eps=...)"
+        ) from None
+    if found is None or found.dtype.kind not in "fiu" or found.ndim == 0:
+        raise ArgumentError(
+            f"{path}: must hold an array `eps`, a number for each feature; it has the keys {', '.join(keys) or '(none)'}"
+        )
+    if not bool((np.isfinite(found) & (found >= 0)).all()) or not bool((found > 0).any()):
+        raise ArgumentError(f"{path}: every eps must be finite and not negative, and one at least positive")
+    return found.astype(np.float64)
 
 
 def make_engine(config: TrainConfig) -> BoundEngine | None:

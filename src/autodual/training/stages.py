@@ -17,7 +17,7 @@ from autodual._tensor import full_precision
 from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble, SummedScores
 from autodual.cascades.records import CascadeAttack, CascadeCertificate
 from autodual.certificates.certificate import collapse
-from autodual.data import ImageData
+from autodual.data import Examples
 from autodual.engines import Dual
 from autodual.engines.memory import COPIES
 from autodual.engines.prepare import dual_network
@@ -56,12 +56,12 @@ ADVICE = "Try more epochs, a larger eps_part, a smaller eps or lr, or a smaller 
 class Parts:
     """The data of a run on its device, and how a fresh network for the part that is trained on is made."""
 
-    train: ImageData
-    held_out: ImageData | None
-    test: ImageData
-    build: Callable[[ImageData], nn.Module] = field(repr=False)
+    train: Examples
+    held_out: Examples | None
+    test: Examples
+    build: Callable[[Examples], nn.Module] = field(repr=False)
 
-    def fitting(self, config: TrainConfig) -> ImageData:
+    def fitting(self, config: TrainConfig) -> Examples:
         """Images on which combinations of stages are fitted: held-out ones, where there are some."""
         return (self.train if self.held_out is None else self.held_out).take(config.evaluate_examples)
 
@@ -70,11 +70,11 @@ def fresh_model(config: TrainConfig, parts: Parts, stage: int) -> nn.Module:
     """Untrained weights that depend on nothing but the seed and the stage."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed + 1_000_003 * stage)
-        return parts.build(parts.train).to(parts.train.images.device)
+        return parts.build(parts.train).to(parts.train.device)
 
 
 def train_stage(
-    config: TrainConfig, run: Run, stage: int, model: nn.Module, data: ImageData, held_out: ImageData | None, watch: Watch
+    config: TrainConfig, run: Run, stage: int, model: nn.Module, data: Examples, held_out: Examples | None, watch: Watch
 ) -> None:  # fmt: skip
     """Trains one network; with held-out data, its best checkpoint counts."""
     judge_on = (data if held_out is None else held_out).take(config.evaluate_examples)
@@ -114,10 +114,10 @@ def train_stage(
         watch.say(f"stage {stage} has {collapsed}. {ADVICE}")
 
 
-def collapse_of(model: nn.Module, data: ImageData) -> str | None:
+def collapse_of(model: nn.Module, data: Examples) -> str | None:
     """A sentence about a network that gives one answer for everything; None for any other. Looks at a random part of the images."""
     drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKED_AT]
-    some = data.select(drawn.to(data.images.device))
+    some = data.select(drawn.to(data.device))
     parts = [slice(first, first + batch_size(some)) for first in range(0, len(some), batch_size(some))]
     with torch.no_grad():
         predicted = torch.cat([model(some.scaled(part)).argmax(1) for part in parts])
@@ -203,7 +203,7 @@ def train_cascade(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -> 
 
 
 def _still_open(
-    config: TrainConfig, run: Run, name: str, stage: int, model: nn.Module, data: ImageData, open_: Tensor, watch: Watch
+    config: TrainConfig, run: Run, name: str, stage: int, model: nn.Module, data: Examples, open_: Tensor, watch: Watch
 ) -> Tensor:
     """Positions of the open examples that this stage does not certify either. The file `name` keeps them."""
     path, group = run.stages / f"{name}.json", watch.group
@@ -227,7 +227,7 @@ def _still_open(
     return torch.tensor(found, dtype=torch.int64, device=open_.device)
 
 
-def _sort(alone: Cascade, data: ImageData, part: slice) -> list[SortingLine]:
+def _sort(alone: Cascade, data: Examples, part: slice) -> list[SortingLine]:
     """Whether the stage certifies its own label of each example, and whether that is the right one."""
     found = alone.predict(data.scaled(part))
     right = found.certified & (found.label == data.labels[part])
@@ -243,7 +243,7 @@ def _read_open(path: Path, examples: int) -> list[int]:
     return found
 
 
-def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData, group: Group = ALONE) -> Combination:
+def combine(config: TrainConfig, stages: list[nn.Module], fitting: Examples, group: Group = ALONE) -> Combination:
     """The combination that the config names; thresholds of a routed cascade are fitted on `fitting`, by the first process."""
     ball = make_ball(config)
     if config.cascade_kind == "paper":
@@ -257,16 +257,16 @@ def combine(config: TrainConfig, stages: list[nn.Module], fitting: ImageData, gr
     return RoutedCascade(stages, group.by_first(fit), ball)
 
 
-def _held_out_error(config: TrainConfig, stages: list[nn.Module], data: ImageData, watch: Watch) -> float:
+def _held_out_error(config: TrainConfig, stages: list[nn.Module], data: Examples, watch: Watch) -> float:
     some = data.take(config.evaluate_examples)
     return certify_all(combine(config, stages, some, watch.group), some, watch).stage_certified_error
 
 
-def certify_all(combination: Combination, data: ImageData, watch: Watch = UNWATCHED) -> CascadeCertificate:
+def certify_all(combination: Combination, data: Examples, watch: Watch = UNWATCHED) -> CascadeCertificate:
     return CascadeCertificate.join(on_all(combination.certify, data, "certifying the cascade", watch))
 
 
-def attack_all(combination: Combination, data: ImageData, watch: Watch = UNWATCHED, steps: int = 20) -> CascadeAttack:
+def attack_all(combination: Combination, data: Examples, watch: Watch = UNWATCHED, steps: int = 20) -> CascadeAttack:
     """Attacks all examples in batches that fit into memory. A process alone can be stopped after any step, several after a batch."""
     what = "attacking the cascade"
 
@@ -282,17 +282,17 @@ def attack_all(combination: Combination, data: ImageData, watch: Watch = UNWATCH
     return CascadeAttack.join([found for turn in turns for found in turn])
 
 
-def attacked_part(data: ImageData) -> ImageData:
+def attacked_part(data: Examples) -> Examples:
     """The examples that a cascade is attacked on: the attack follows gradients of bounds, which are dear."""
-    return data.take(ATTACKED * (10 if data.images.is_cuda else 1))
+    return data.take(ATTACKED * (10 if data.device.type == "cuda" else 1))
 
 
-def attack_batch(combination: Combination, data: ImageData) -> int:
+def attack_batch(combination: Combination, data: Examples) -> int:
     """Examples of a batch of an attack. It depends on the networks, not on free memory, so all processes make the same batches."""
     if not combination.attack_follows_bounds:
         return batch_size(data)
     units = max(generators(dual_network(model, data.scaled(slice(0, 1)))) for model in combination.models)
-    room = ATTACK_BYTES * (10 if data.images.is_cuda else 1)
+    room = ATTACK_BYTES * (10 if data.device.type == "cuda" else 1)
     return max(1, min(batch_size(data), room // (4 * COPIES * units**2)))
 
 

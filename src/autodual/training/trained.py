@@ -17,7 +17,8 @@ from autodual._errors import ArgumentError
 from autodual._files import read_content
 from autodual._tensor import Shape
 from autodual.cascades import Combination, load_combination
-from autodual.data import ImageData, Statistics, any_mean_std, form_of, is_factory, load, mean_std
+from autodual.data import Examples, Statistics, any_mean_std, form_of, is_factory, mean_std
+from autodual.data.known import KNOWN
 from autodual.engines import BoundEngine, Dual, HighProbability
 from autodual.engines.prepare import capture
 from autodual.evaluation.evaluate import Broken, attacked, check_claims
@@ -43,7 +44,15 @@ from autodual.runs.lines import (
 from autodual.runs.records import Evaluation, read_if_sound
 from autodual.sets import Perturbation
 from autodual.training.fitting import OWN
-from autodual.training.setup import check_scores, make_ball, make_device, make_model
+from autodual.training.setup import (
+    check_scores,
+    load_part,
+    make_ball,
+    make_device,
+    make_model,
+    table_options,
+    with_columns,
+)
 
 RECIPES = ("best", "paper")
 RESULTS_VARIABLE = "AUTODUAL_RESULTS"
@@ -98,7 +107,9 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
     fresh = _named(config) if model is None else model
     found, cascade = _with_weights(place, lambda stage: copy.deepcopy(fresh).to(on).eval(), make_ball(config))
     if model is None:
-        _check_as_evaluated(place, config.model, found, form_of(config.dataset, config.data_folder)[0])
+        _check_as_evaluated(
+            place, config.model, found, form_of(config.dataset, config.data_folder, table_options(config))[0]
+        )
     return TrainedRun(found, make_ball(config), cascade, config)
 
 
@@ -170,8 +181,13 @@ def _results_folder(folder: Path | str | None) -> Path:
 
 def _named(config: TrainConfig) -> nn.Module:
     """The untrained network that the config names; leaves the CPU's random state alone."""
-    shape, classes = form_of(config.dataset, config.data_folder)
-    statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
+    if config.dataset in KNOWN:
+        shape, classes = form_of(config.dataset)
+        statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
+    else:
+        data = load_part(config, "test")
+        shape, classes = data.shape, len(data.classes)
+        statistics = mean_std(config.dataset, data) if config.normalise else None
     with torch.random.fork_rng(devices=[]):
         return make_model(config.model, shape, classes, statistics)
 
@@ -229,7 +245,7 @@ class Target:
     own: TrainConfig
     """The run's config before changes; the default options for bare weights."""
     model: nn.Module
-    data: ImageData
+    data: Examples
     ball: Perturbation
     combination: Combination | None
     """The cascade of the run with this ball, if it is one."""
@@ -291,6 +307,8 @@ def own_config(place: Path) -> TrainConfig:
         return trained_config(place)
     if place.is_file():
         return TrainConfig(model=ONNX) if _is_onnx(place) else TrainConfig()
+    if is_factory(str(place)):
+        raise ArgumentError(f"{place}: names a network, but not its weights; give them with --weights")
     raise ArgumentError(f"{place}: {'is neither a file nor a folder' if place.exists() else 'no such file or folder'}")
 
 
@@ -300,7 +318,8 @@ def open_target(
     """Loads a network and its test data. own: what `own_config` says; config: with the options `given` over it. limit: takes only the
     first test images."""
     _check_named(place, config, given)
-    data = load(config.dataset, "test", config.data_folder)
+    data = load_part(config, "test")
+    config = with_columns(config, data)
     if limit is not None:
         data = data.take(limit)
     # The weights hold the values that they were trained with; these only have their shape.

@@ -204,8 +204,10 @@ KINDS: tuple[tuple[Tone, str, str], ...] = (
 
 
 @section(place=60, first_stage=True)
-def gallery(run: RunFiles) -> Section:
+def gallery(run: RunFiles) -> Section | None:
     """Images that are right and then broken by the attack, proved, unknown, or wrong without any attack."""
+    if not run.gallery and run.environment is not None and run.environment.data.kind is not None:
+        return None  # no images
     if not run.gallery:
         return Section("gallery", "Gallery", [absence(run, GALLERY, "No images to show.")])
     largest = max(int(np.abs(_change(picture)).max()) for picture in run.gallery)
