@@ -15,6 +15,8 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual._files import read_content, write_json
+from autodual.cli.answers import answer
+from autodual.cli.completion import targets
 from autodual.cli.options import TARGET, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import option
@@ -47,7 +49,8 @@ def certify(
     target: Annotated[
         Path,
         typer.Argument(
-            help="run folder, or a safetensors file with --model and --dataset; with --check, a file of certificates"
+            help="run folder, or a safetensors file with --model and --dataset; with --check, a file of certificates",
+            autocompletion=targets,
         ),
     ],
     engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
@@ -90,6 +93,7 @@ def certify(
     engine = engine or "dual"
     for name in probability or {} if engine != "high-probability" else {}:
         raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
+    from autodual.certificates.proof import in_words
     from autodual.engines import HighProbability
     from autodual.evaluation.judge import (
         ENGINES,
@@ -127,15 +131,22 @@ def certify(
         return
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     summary = judged_summary(found, opened.ball, chosen, rests_on, opened.data.classes)
-    write_json(record_about(file, "summary"), plain(replace(summary, cascade=together)))
+    summary = replace(summary, cascade=together)
+    write_json(record_about(file, "summary"), plain(summary))
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
+    answer(**_fields(summary), file=str(file), **({} if cascade is None else {"cascade_file": str(files[1])}))
     print(
-        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
+        f"{first}{in_words(opened.ball)} by {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
     )
     if summary.collapsed is not None:
         print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
+
+
+def _fields(found: Summary) -> dict[str, Any]:
+    values = plain(found)
+    return values if found.robust_error is None else values | {"certified_accuracy": 1 - found.robust_error}
 
 
 def _told(found: Summary) -> str:
@@ -269,6 +280,10 @@ def _check(
     if len(told) > SHOWN:
         print(f"{file}: {len(told) - SHOWN} more differences")
     result = f"{len(told)} differences" if told else "all as written"
+    answer(
+        file=str(file), perturbation=problem.perturbation, engine=problem.engine, examples=there, of=len(opened.data),
+        checked=len(chosen), seed=seed, differences=told,
+    )  # fmt: skip
     wanted = len(opened.data)
     unfinished = f"; the file ends after {there} of {wanted} examples" if there < wanted else ""
     compared = ", ".join(name for name in again.entries if name != "index")
@@ -299,11 +314,15 @@ STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit 
 
 @with_config_options(*TARGET)
 def attack(
-    target: Annotated[Path, typer.Argument(help="run folder, or a safetensors file with --model and --dataset")],
+    target: Annotated[
+        Path,
+        typer.Argument(help="run folder, or a safetensors file with --model and --dataset", autocompletion=targets),
+    ],
     limit: Limit = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
+    from autodual.certificates.proof import in_words
     from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 
@@ -316,8 +335,12 @@ def attack(
     if not group.first:
         return
     first = "" if found is None else "first stage alone, "
+    answer(
+        perturbation=repr(opened.ball), examples=len(opened.data), pgd_error=broken.error_as_run, pgd_error_exact=broken.error,
+        **({} if found is None else {"cascade": plain(found)}),
+    )  # fmt: skip
     print(
-        f"{first}{opened.ball!r}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
+        f"{first}{in_words(opened.ball)}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
         f"{len(opened.data)} images)"
     )
     if found is not None:

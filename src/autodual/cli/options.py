@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from autodual._errors import ArgumentError
+from autodual.cli.completion import OPTIONS
 from autodual.cli.terminal import speaks
 from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction
 
@@ -126,7 +127,9 @@ def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Paramet
         hint, convert, shape = str, _number, "NUMBER"
     elif tuple[float, float] in kinds:
         hint, convert, shape = tuple[str, str], _two_numbers, "LOW HIGH"
-    option = typer.Option(names, help=text + shown, show_default=False, callback=convert, metavar=shape)
+    option = typer.Option(
+        names, help=text + shown, show_default=False, callback=convert, metavar=shape, autocompletion=OPTIONS.get(name)
+    )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]
     )
