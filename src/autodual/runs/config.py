@@ -109,6 +109,11 @@ class TrainConfig:
         False,
         "round trained weights to float16, which halves their file; the rounded network is the one that is certified",
     )
+    skip_curve: bool = option(
+        False,
+        "no curve over eps and no certified radii in the evaluation, most of whose time they take; a later --resume "
+        "--no-skip-curve adds them",
+    )
 
     def __post_init__(self) -> None:
         hints = get_type_hints(TrainConfig)
