@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,6 +68,12 @@ def certify(
         bool,
         typer.Option("--resume", help="go on with a file of the same question; one that is complete is only summed up"),
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="seconds for the certificates; what is not reached stays out of the file, and --resume goes on with it"
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="start anew; without this and --resume, a file that exists is refused")
     ] = False,
@@ -86,10 +94,13 @@ def certify(
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
     if check:
-        given = {"engine": engine, "limit": limit, "out": out, "resume": resume or None, "overwrite": overwrite or None}
+        given: dict[str, Any] = {"engine": engine, "limit": limit, "out": out, "timeout": timeout}
+        given |= {"resume": resume or None, "overwrite": overwrite or None}
         _check(target, sample, sample_seed, given | (probability or {}), changes or {})
     if sample is not None or sample_seed is not None:
         raise ArgumentError("--sample and --sample-seed are for --check")
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise ArgumentError(f"--timeout must be more than 0 seconds, got {timeout:g}; leave it out for no limit")
     engine = engine or "dual"
     for name in probability or {} if engine != "high-probability" else {}:
         raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
@@ -98,6 +109,7 @@ def certify(
     from autodual.evaluation.judge import (
         ENGINES,
         Ledger,
+        at_once,
         basis,
         cascade_file,
         cascade_to_file,
@@ -122,26 +134,47 @@ def certify(
     with watched() as seen, joined(opened.data.device) as group:
         group.by_first(lambda: _check_way(files, resume, overwrite))
         watch, how = seen.within(group), _asked_about(opened, file)
-        ledgers = [Ledger(path, watch, anew=overwrite, asked=how) for path in files]
-        found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
-        group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
-        if cascade is not None:
-            together = parse(CascadeSummary, cascade_to_file(ledgers[1], cascade, opened.data).summary())
+        step = None if by_chance else at_once(opened.model, opened.data)
+        until = None if timeout is None else time.monotonic() + timeout
+        ledgers = [Ledger(path, watch, overwrite, step=step, asked=how, until=until) for path in files]
+        found, wanted = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen), len(opened.data)
+        whole = len(found.labels) == wanted
+        if whole:
+            group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
+        if cascade is not None and whole:
+            all_stages = cascade_to_file(ledgers[1], cascade, opened.data)
+            whole = len(all_stages.labels) == wanted
+            together = parse(CascadeSummary, all_stages.summary()) if whole else None
     if not group.first:
+        return
+    if not whole:
+        record_about(file, "summary").unlink(missing_ok=True)  # of a file that was complete
+    if len(found.labels) == 0:
+        answer(file=str(file), examples=0, of=wanted)
+        print(f"time is up before the first images are done (of {wanted}); go on with --resume, and more time; {file}")
         return
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     summary = judged_summary(found, opened.ball, chosen, rests_on, opened.data.classes)
     summary = replace(summary, cascade=together)
-    write_json(record_about(file, "summary"), plain(summary))
+    if whole:
+        write_json(record_about(file, "summary"), plain(summary))
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
-    answer(**_fields(summary), file=str(file), **({} if cascade is None else {"cascade_file": str(files[1])}))
+    answer(
+        **_fields(summary), of=wanted, file=str(file), **({} if cascade is None else {"cascade_file": str(files[1])})
+    )
     print(
         f"{first}{in_words(opened.ball)} by {chosen!r}: error {found.error:.2%}, {_told(summary)} ({summary.examples} images); {file}"
     )
+    if not whole:
+        print(f"time is up after {len(found.labels)} of {wanted} images{_left(cascade)}; go on with --resume")
     if summary.collapsed is not None:
         print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
+
+
+def _left(cascade: Combination | None) -> str:
+    return "" if cascade is None else ", and all stages together are not done"
 
 
 def _fields(found: Summary) -> dict[str, Any]:
