@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all lint docs bench clean
+.PHONY: demo test test-all lint docs dist bench clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -30,6 +30,10 @@ lint: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds sdist and wheel into dist/, looks at what is inside, and tries the wheel in an environment of its own. Needs no network.
+dist: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/check_dist.py
 
 # The authors' own code is the baseline; nothing else needs it.
 bench: $(READY)

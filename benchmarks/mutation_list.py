@@ -571,6 +571,11 @@ EVALUATION = [
         "evaluation/test_judge.py",
     ),
     mutation(
+        "a part cut short by the time limit becomes lines", "evaluation/judge.py",
+        "    if found.reached is not None:\n        raise TimeLimitError", "    if False:\n        raise TimeLimitError",
+        "evaluation/test_ledger.py",
+    ),
+    mutation(
         "lines numbered within their batch", "evaluation/judge.py",
         "enumerate(rows, start)", "enumerate(rows)",
         "evaluation/test_ledger.py",
@@ -660,6 +665,11 @@ CLI = [
         "config wins over the command line", "cli/options.py",
         "options = {**before, **changes}", "options = {**changes, **before}",
         "cli/test_commands.py", "cli/test_schedule.py",
+    ),
+    mutation(
+        "a failure is no object for a script", "cli/app.py",
+        'write_answer(message.strip().removeprefix("error: "))', "pass",
+        "cli/test_scripts.py",
     ),
     mutation(
         "engine of the command line ignored", "cli/certify.py",

@@ -103,8 +103,11 @@ def test_the_table_has_its_rows_and_says_what_is_missing(call: Call, tmp_path: P
 
 def test_beside_the_authors_code(call: Call, authors: ModuleType, weights: Path) -> None:
     options = ("--certificates", "--weights", f"digits={weights}", "--profile")
-    code, said, told = call("bench", *SHORT, *options)
+    code, answer, told = call("bench", *SHORT, *options, "--json")
     assert code == 0, told
+    named = {"command", "machine", "settings", "networks", "certificates", "notes", "ceilings"}
+    assert named <= json.loads(answer).keys() <= named | {"cores_busy_elsewhere"}
+    said = told  # the tables, and progress
     assert "cannot be imported" not in said
     rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| Digits")]
     assert len(rows) == 2  # steps, certificates

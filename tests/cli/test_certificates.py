@@ -20,6 +20,8 @@ from autodual.cascades import load_combination
 from autodual.cli.terminal import Signals, warnings_as_notes
 from autodual.digits import digits_network, load_digits
 from autodual.engines import Crown
+from autodual.engines.effort import TimeLimitError
+from autodual.evaluation import judge
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -84,6 +86,73 @@ def test_an_interrupted_file_is_gone_on_with(call: Call, run: Path) -> None:
     assert file.read_bytes() == whole
 
 
+@pytest.fixture
+def short_of_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Two images at a time, and a clock that stops before the batch of this number."""
+
+    def after(batches: int) -> None:
+        calls = iter(range(batches))
+
+        def check_time(until: float | None) -> None:
+            if until is not None and next(calls, None) is None:
+                raise TimeLimitError("time is up")
+
+        monkeypatch.setattr(judge, "check_time", check_time)
+
+    monkeypatch.setattr(judge, "at_once", lambda *_: 2)
+    return after
+
+
+def test_a_time_limit_leaves_the_rest_for_another_call(
+    call: Call, run: Path, short_of_time: Callable[[int], None]
+) -> None:
+    file = run / "certificates-dual-first-6.jsonl"
+    first, whole = ask(call, run)[1], file.read_bytes()
+    short_of_time(2)
+    code, said, complaint = ask(call, run, "--overwrite", "--timeout", "1000")
+    assert code == 0, complaint
+    assert said.splitlines()[-1] == "time is up after 4 of 6 images; go on with --resume"
+    assert "(4 images)" in said
+    assert file.read_bytes() == b"".join(whole.splitlines(keepends=True)[:4])
+    assert not file.with_suffix(".summary.json").exists()
+    short_of_time(0)
+    code, said, _ = ask(call, run, "--resume", "--timeout", "1000", "--json")
+    assert (code, json.loads(said)["examples"], json.loads(said)["of"]) == (0, 4, 6)
+    assert ask(call, run, "--resume")[1] == first
+    assert file.read_bytes() == whole
+    assert call("certify", str(file), "--check", "--device", "cpu")[0] == 0
+
+
+def test_a_time_limit_before_the_first_images(call: Call, run: Path, cascade_run: Path, tmp_path: Path) -> None:
+    code, said, complaint = ask(call, run, "--timeout", "1e-9")
+    assert code == 0, complaint
+    assert said.startswith("time is up before the first images are done (of 6); go on with --resume")
+    assert json.loads(ask(call, run, "--timeout", "1e-9", "--resume", "--json")[1])["examples"] == 0
+    assert ask(call, cascade_run, "--timeout", "1e-9", "--out", str(tmp_path / "a.jsonl"))[1].startswith("time is up")
+
+
+def test_a_time_limit_of_a_cascade(
+    call: Call, cascade_run: Path, tmp_path: Path, short_of_time: Callable[[int], None]
+) -> None:
+    out = tmp_path / "a.jsonl"
+    short_of_time(4)  # three batches of the first stage, and one of all stages
+    code, said, complaint = ask(call, cascade_run, "--out", str(out), "--timeout", "1000")
+    assert code == 0, complaint
+    assert said.endswith("time is up after 6 of 6 images, and all stages together are not done; go on with --resume\n")
+    assert len((tmp_path / "a.cascade.jsonl").read_text().splitlines()) == 2
+    code, said, complaint = ask(call, cascade_run, "--out", str(out), "--resume")
+    assert code == 0, complaint
+    assert "time is up" not in said
+    assert json.loads((tmp_path / "a.summary.json").read_text())["cascade"]["examples"] == 6
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_time_limit_that_is_none(call: Call, seconds: str) -> None:
+    code, _, complaint = call("certify", "run", "--timeout", seconds)
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert complaint.startswith("error: --timeout must be more than 0 seconds")
+
+
 def test_certificates_about_something_else_stay(call: Call, run: Path) -> None:
     out = run / "mine"
     assert ask(call, run, "--out", str(out))[0] == 0
@@ -124,7 +193,7 @@ def test_a_clip_of_the_run_is_dropped_for_another_norm_and_said_so(call: Call, r
     for command in ("certify", "attack"):
         code, said, complaint = call(command, str(run), "--norm", "l2", "--device", "cpu", "--limit", "4")
         assert code == 0, complaint
-        assert "L2Ball(eps=0.05)" in said
+        assert said.startswith("at l2 0.05")
         assert "note: clip [0.0, 1.0] is dropped" in complaint
     code, _, complaint = call("attack", str(run), "--norm", "l2", "--clip", "0", "1", "--device", "cpu")
     assert code == 2
@@ -134,7 +203,7 @@ def test_a_clip_of_the_run_is_dropped_for_another_norm_and_said_so(call: Call, r
 def test_a_clip_can_be_taken_off(call: Call, run: Path, tmp_path: Path, small: list[str]) -> None:
     code, said, complaint = call("attack", str(run), "--no-clip", "--device", "cpu", "--limit", "4")
     assert code == 0
-    assert "clip=None" in said
+    assert said.startswith("at l-infinity 0.05: ")  # without "in [0, 1]"
     assert "note:" not in complaint
     config = tmp_path / "clipped.yaml"
     config.write_text("clip: [0, 1]\nlimit_test: 3\n")

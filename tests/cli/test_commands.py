@@ -94,6 +94,25 @@ def test_an_older_evaluation_is_shown_without_the_second_statement(
     assert "as the network runs" not in (run / "report.html").read_text()
 
 
+def test_the_curve_can_wait(call: Call, small: list[str], tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert call("train", *small, "--skip-curve", "--out", str(run))[0] == 0
+    assert call("train", *small, "--out", str(whole))[0] == 0
+    early = json.loads((run / "evaluation.json").read_text())
+    assert (early["curve"], early["radii"], early["curve_examples"]) == ([], [], 0)
+    code, _, complaint = call("report", str(run))
+    assert (code, complaint) == (0, "")
+    assert "No curve over epsilon to show." in (run / "report.html").read_text()
+    assert call("report", str(run), str(whole))[0] == 0
+    lines = (run / "certificates.jsonl").read_bytes()
+    assert call("train", "--resume", "--out", str(run))[0] == 0
+    assert json.loads((run / "evaluation.json").read_text()) == early
+    code, _, complaint = call("train", "--resume", "--no-skip-curve", "--out", str(run))
+    assert code == 0, complaint
+    assert json.loads((run / "evaluation.json").read_text()) == json.loads((whole / "evaluation.json").read_text())
+    assert (run / "certificates.jsonl").read_bytes() == lines
+
+
 def test_attack_on_a_cascade(call: Call, small: list[str], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     assert call("train", *small, "--cascade", "2", "--out", out)[0] == 0

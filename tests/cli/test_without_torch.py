@@ -49,6 +49,7 @@ WRONG = [
     ["certify", "run", "--engine", "nonsense"],
     ["certify", "run", "--delta", "0.1"],
     ["certify", "run", "--sample", "3"],
+    ["certify", "run", "--timeout", "0"],
     ["certify", "run", "--check", "--limit", "3"],
     ["attack", "run", "--limit", "0"],
     ["attack", "run", "--eps", "nonsense"],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -105,3 +109,26 @@ class TestOffline:
     def test_links_and_own_files_are_fine(self) -> None:
         html = '<a href="https://else.where">x</a><script src="assets/a.js"></script><link rel="icon" href="a.png">'
         assert _hook("offline").on_post_page(html, page="page") == html
+
+    def test_every_module_of_the_registry_is_listed(self) -> None:
+        """In a process of its own: other tests register operations, too."""
+        program = (
+            "import json, runpy; tables = runpy.run_path('docs/hooks/tables.py'); from autodual.dual.building import REGISTRY; "
+            "names = [each.__name__ for each in (*REGISTRY.builders, *REGISTRY.rewrites) if isinstance(each, type)]; "
+            "page = tables['on_page_markdown'](open('docs/capture.md', encoding='utf-8').read()); "
+            "print(json.dumps([names, page, tables['paragraph']()]))"
+        )
+        source = str(Path(ad.__file__).parents[1])
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=DOCS.parent, env={**os.environ, "PYTHONPATH": source}, capture_output=True, check=True
+        )  # fmt: skip
+        names, page, paragraph = json.loads(done.stdout)
+        assert len(names) > 60
+        assert [name for name in names if f"<code>{name}</code>" not in page] == []
+        for operation in ("cat", "softplus", "view_as", "x[...]"):
+            assert f"<code>{operation}</code>" in page
+        stems = {re.sub("[123]d$", "", name) for name in names}
+        assert [stem for stem in stems if not re.search(rf"\b{stem}(\b|/|[123]d)", paragraph)] == []
+        assert f"{len(set(names))} modules of PyTorch" in " ".join(paragraph.split())
+        readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+        assert paragraph in readme, "an operation was added or taken away: run `python docs/hooks/tables.py`"

@@ -21,7 +21,7 @@ from autodual.certificates.arguments import GivenSet, check_asked
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject
 from autodual.certificates.limits import Report, in_time, until_time_is_up
 from autodual.engines.backward.dual import Dual
-from autodual.engines.effort import Effort
+from autodual.engines.effort import Effort, TimeLimitError
 from autodual.engines.high_probability import HighProbability
 from autodual.engines.prepare import Prepared, check_engine, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, worth_another_look
@@ -154,6 +154,8 @@ def look(
     """Bounds on the rows of `spec` for some examples, all in float64; None, with a warning, where that cannot be had."""
     try:
         return _look(prepared, x, spec, ball, engine, examples)
+    except TimeLimitError:  # these examples are not decided, so they do not count as reached
+        raise
     except (AutodualError, RuntimeError, TypeError, AttributeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         warnings.warn(

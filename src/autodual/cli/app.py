@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from autodual._errors import AutodualError
 
@@ -24,7 +24,7 @@ def main() -> None:
     try:
         _run_command()
     except KeyboardInterrupt:
-        _tell_interrupted()
+        _tell_interrupted(sys.stdout)
         raise SystemExit(INTERRUPTED) from None
     finally:
         if signal.getsignal(signal.SIGINT) is _on_ctrl_c:
@@ -36,30 +36,27 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
     there to tidy up, the process ends at once."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
-            _tell_interrupted()
+            _tell_interrupted(sys.__stdout__)  # a command may have put another in its place
             os._exit(INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
-def _tell_interrupted() -> None:
+def _tell_interrupted(out: TextIO | None) -> None:
     if os.environ.get("RANK", "0") == "0":  # `speaks`, whatever could be imported by then
         print("\ninterrupted", file=sys.stderr, flush=True)
+        if "--json" in sys.argv:
+            print('{"error": "interrupted"}', file=out, flush=True)
 
 
 def command_line() -> typer.Typer:
     """All commands with their options: what runs, and what the documentation lists."""
     import typer
 
-    from autodual.cli import bench, certify, data, export, reproduce, train, verify
+    from autodual.cli import bench, certify, data, export, models, reproduce, train, verify
+    from autodual.cli.answers import autodual, with_json
 
-    app = typer.Typer(
-        help="Neural networks whose robustness is proved: train, certify, attack, look, and measure.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
+    app = typer.Typer(callback=autodual, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command("train")(train.train)
     app.command("certify")(certify.certify)
     app.command("attack")(certify.attack)
@@ -67,8 +64,13 @@ def command_line() -> typer.Typer:
     app.command("export")(export.export)
     app.command("report")(train.report)
     app.command("bench")(bench.bench)
+    app.command("models")(models.models)
     app.add_typer(data.app, name="data")
     app.add_typer(reproduce.app, name="reproduce")
+    for each in (app, data.app, reproduce.app):
+        for command in each.registered_commands:
+            assert command.callback is not None
+            command.callback = with_json(command.callback)
     return app
 
 
@@ -78,46 +80,56 @@ def _run_command() -> None:
     except ImportError as error:
         if error.name not in ("typer", "rich"):
             raise
-        print("error: the command line needs typer and rich: pip install 'autodual[cli]'", file=sys.stderr)
+        message = "the command line needs typer and rich: pip install 'autodual[cli]'"
+        print(f"error: {message}", file=sys.stderr)
+        if "--json" in sys.argv:
+            print(f'{{"error": "{message}"}}')
         raise SystemExit(2) from None
+    from autodual.cli.answers import asked_for, write_answer
     from autodual.cli.options import UsageError, usage_message
     from autodual.cli.terminal import InterruptedRunError, speaks, warnings_as_notes
 
+    def fail(message: str, code: int = 2, told: bool = False) -> NoReturn:
+        """Ends with one line on standard error, unless that was told already, and an object for a script."""
+        if not told:
+            print(message, file=sys.stderr)
+        if asked_for(sys.argv):
+            write_answer(message.strip().removeprefix("error: "))
+        raise SystemExit(code) from None
+
     try:
         with warnings_as_notes():
-            code = app(standalone_mode=False)
-    except UsageError as error:  # all processes have the same arguments
-        if speaks():
-            print(usage_message(error), file=sys.stderr)
-        raise SystemExit(2) from None
-    except InterruptedRunError as stopped:  # agreed upon by all
-        if speaks():
-            print(f"\n{stopped}", file=sys.stderr)
-        raise SystemExit(128 + stopped.signal) from None
+            code = app(standalone_mode=False, prog_name="autodual")  # so, too, for `python -m autodual`
+    except UsageError as error:
+        fail(usage_message(error), told=not speaks())  # all processes have the same arguments
+    except InterruptedRunError as stopped:
+        fail(f"\n{stopped}", 128 + stopped.signal, told=not speaks())  # agreed upon by all
     except AutodualError as error:
-        if error.told:
-            raise SystemExit(2) from None
-        _fail(str(error))
-    except OSError as error:
-        if isinstance(error, ValueError):  # io.UnsupportedOperation: a mistake of ours, not of the disk
-            raise
-        _fail(_in_words(error))
+        fail(_one_line(str(error)), told=error.told)
     except MemoryError:  # by whatever a file claims to hold
-        _fail("there is not enough memory for this; give it less (--limit), or look for a file that claims to be huge")
+        fail(_one_line(NO_MEMORY))
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(
+            error, ValueError
+        ):  # io.UnsupportedOperation is no fault of the disk
+            fail(_one_line(_in_words(error)))
+        if asked_for(sys.argv):
+            write_answer(f"{type(error).__name__}: {error}")
+        raise  # a mistake of ours keeps its traceback
     if code == INTERRUPTED:  # Ctrl-C, as typer hands it on
         raise KeyboardInterrupt
     raise SystemExit(code)
 
 
+NO_MEMORY = "there is not enough memory for this; give it less (--limit), or look for a file that claims to be huge"
 LONGEST = 2000
 """Letters of a message: what a file holds may be quoted in it, however long that is."""
 
 
-def _fail(message: str) -> NoReturn:
+def _one_line(message: str) -> str:
     line = "".join(letter if letter.isprintable() else " " for letter in message)
     shown = line if len(line) <= LONGEST else f"{line[:LONGEST]} ... ({len(line) - LONGEST:,} letters more)"
-    print(f"error: {shown}", file=sys.stderr)
-    raise SystemExit(2) from None
+    return f"error: {shown}"
 
 
 def _in_words(error: OSError) -> str:

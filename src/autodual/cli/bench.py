@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from autodual._errors import ArgumentError
+from autodual.cli.answers import answer
+from autodual.cli.completion import device_names
 from autodual.cli.terminal import InterruptedRunError, Signals, speaks
 
 NETWORKS = ("mnist-small", "cifar-small", "mnist-large", "cifar-large", "cifar-resnet")
@@ -21,10 +23,12 @@ def bench(
     networks: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"of {', '.join(NETWORKS)}; all on a GPU, {' and '.join(ON_CPU)} on a CPU", show_default=False
+            help=f"of {', '.join(NETWORKS)}; all on a GPU, {' and '.join(ON_CPU)} on a CPU",
+            show_default=False,
+            autocompletion=lambda: list(NETWORKS),
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...", autocompletion=device_names)] = "auto",
     k: Annotated[int, typer.Option(help="random projections", min=1)] = 50,
     batch: Annotated[int, typer.Option(help="examples per step", min=1)] = 50,
     seconds: Annotated[
@@ -133,6 +137,7 @@ def _tell(record: dict[str, Any], out: Path | None) -> None:
     from autodual._files import write_json, write_text
     from autodual.speed.trials import markdown
 
+    answer(**record)
     text = markdown(record)
     print(text, end="", flush=True)
     if out is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import secrets
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -16,6 +18,8 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual._files import write_json
+from autodual.cli.answers import answer
+from autodual.cli.completion import targets
 from autodual.cli.options import TARGET, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import option
@@ -53,7 +57,9 @@ class Probability:
 @with_config_options(*TARGET)
 @with_config_options(record=Probability, into="probability")
 def certify(
-    target: Annotated[Path, typer.Argument(help=f"{TARGET_HELP}; with --check, a file of certificates")],
+    target: Annotated[
+        Path, typer.Argument(help=f"{TARGET_HELP}; with --check, a file of certificates", autocompletion=targets)
+    ],
     weights: Weights = None,
     engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
     limit: Limit = None,
@@ -68,6 +74,12 @@ def certify(
         bool,
         typer.Option("--resume", help="go on with a file of the same question; one that is complete is only summed up"),
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="seconds for the certificates; what is not reached stays out of the file, and --resume goes on with it"
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="start anew; without this and --resume, a file that exists is refused")
     ] = False,
@@ -88,24 +100,22 @@ def certify(
 ) -> None:
     """Prove, image by image, that no perturbation changes the label."""
     if check:
-        given = {
-            "weights": weights,
-            "engine": engine,
-            "limit": limit,
-            "out": out,
-            "resume": resume or None,
-            "overwrite": overwrite or None,
-        }
+        given: dict[str, Any] = {"weights": weights, "engine": engine, "limit": limit, "out": out, "timeout": timeout}
+        given |= {"resume": resume or None, "overwrite": overwrite or None}
         _check(target, sample, sample_seed, given | (probability or {}), changes or {})
     if sample is not None or sample_seed is not None:
         raise ArgumentError("--sample and --sample-seed are for --check")
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise ArgumentError(f"--timeout must be more than 0 seconds, got {timeout:g}; leave it out for no limit")
     engine = engine or "dual"
     for name in probability or {} if engine != "high-probability" else {}:
         raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
+    from autodual.certificates.proof import in_words
     from autodual.engines import HighProbability
     from autodual.evaluation.judge import (
         ENGINES,
         Ledger,
+        at_once,
         basis,
         cascade_file,
         cascade_to_file,
@@ -130,25 +140,53 @@ def certify(
     with watched() as seen, joined(opened.data.device) as group:
         group.by_first(lambda: check_way(files, resume, overwrite))
         watch, how = seen.within(group), _asked_about(opened, file)
-        ledgers = [Ledger(path, watch, anew=overwrite, asked=how) for path in files]
-        found = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen)
-        group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
-        if cascade is not None:
-            together = parse(CascadeSummary, cascade_to_file(ledgers[1], cascade, opened.data).summary())
+        step = None if by_chance else at_once(opened.model, opened.data)
+        until = None if timeout is None else time.monotonic() + timeout
+        ledgers = [Ledger(path, watch, overwrite, step=step, asked=how, until=until) for path in files]
+        found, wanted = judge_to_file(ledgers[0], opened.model, opened.data, opened.ball, chosen), len(opened.data)
+        whole = len(found.labels) == wanted
+        if whole:
+            group.by_first(lambda: opened.check_certificates(chosen, found, watch.say))
+        if cascade is not None and whole:
+            all_stages = cascade_to_file(ledgers[1], cascade, opened.data)
+            whole = len(all_stages.labels) == wanted
+            together = parse(CascadeSummary, all_stages.summary()) if whole else None
     if not group.first:
+        return
+    if not whole:
+        record_about(file, "summary").unlink(missing_ok=True)  # of a file that was complete
+    if len(found.labels) == 0:
+        answer(file=str(file), examples=0, of=wanted)
+        print(f"time is up before the first images are done (of {wanted}); go on with --resume, and more time; {file}")
         return
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     summary = judged_summary(found, opened.ball, chosen, rests_on, opened.data.classes)
-    write_json(record_about(file, "summary"), plain(replace(summary, cascade=together)))
+    summary = replace(summary, cascade=together)
+    if whole:
+        write_json(record_about(file, "summary"), plain(summary))
     if together is not None:
         tell_cascade(f"{files[1]}: {cascade!r}", together)
     first = "" if together is None else "first stage alone, "
+    answer(
+        **_fields(summary), of=wanted, file=str(file), **({} if cascade is None else {"cascade_file": str(files[1])})
+    )
     print(
-        f"{first}{opened.ball!r}, {chosen!r}: error {found.error:.2%}, {_told(summary)} "
+        f"{first}{in_words(opened.ball)} by {chosen!r}: error {found.error:.2%}, {_told(summary)} "
         f"({summary.examples} {opened.data.KIND}s); {file}"
     )
+    if not whole:
+        print(f"time is up after {len(found.labels)} of {wanted} images{_left(cascade)}; go on with --resume")
     if summary.collapsed is not None:
         print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
+
+
+def _left(cascade: Combination | None) -> str:
+    return "" if cascade is None else ", and all stages together are not done"
+
+
+def _fields(found: Summary) -> dict[str, Any]:
+    values = plain(found)
+    return values if found.robust_error is None else values | {"certified_accuracy": 1 - found.robust_error}
 
 
 def _told(found: Summary) -> str:
@@ -245,6 +283,10 @@ def _check(
     if len(told) > SHOWN:
         print(f"{file}: {len(told) - SHOWN} more differences")
     result = f"{len(told)} differences" if told else "all as written"
+    answer(
+        file=str(file), perturbation=problem.perturbation, engine=problem.engine, examples=there, of=len(opened.data),
+        checked=len(chosen), seed=seed, differences=told,
+    )  # fmt: skip
     wanted = len(opened.data)
     unfinished = f"; the file ends after {there} of {wanted} examples" if there < wanted else ""
     compared = ", ".join(name for name in again.entries if name != "index")
@@ -275,7 +317,7 @@ STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit 
 
 @with_config_options(*TARGET)
 def attack(
-    target: Annotated[Path, typer.Argument(help=TARGET_HELP)],
+    target: Annotated[Path, typer.Argument(help=TARGET_HELP, autocompletion=targets)],
     weights: Weights = None,
     limit: Limit = None,
     steps: Annotated[int, typer.Option(help="gradient steps from each start", min=0)] = 40,
@@ -288,6 +330,7 @@ def attack(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
+    from autodual.certificates.proof import in_words
     from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 
@@ -300,8 +343,12 @@ def attack(
     if not group.first:
         return
     first = "" if found is None else "first stage alone, "
+    answer(
+        perturbation=repr(opened.ball), examples=len(opened.data), pgd_error=broken.error_as_run, pgd_error_exact=broken.error,
+        **({} if found is None else {"cascade": plain(found)}),
+    )  # fmt: skip
     print(
-        f"{first}{opened.ball!r}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
+        f"{first}{in_words(opened.ball)}: PGD error {broken.error_as_run:.2%} as run in float32 (in real numbers: {broken.error:.2%}; "
         f"{len(opened.data)} {opened.data.KIND}s, {steps} steps from {restarts} {'start' if restarts == 1 else 'starts'})"
     )
     if found is not None:

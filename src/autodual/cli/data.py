@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autodual._errors import ArgumentError
+from autodual.cli.answers import answer
+from autodual.cli.completion import dataset_names
 from autodual.cli.terminal import print_table, speaks
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ Folder = Annotated[
     Path | None, typer.Option("--folder", help="where data sets lie; $AUTODUAL_DATA or the user's cache")
 ]
 SHIPPED = "comes with the package"
-Name = Annotated[str, typer.Argument(help="a name that `autodual data list` shows")]
+Name = Annotated[str, typer.Argument(help="a name that `autodual data list` shows", autocompletion=dataset_names)]
 
 
 @app.callback()
@@ -33,7 +35,9 @@ def list_(folder: Folder = None) -> None:
     """All data sets that are known by name."""
     from autodual.data import catalogue
 
-    print_table([("name", "training + test", "shape", "classes", "where"), *map(_row, catalogue(folder))])
+    found = catalogue(folder)
+    answer(datasets=[_fields(entry) for entry in found])
+    print_table([("name", "training + test", "shape", "classes", "where"), *map(_row, found)])
 
 
 @app.command()
@@ -42,6 +46,7 @@ def fetch(name: Name, folder: Folder = None) -> None:
     from autodual.data import fetch as fetch_data
 
     found = fetch_data(name, folder)
+    answer(name=name, path=None if _is_shipped(name) else str(found))
     print(f"{name}: {SHIPPED}, nothing is to be fetched" if _is_shipped(name) else found)
 
 
@@ -51,8 +56,10 @@ def verify(name: Name, folder: Folder = None) -> None:
     from autodual.data import verify as verify_data
 
     found = verify_data(name, folder)
-    for check in found:
-        print(f"{check.path or check.name}: {check.state.value.partition(':')[0]}")
+    states = {str(check.path or check.name): check.state.value.partition(":")[0] for check in found}
+    answer(name=name, files=states)
+    for file, state in states.items():
+        print(f"{file}: {state}")
     if _is_shipped(name):
         print(f"{name}: {SHIPPED}, there are no files to check")
     if not all(check.ok for check in found):
@@ -60,6 +67,14 @@ def verify(name: Name, folder: Folder = None) -> None:
             f"{name}: {sum(not check.ok for check in found)} of {len(found)} files are not as published; get them with "
             f"`autodual data fetch {name}`"
         )
+
+
+def _fields(entry: CatalogueEntry) -> dict[str, Any]:
+    data, here = entry.data, None if entry.folder is None else str(entry.folder)
+    return {
+        "name": data.name, "train": data.train, "test": data.test, "shape": data.shape, "classes": data.classes,
+        "present": entry.present, "folder": here, "bytes": data.size,
+    }  # fmt: skip
 
 
 def _row(entry: CatalogueEntry) -> tuple[str, ...]:

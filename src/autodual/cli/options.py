@@ -11,14 +11,15 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from autodual._errors import ArgumentError
+from autodual.cli.completion import OPTIONS
 from autodual.cli.terminal import speaks
 from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction, is_per_feature
 
 TARGET = (
     "dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device", "label_column", "test_dataset", "split_seed",
 )  # fmt: skip
-ALIASES = {"dataset": ("--data",)}
 """What `certify` and `attack` may change about a run, or must know about bare weights."""
+ALIASES = {"dataset": ("--data",)}
 
 DEFAULTS = "the defaults"
 
@@ -134,7 +135,13 @@ def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Paramet
     if name == "eps":
         convert, shape = _size, "NUMBER|COLUMN=NUMBER,..."
     option = typer.Option(
-        names, *ALIASES.get(name, ()), help=text + shown, show_default=False, callback=convert, metavar=shape
+        names,
+        *ALIASES.get(name, ()),
+        help=text + shown,
+        show_default=False,
+        callback=convert,
+        metavar=shape,
+        autocompletion=OPTIONS.get(name),
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]

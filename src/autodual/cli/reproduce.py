@@ -9,6 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from autodual._errors import ArgumentError, AutodualError
+from autodual.cli.answers import answer
+from autodual.cli.completion import device_names, row_names
 from autodual.cli.terminal import Display, InterruptedRunError, Signals, print_table
 from autodual.reproduce.campaign import (
     BEST,
@@ -19,6 +21,7 @@ from autodual.reproduce.campaign import (
     SEEDED,
     SEEDS,
     Campaign,
+    Figures,
     NetworkFigures,
     Phase,
     Recipe,
@@ -42,6 +45,11 @@ class RowsGroup(TyperGroup):
             args = [RUN, *args]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Commands, options, and rows."""
+        rows = next(each for each in self.commands[RUN].params if each.name == "rows")
+        return [*super().shell_complete(ctx, incomplete), *rows.shell_complete(ctx, incomplete)]
+
 
 app = typer.Typer(
     cls=RowsGroup,
@@ -62,9 +70,27 @@ def list_(configs: Configs = DEFAULT.configs, results: Results = DEFAULT.results
     tasks = in_order([*campaign.tasks(), *(Task(name, "best") for name in BEST)])
     first = [task for task in tasks if task.seed == 0]
     head = ("row", "recipe", "paper: robust / error, %", "ours", "state")
-    print_table([head, *(_line(campaign, task) for task in first)])
+    lines = [_line(campaign, task) for task in first]
+    print_table([head, *lines])
     done = sum(campaign.progress(Task(row.name)).step == Phase.DONE for row in ROWS)
+    answer(rows=[_fields(campaign, task) for task in first], done=done, of=len(ROWS))
     print(f"{done} of {len(ROWS)} rows are done in the paper's recipe")
+
+
+def _fields(campaign: Campaign, task: Task) -> dict[str, Any]:
+    """What a script reads of a row: errors are parts of 1."""
+    row, record = BY_NAME.get(task.row), campaign.record(task)
+    paper = (None, None) if row is None else tuple(round(each / 100, 6) for each in row.paper)
+    ours = (None, None) if record is None else (_robust_error(record.figures), record.figures.error)
+    return {
+        "row": task.row, "recipe": task.recipe, "paper_robust_error": paper[0], "paper_error": paper[1],
+        "robust_error": ours[0], "error": ours[1], "state": str(campaign.progress(task)),
+    }  # fmt: skip
+
+
+def _robust_error(figures: Figures) -> float:
+    """Of a cascade, the stage-certified error, which is what the paper reports."""
+    return figures.robust_error if isinstance(figures, NetworkFigures) else figures.errors.stage_certified_error
 
 
 def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
@@ -73,8 +99,7 @@ def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
     ours = "-"
     if record is not None:
         figures = record.figures
-        robust = figures.robust_error if isinstance(figures, NetworkFigures) else figures.errors.stage_certified_error
-        ours = f"{100 * robust:.2f} / {100 * figures.error:.2f}"
+        ours = f"{100 * _robust_error(figures):.2f} / {100 * figures.error:.2f}"
     if task.row in SEEDED and task.recipe == "paper":
         seeds = [campaign.progress(Task(task.row, task.recipe, seed)).step == Phase.DONE for seed in range(SEEDS)]
         state += f" ({sum(seeds)} of {SEEDS} seeds)"
@@ -84,9 +109,15 @@ def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
 @app.command(RUN)
 def run(
     rows: Annotated[
-        list[str], typer.Argument(help="rows, as `autodual reproduce list` shows them; table1 to table4; all")
+        list[str],
+        typer.Argument(
+            help="rows, as `autodual reproduce list` shows them; table1 to table4; all", autocompletion=row_names
+        ),
     ],
-    recipe: Annotated[str, typer.Option(help="paper: its settings; best: ours, from CONFIGS/best")] = "paper",
+    recipe: Annotated[
+        str,
+        typer.Option(help="paper: its settings; best: ours, from CONFIGS/best", autocompletion=lambda: list(RECIPES)),
+    ] = "paper",
     minutes: Annotated[
         float | None, typer.Option(help="stop after so long, with a checkpoint; the same command goes on")
     ] = None,
@@ -95,14 +126,17 @@ def run(
     seed: Annotated[int | None, typer.Option(help="train with this one alone")] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="evaluate by this engine now, the others later; dual, ibp, crown; may be repeated"),
+        typer.Option(
+            help="evaluate by this engine now, the others later; dual, ibp, crown; may be repeated",
+            autocompletion=lambda: ["dual", "ibp", "crown"],
+        ),
     ] = None,
     evaluation: Annotated[bool, typer.Option("--evaluation/--no-evaluation", help="evaluate, or only train")] = True,
     configs: Configs = DEFAULT.configs,
     results: Results = DEFAULT.results,
     work: Work = DEFAULT.work,
     data_folder: Annotated[str | None, typer.Option(help="where data sets lie; $AUTODUAL_DATA when not given")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", autocompletion=device_names)] = "auto",
     side_by_side: Annotated[int, typer.Option(hidden=True)] = 1,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -126,6 +160,9 @@ def run(
             display = Display(clock.stop)
             with display.bars:
                 outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, extent)
+        failed = {str(task): reason for task, reason in outcome.failed.items()}
+        finished = [str(task) for task in tasks if task not in (*outcome.left, *outcome.failed)]
+        answer(finished=finished, left=[str(task) for task in outcome.left], failed=failed)
         if signals.received is not None:
             raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
     if outcome.left:
@@ -178,6 +215,10 @@ def pack(
     if most_mib is not None:
         units, left_out = that_fit(units, int(most_mib * 2**20))
     parts = write_pack(out, units, int(part_mib * 2**20))
+    answer(
+        packed=[str(unit.task) for unit in units], left_out=[str(unit.task) for unit in left_out],
+        parts=[{"path": str(part), "bytes": part.stat().st_size} for part in parts],
+    )  # fmt: skip
     for row in sorted(named - {unit.task.row for unit in (*units, *left_out)}):
         print(f"{row}: nothing to pack")
     for unit in units:
@@ -200,7 +241,9 @@ def unpack(
     """Merge a pack into this tree. What is newer here stays."""
     from autodual.reproduce.pack import unpack as unpack_parts
 
-    for task, what in unpack_parts(Campaign(configs, results, work), parts).items():
+    found = unpack_parts(Campaign(configs, results, work), parts)
+    answer(tasks={str(task): str(what) for task, what in found.items()})
+    for task, what in found.items():
         print(f"{task}: {what}")
 
 
@@ -216,6 +259,7 @@ def tables(
 
     target = page or results / "index.html"
     write_tables(Campaign(configs, results), markdown, target)
+    answer(markdown=str(markdown), page=str(target))
     print(f"{markdown}\n{target}")
 
 
@@ -228,5 +272,7 @@ def figures(
     """Draw those of the paper's figures whose rows have run."""
     from autodual.reproduce.tables import write_figures
 
-    for name, path in write_figures(Campaign(configs, results), out).items():
+    drawn = write_figures(Campaign(configs, results), out)
+    answer(figures={name: None if path is None else str(path) for name, path in drawn.items()})
+    for name, path in drawn.items():
         print(f"{name}: not run" if path is None else path)

@@ -130,9 +130,11 @@ class Display:
         done, total = at.epoch * at.batches + at.batch, at.epochs * at.batches
         if not self._due(done == total):
             return
+        from autodual.certificates.proof import fraction
+
         loss, robust, wrong, robust_loss, standard_loss = at.summary.tolist()
         losses = _losses(loss, robust_loss, standard_loss)
-        size = "" if at.eps is None else f"  eps {at.eps:.4g}"
+        size = "" if at.eps is None else f"  eps {fraction(at.eps)}"
         note = f"{self.rate}{losses}{size}  robust error {robust / at.own:.0%}  error {wrong / at.own:.0%}"
         self._show(f"stage {at.stage}", f"stage {at.stage}  epoch {at.epoch + 1}/{at.epochs}", done, total, note)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodual.cli.answers import answer
+from autodual.cli.completion import configs, run_folders
 from autodual.cli.options import DEFAULTS, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import read_yaml
@@ -15,12 +17,14 @@ from autodual.runs.folder import Run
 
 if TYPE_CHECKING:
     from autodual.runs.records import Evaluation
+    from autodual.training.fitting import Finished
 
 
 @with_config_options()
 def train(
     config: Annotated[
-        Path | None, typer.Argument(help="YAML file with any of the options below; flags win over it")
+        Path | None,
+        typer.Argument(help="YAML file with any of the options below; flags win over it", autocompletion=configs),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="run folder; runs/NAME when not given")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in this folder, or begin one")] = False,
@@ -32,6 +36,7 @@ def train(
     if resume and config is None and Run(folder).config_file.exists():
         given, place = Run(folder).config().to_mapping(), str(folder)
     options = checked({} if given is None else given, changes or {}, place)
+    from autodual.certificates.proof import fraction
     from autodual.cli.certify import tell_cascade
     from autodual.training.fitting import train_run
     from autodual.training.stages import ADVICE
@@ -41,15 +46,34 @@ def train(
     if not speaks():
         return
     found, kind = record.evaluation, "examples" if options.tabular else "images"
+    answer(run=str(folder), **_fields(record))
     print(
         f"{folder}: error {found.error:.2%}, PGD error {found.pgd_error:.2%}, robust error {found.robust_error:.2%}{_as_run(found)} "
-        f"at {found.norm} {found.eps:g} ({found.examples} test {kind}){_trained(found, options.epochs)}"
+        f"at {found.norm} {fraction(found.eps)} ({found.examples} test {kind}){_trained(found, options.epochs)}"
     )
     if found.collapsed:
         print(f"warning: the network has {found.collapsed}. {ADVICE}", file=sys.stderr)
     if record.cascade is not None:
         print("(first stage alone).", end=" ")
         tell_cascade(f"The {record.cascade.kind} cascade", record.cascade)
+
+
+PER_EXAMPLE = (
+    "margins",
+    "radii",
+    "labels",
+    "predicted",
+    "certified",
+    "certified_as_run",
+    "attacked",
+    "attacked_as_run",
+)
+"""Entries of an evaluation with a value for every example; evaluation.json has them."""
+
+
+def _fields(record: Finished) -> dict[str, Any]:
+    values = {name: value for name, value in record.to_mapping().items() if name not in PER_EXAMPLE}
+    return values | {"certified_accuracy": 1 - record.evaluation.robust_error}
 
 
 def _as_run(found: Evaluation) -> str:
@@ -63,12 +87,16 @@ def _trained(found: Evaluation, epochs: int) -> str:
     at = found.trained
     if at is None:
         return ""
-    size = "without perturbations" if at.eps is None else f"against eps {at.eps:g}"
+    from autodual.certificates.proof import fraction
+
+    size = "without perturbations" if at.eps is None else f"against eps {fraction(at.eps)}"
     return f"; weights of epoch {at.epoch + 1} of {epochs}, trained {size}"
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="one run folder, or several to compare", autocompletion=run_folders)
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -82,4 +110,6 @@ def report(
     from autodual.report import write_report
 
     beside = runs[0].resolve().parent / "comparison.html"
-    print(write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else beside)))
+    written = write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else beside))
+    answer(file=str(written))
+    print(written)

@@ -137,8 +137,8 @@ def evaluate(
     run: Run, model: nn.Module, data: Examples, ball: Perturbation, norm: str, subset: int = 200, watch: Watch = UNWATCHED,
     trained: TrainedAt | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Certifies and attacks all examples; curve and radii are of the first `subset`. Writes certificates.jsonl, evaluation.json and
-    gallery.npz.
+    """Certifies and attacks all examples; curve and radii are of the first `subset`, and left out if that is 0. Writes
+    certificates.jsonl, evaluation.json and gallery.npz.
 
     Several processes share the work; the first one writes the files. Fails if the attack breaks what is certified. trained: the epoch
     whose weights these are, where that is known.
@@ -148,24 +148,7 @@ def evaluate(
     found = judge_to_file(Ledger(file, watch, renewed=RENEWED), model, data, ball, engine)
     broken = attacked(model, data, ball, watch=watch)
     group.by_first(lambda: check_claims(file, found.certified, found.certified_as_run, broken, watch.say, REMOVE))
-    some, largest = data.take(subset), ball.with_eps(CURVE[-1] * eps)
-
-    def radius(x: Tensor, labels: Tensor) -> Tensor:
-        return certified_radius(model, x, labels, largest, engine, tol=eps / 50)
-
-    radii = torch.cat(on_all(radius, some, "radii", watch))
-    curve: list[CurvePoint] = []
-    whole = 2 * len(CURVE) * len(some)  # one progress bar for all sizes
-    for number, wider in enumerate(ball.with_eps(factor * eps) for factor in CURVE):
-        done = 2 * number * len(some)
-        judged = judge(model, some, wider, engine, "curve", watch.part(done, whole))
-        hit = attacked(model, some, wider, "curve", watch.part(done + len(some), whole))
-        claims = (judged.certified, judged.certified_as_run, hit, watch.say)
-        group.by_first(partial(check_claims, f"curve, eps {wider.eps:g}", *claims))
-        curve.append(CurvePoint(
-            eps=CURVE[number] * eps, robust_error=judged.robust_error, robust_error_as_run=judged.robust_error_as_run,
-            pgd_error=hit.error_as_run, pgd_error_exact=hit.error,
-        ))  # fmt: skip
+    radii, curve = _over_sizes(model, data.take(subset), ball, eps, watch) if subset > 0 else (torch.zeros(0), [])
 
     def each(column: Tensor) -> tuple[Any, ...]:
         return tuple(column.tolist())
@@ -175,7 +158,7 @@ def evaluate(
         error=found.error, robust_error=found.robust_error, robust_error_as_run=found.robust_error_as_run,
         pgd_error=broken.error_as_run, pgd_error_exact=broken.error, curve=tuple(curve),
         margins=tuple(m if np.isfinite(m) else None for m in found.margins.tolist()),
-        radii=each(radii), radius_limit=CURVE[-1] * eps, curve_examples=len(some),
+        radii=each(radii), radius_limit=CURVE[-1] * eps, curve_examples=min(subset, len(data)),
         labels=each(found.labels), predicted=each(found.predicted), certified=each(found.certified),
         certified_as_run=each(found.certified_as_run), attacked=each(broken.exact), attacked_as_run=each(broken.as_run),
         classes=tuple(data.classes), collapsed=found.collapse(data.classes), trained=trained,
@@ -188,6 +171,32 @@ def evaluate(
 
     group.by_first(write)
     return record
+
+
+def _over_sizes(
+    model: nn.Module, data: Examples, ball: Perturbation, eps: float, watch: Watch
+) -> tuple[Tensor, list[CurvePoint]]:
+    """Certified radii [N] of the examples, and their errors at several sizes of the perturbation. Takes several times as long as one
+    size."""
+    engine, largest = Dual(), ball.with_eps(CURVE[-1] * eps)
+
+    def radius(x: Tensor, labels: Tensor) -> Tensor:
+        return certified_radius(model, x, labels, largest, engine, tol=eps / 50)
+
+    radii = torch.cat(on_all(radius, data, "radii", watch))
+    curve: list[CurvePoint] = []
+    whole = 2 * len(CURVE) * len(data)  # one progress bar for all sizes
+    for number, wider in enumerate(ball.with_eps(factor * eps) for factor in CURVE):
+        done = 2 * number * len(data)
+        judged = judge(model, data, wider, engine, "curve", watch.part(done, whole))
+        hit = attacked(model, data, wider, "curve", watch.part(done + len(data), whole))
+        claims = (judged.certified, judged.certified_as_run, hit, watch.say)
+        watch.group.by_first(partial(check_claims, f"curve, eps {wider.eps:g}", *claims))
+        curve.append(CurvePoint(
+            eps=CURVE[number] * eps, robust_error=judged.robust_error, robust_error_as_run=judged.robust_error_as_run,
+            pgd_error=hit.error_as_run, pgd_error_exact=hit.error,
+        ))  # fmt: skip
+    return radii, curve
 
 
 def write_gallery(

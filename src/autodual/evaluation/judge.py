@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -171,28 +172,34 @@ class Ledger:
     """Examples at a time, between which it can be stopped; a whole batch when None."""
     asked: Asked | None = None
     """Noted beside the lines, for whoever checks them."""
+    until: float | None = None
+    """When to end, by time.monotonic(): lines that are not found by then are left for another call."""
     wording: Wording = COMMAND
 
     def fill(
         self, kind: type[L], problem: Problem, find: Callable[[slice], list[L]], data: Examples, what: str
     ) -> list[L]:
-        """Returns all lines about `problem`. `find` makes, for some examples at a time, the lines that the file does not hold yet.
+        """Returns all lines about `problem`, or those up to the time limit. `find` makes, for some examples at a time, the lines that
+        the file does not hold yet. When it raises TimeLimitError, these are the lines of the batches before."""
 
-        When `find` raises TimeLimitError, these are the lines of the batches before.
-        """
+        def in_time(part: slice) -> list[L]:
+            check_time(self.until)
+            return find(part)
+
         file = (
             None if self.path is None else LineFile(self.path, kind, data.labels.tolist(), self.watch.say, self.wording)
         )
-        problem, step, lines = replace(problem, asked=self.asked), self.step or batch_size(data), list[L]()
+        step, lines = self.step or batch_size(data), list[L]()
+        problem = replace(problem, asked=self.asked, batch=step)
         try:
             if file is not None:
                 lines = self.watch.group.by_first(lambda: file.begin(problem, step, self.anew, self.renewed))
-            for turn in in_turns(find, data, what, self.watch, start=len(lines), step=step):
+            for turn in in_turns(in_time, data, what, self.watch, start=len(lines), step=step):
                 new = [line for found in turn for line in found]
                 lines += new
                 if file is not None:
                     self.watch.group.by_first(partial(file.append, new))
-        except TimeLimitError:
+        except TimeLimitError:  # in whichever process; what it was at is lost
             pass
         finally:
             if file is not None:
@@ -203,6 +210,12 @@ class Ledger:
         if self.path is not None:
             for file in (self.path, record_about(self.path, "problem")):
                 file.unlink(missing_ok=True)
+
+
+def check_time(until: float | None) -> None:
+    """Raises TimeLimitError if it is later than `until`."""
+    if until is not None and time.monotonic() >= until:
+        raise TimeLimitError("time is up")
 
 
 def problem_of(
@@ -222,16 +235,21 @@ def graph_of(model: nn.Module | Network, x: Tensor) -> Network:
 
 
 def judge_to_file(ledger: Ledger, model: nn.Module, data: Examples, ball: Perturbation, engine: BoundEngine) -> Judged:
-    """Certifies all examples, with a line for each."""
-    problem, find = problem_of([model], data, ball, engine), partial(judge_lines, model, ball, engine, data)
+    """Certifies all examples, or as many as there is time for, with a line for each."""
+    problem = problem_of([model], data, ball, engine)
+    find = partial(judge_lines, model, ball, engine, data, until=ledger.until)
     return Judged.read(ledger.fill(CertificateLine, problem, find, data, "certifying"))
 
 
 def judge_lines(
-    model: nn.Module, ball: Perturbation, engine: BoundEngine, data: Examples, part: slice
+    model: nn.Module, ball: Perturbation, engine: BoundEngine, data: Examples, part: slice, until: float | None = None
 ) -> list[CertificateLine]:
-    """The lines of some examples."""
-    return Judged.of(certify(model, data.scaled(part), data.labels[part], ball, engine)).lines(part.start)
+    """The lines of some examples, which are bounded together. TimeLimitError if that is not done at the time `until`."""
+    watch = None if until is None else lambda _: check_time(until)
+    found = certify(model, data.scaled(part), data.labels[part], ball, engine, progress=watch)
+    if found.reached is not None:
+        raise TimeLimitError("time is up")
+    return Judged.of(found).lines(part.start)
 
 
 # Several models together.

@@ -230,7 +230,8 @@ def compare(folders: Sequence[RunFiles]) -> Section:
     blocks: list[Block] = [*map(Note, _doubts(runs)), _accuracies(runs), *_natural_against_certified(runs)]
     if rates:
         blocks.append(rates_chart("Certified accuracy, accuracy under attack and accuracy of all runs", rates))
-    curves = [None if run.evaluation is None else Curve.of(run.evaluation) for run in folders]
+    found = [run.evaluation for run in folders]
+    curves = [Curve.of(each) if each is not None and each.curve else None for each in found]
     letters = ", ".join(run.letter for run in runs if run.run.is_cascade())
     first, staged = (
         f"Of each cascade ({letters}): {part}." if letters else ""

@@ -175,7 +175,7 @@ def _same_lengths(found: Evaluation) -> Evaluation:
         column = getattr(found, name)
         if column is not None and len(column) != len(found.labels):
             raise ValueError(f"has {len(column)} entries in {name} and {len(found.labels)} in labels")
-    if not found.labels or found.curve_examples < 1:
+    if not found.labels or (found.curve and found.curve_examples < 1):
         raise ValueError("is about no examples")
     if len(found.radii) > len(found.labels):
         raise ValueError(f"has {len(found.radii)} entries in radii and {len(found.labels)} in labels")

@@ -140,6 +140,11 @@ class TrainConfig:
     feature_eps: str | None = option(
         None, "how far each feature may move at eps 1; an eps per feature is kept here, and eps, then 1, multiplies it"
     )
+    skip_curve: bool = option(
+        False,
+        "no curve over eps and no certified radii in the evaluation, most of whose time they take; a later --resume "
+        "--no-skip-curve adds them",
+    )
 
     def __post_init__(self) -> None:
         hints = get_type_hints(TrainConfig)

@@ -106,8 +106,11 @@ def without_place(argument: str) -> str:
 METRICS_LIMIT = 2**30
 
 LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights", "label_column",
-         "test_dataset", "split_seed", "feature_eps")  # fmt: skip
+         "test_dataset", "split_seed", "feature_eps", "skip_curve")  # fmt: skip
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
+
+FREE = ("device", "data_folder", "tensorboard", "skip_curve")
+"""Options that may change when a run goes on: what is trained does not depend on them."""
 
 AT_THE_START = (".lock", "config.yaml", "environment.json")
 """Files with which a folder still counts as empty: a run that was killed before its first step leaves them."""
@@ -245,7 +248,7 @@ class Run:
                 f"{self.folder}: holds a run already; go on with --resume (resume=True in Python), or choose another folder"
             )
         before, now = by_epochs(self.config()), by_epochs(config)
-        for name in (name for name in now if name not in ("device", "data_folder", "tensorboard")):
+        for name in (name for name in now if name not in FREE):
             was, is_now = before[name], now[name]
             if was != is_now and not (name in NAMED and resolved(name, was) == resolved(name, is_now)):
                 raise ArgumentError(f"{self.folder}: is a run of another config: {name} was {was!r}, now {is_now!r}")

@@ -232,10 +232,12 @@ def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch:
     """Evaluates the network exactly, unless that was done before."""
     group, file = watch.group, run.evaluation_file
     found = group.by_first(lambda: read(Evaluation, file) if file.exists() else None)
-    if found is not None:
+    if found is not None and (found.curve or config.skip_curve):
         return found
     subset, at = 1000 if parts.test.device.type == "cuda" else 200, group.by_first(lambda: trained_at(config, run, 0))
-    return evaluate(run, model, parts.test, make_ball(config), config.norm, subset, watch, trained=at)
+    return evaluate(
+        run, model, parts.test, make_ball(config), config.norm, 0 if config.skip_curve else subset, watch, trained=at
+    )
 
 
 ERRORS = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")
