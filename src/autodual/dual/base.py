@@ -233,9 +233,6 @@ class ElementwiseDual(ABC):
         """The closest lines with slopes out of `free_slopes`, [N, *shape] or [R, N, *shape]: any choice is valid."""
         raise NotImplementedError(f"{type(self).__name__} has no other lines than its own")
 
-    cheap_lines: bool = True
-    """Whether `lines_with` is a few operations, so that every row can have slopes of its own."""
-
     exact: bool = False
     """Whether every value is zero or an entry of the operand, so that evaluating the layer rounds nothing and nothing underflows."""
 

@@ -90,8 +90,6 @@ class CurvedDual(ElementwiseDual):
         steepest = torch.maximum(lower.largest, upper.largest)
         return FreeSlopes(lower, upper, self.largest_value(z) + steepest * z.largest)
 
-    cheap_lines = False
-
     def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
         if lower.dim() > z.lower.dim():
             z = Interval(z.lower.expand_as(lower), z.upper.expand_as(lower))

@@ -1,7 +1,7 @@
 """Optimised slopes: the free slopes of every activation are improved by gradient steps, for every bound on its own.
 
-Below an unstable ReLU every line a z with 0 <= a <= 1 is valid, and `Crown` takes a = 0 or 1. Let the intervals of the activations before
-a node be fixed. Then the bound on a row c of the node is a function of the slopes that the row meets on its way to the input,
+Below an unstable ReLU every line a z with 0 <= a <= 1 is valid, and `Crown` takes a = 0 or 1. Let the intervals of the activations
+before a node be fixed. Then the bound on a row c of the node is a function of the slopes that the row meets on its way to the input,
 
     lower(c; a)  =  min over the input set of the linear function that c becomes if every activation is replaced by its lines,
 
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual._tensor import channels_inside, flat, merge_leading, put_at, split_leading
-from autodual.dual import DualNetwork, FreeSlopes, Lines
+from autodual._tensor import Shape, channels_inside, flat, merge_leading, split_leading
+from autodual.dual import CurvedDual, DualNetwork, FreeSlopes, Lines
 from autodual.engines.backward.dual import BackwardEngine, Crown
-from autodual.engines.backward.rows import CellRows, DenseRows, Plan, Rows, SomeUnitsPlan, local_windows, plan_for
+from autodual.engines.backward.rows import CellRows, DenseRows, Plan, Rows, local_windows, plan_for
 from autodual.engines.backward.solvers import CrownSolver
 from autodual.engines.best import improved
 from autodual.engines.effort import current, reached
@@ -46,8 +46,8 @@ COPIES = 14
 moments of them, the best slopes, and what a gradient step keeps."""
 CHUNK_BYTES = 256 << 20
 """On a CPU, larger chunks are no faster."""
-SHARE_FROM = 16
-"""So many rows and more share slopes where lines are costly to find."""
+CURVED_COPIES = 60
+"""The same where offsets of lines are searched for."""
 MOMENTS = 0.9, 0.99
 """Decay of the moments of gradients. [Adam]"""
 
@@ -98,8 +98,38 @@ class _Free:
         return cls(interval, slopes, (below, above))
 
 
+@dataclass(frozen=True)
+class UnitsOfExamplesPlan(Plan):
+    """One row for each of some units, which may be others for every example; results for all others are NaN."""
+
+    shape: Shape
+    units: Tensor
+    """[R, N]: places in the flattened shape, each of them once for an example."""
+
+    @classmethod
+    def of(cls, wanted: Tensor) -> UnitsOfExamplesPlan:
+        """The units that are wanted, and where others have more of them, some more."""
+        each = flat(wanted, 1)
+        order = each.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        return cls(tuple(wanted.shape[1:]), order[:, : int(each.sum(1).max())].T)
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.units)
+
+    def chunks(self, size: int, like: Tensor) -> Iterator[Rows]:
+        for units in self.units.split(size):
+            seed = like.new_zeros(*units.shape, math.prod(self.shape)).scatter_(2, units.unsqueeze(2), 1.0)
+            yield DenseRows(seed.reshape(*units.shape, *self.shape))
+
+    def assemble(self, results: list[Tensor]) -> Tensor:
+        found = torch.cat(results).T
+        nothing = found.new_full((len(found), math.prod(self.shape)), torch.nan)
+        return nothing.scatter(1, self.units.T, found).reshape(-1, *self.shape)
+
+
 class _Slopes:
-    """The slopes of one activation for some rows, [R or 1, N, *shape], on both sides or on those where there is a choice."""
+    """The slopes of one activation for some rows, [R, N, *shape], on both sides or on those where there is a choice."""
 
     def __init__(self, free: _Free, own: Lines, rows: int) -> None:
         self.own = own.lower_slope, own.upper_slope
@@ -129,9 +159,7 @@ class _Side:
         self.first = self.second = torch.zeros_like(self.slope)
 
     def keep(self, better: Tensor) -> None:
-        """Notes the slopes of the rows [R, N] that are better than ever; shared slopes where all rows together are."""
-        if len(self.slope) == 1 and len(better) > 1:
-            better = better[:1]
+        """Notes the slopes of the rows [R, N] that are better than ever."""
         mask = better.reshape(*better.shape, *[1] * (self.slope.dim() - 2))
         self.best = torch.where(mask, self.slope.detach(), self.best)
 
@@ -189,8 +217,7 @@ class SlopeSolver(CrownSolver):
             return own
         below, error = self._of_plan(index, plan, flipped=False)
         above, other = self._of_plan(index, plan, flipped=True)
-        units = plan.units if isinstance(plan, SomeUnitsPlan) else None
-        return self._agreed(index, own, Interval(below, -above), torch.maximum(error, other), units)
+        return self._agreed(index, own, Interval(below, -above), torch.maximum(error, other))
 
     def _plan(self, index: int, own: Interval) -> Plan:
         """The units whose bounds matter: those that an activation reads where it is not straight, or all where nobody asks."""
@@ -203,8 +230,8 @@ class SlopeSolver(CrownSolver):
             lines = self.network.activation(reader).lines(own.detach())
             apart = (lines.lower_slope != lines.upper_slope) | (lines.lower_offset != lines.upper_offset)
             bent = bent | (apart if apart.shape == bent.shape else torch.ones_like(bent))
-        units = flat(bent, 1).any(0).nonzero().squeeze(1)
-        return SomeUnitsPlan(self.network.nodes[index].shape, units) if len(units) <= plan.count else plan
+        some = UnitsOfExamplesPlan.of(bent)
+        return some if some.count <= plan.count else plan
 
     def _of_plan(self, index: int, plan: Plan, flipped: bool) -> tuple[Tensor, Tensor]:
         """Bounds from below on the rows of a plan, or on their opposites, and the sums of their errors."""
@@ -219,15 +246,9 @@ class SlopeSolver(CrownSolver):
             reached(index, 0.5 + half if flipped else half)
         return plan.assemble(values), plan.assemble(errors)
 
-    def _agreed(self, index: int, own: Interval, found: Interval, error: Tensor, units: Tensor | None) -> Interval:
-        """The intersection of the bounds with the activations' own lines and of those found, which may be for some units only."""
-        if units is not None:
-            found = Interval(put_at(own.lower, units, found.lower), put_at(own.upper, units, found.upper))
-            error = put_at(torch.zeros_like(own.lower), units, error)
-            known = put_at(torch.zeros_like(own.lower), units, torch.ones_like(error.flatten(1)[:, units])) > 0
-        else:
-            known = torch.ones_like(own.lower, dtype=torch.bool)
-        known = known & found.finite() & error.isfinite()
+    def _agreed(self, index: int, own: Interval, found: Interval, error: Tensor) -> Interval:
+        """The intersection of the bounds with the activations' own lines and of those found; NaN where nothing was looked for."""
+        known = found.finite() & error.isfinite()
         found = Interval(torch.where(known, found.lower, own.lower), torch.where(known, found.upper, own.upper))
         both = own.intersect(found)
         rounding = self.rounding
@@ -242,10 +263,12 @@ class SlopeSolver(CrownSolver):
         return both
 
     def _rows_at_once(self, index: int) -> int:
-        units = sum(math.prod(self.network.nodes[i].shape) for i in self.network.ancestors(index))
-        like = self.region.centre
+        values, like = 0, self.region.centre
+        for i in self.network.ancestors(index):
+            node = self.network.nodes[i]
+            values += math.prod(node.shape) * (CURVED_COPIES if isinstance(node.layer, CurvedDual) else COPIES)
         limit = min(self.budget.max_bytes, CHUNK_BYTES) if like.device.type == "cpu" else self.budget.max_bytes
-        return max(1, limit // (units * len(self.region) * like.element_size() * COPIES))
+        return max(1, limit // (values * len(self.region) * like.element_size()))
 
     # Bounds on rows.
 
@@ -284,10 +307,7 @@ class SlopeSolver(CrownSolver):
     def _optimised(self, index: int, rows: DenseRows | CellRows) -> dict[int, _Slopes]:
         """The best slopes that gradient steps find for the rows, by activation."""
         before = [i for i in self.network.ancestors(index) if i in self.free]
-        slopes = dict[int, _Slopes]()
-        for i in before:
-            alone = self.network.activation(i).cheap_lines or len(rows.seed) < SHARE_FROM
-            slopes[i] = _Slopes(self.free[i], self.chosen[i], len(rows.seed) if alone else 1)
+        slopes = {i: _Slopes(self.free[i], self.chosen[i], len(rows.seed)) for i in before}
         sides = [side for own in slopes.values() for side in own.sides if side is not None]
         if not sides:
             return {}
@@ -296,7 +316,6 @@ class SlopeSolver(CrownSolver):
         return slopes
 
     def _improve(self, index: int, rows: _WithOwnLines, slopes: dict[int, _Slopes], sides: list[_Side]) -> None:
-        shared = any(len(side.slope) < len(rows.seed) for side in sides)
         plain = {i: _detached(self.chosen[i]) for i in self.chosen}
         region = _usable_region(self.region)
         best: Tensor | None = None
@@ -308,7 +327,6 @@ class SlopeSolver(CrownSolver):
             solver.chosen = plain | self._lines(slopes, now=True, live=False)
             value = solver._lower(index, rows, [])
             score = flat(value.detach(), 2).sum(2) if value.dim() > 2 else value.detach()
-            score = score.sum(0, keepdim=True).expand_as(score) if shared else score
             if best is None:
                 best = score
             else:
@@ -386,7 +404,7 @@ class AlphaCrown(BackwardEngine):
         [37, 38]
     """
 
-    steps: int = 20
+    steps: int = 10
     lr: float = 0.5
 
     def __post_init__(self) -> None:
