@@ -1,8 +1,9 @@
-"""Slopes of lines: those that may be chosen are all valid, and optimised ones are sound, never worse than Crown()'s, and near the optimum."""
+"""Slopes that may be chosen are all valid; optimised ones are sound, never worse than those of Crown(), and near the optimum."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from autodual.dual import DualNetwork, Lines
 from autodual.dual.piecewise import DualClip, DualKink, DualReLU
 from autodual.dual.smooth import DualELU, DualGELU, DualHardswish, DualSigmoid, DualSiLU, DualSoftplus, DualTanh
 from autodual.engines.backward.dual import BackwardEngine
+from autodual.engines.backward.rows import Plan, local_windows, plan_for
 from autodual.engines.backward.slopes import SlopeSolver
 from autodual.engines.effort import Effort, TimeLimitError, watched
 from autodual.spec import Spec
 from autodual.testing import check_engine, triangle_minimum
-from small import DOUBLE, Ellipsoid, Net, batch, convnet, mlp, tilted
-from soundness.graphs import CLASSES, SETS, Recipe, build, drawn_recipe, region
+from small import DOUBLE, Ellipsoid, batch, convnet, mlp, tilted
+from soundness.graphs import CLASSES, MIXES, SETS, build, drawn_recipe, region
 from soundness.properties import network_of, random_rows
 
 LAYERS = {
@@ -89,9 +91,13 @@ class TestFreeSlopes:
         free = layer.free_slopes(z)
         assert free is not None
         parts = torch.tensor([0.0, 0.3, 1.0], dtype=DOUBLE).reshape(-1, 1, 1)
-        together = layer.lines_with(z, free.lower.lower + parts * free.lower.width, free.upper.lower + parts * free.upper.width)
+        together = layer.lines_with(
+            z, free.lower.lower + parts * free.lower.width, free.upper.lower + parts * free.upper.width
+        )
         for number, part in enumerate((0.0, 0.3, 1.0)):
-            one = layer.lines_with(z, free.lower.lower + part * free.lower.width, free.upper.lower + part * free.upper.width)
+            one = layer.lines_with(
+                z, free.lower.lower + part * free.lower.width, free.upper.lower + part * free.upper.width
+            )
             torch.testing.assert_close(together.lower_offset.expand(3, *z.lower.shape)[number], one.lower_offset)
             torch.testing.assert_close(together.upper_offset.expand(3, *z.lower.shape)[number], one.upper_offset)
 
@@ -103,12 +109,15 @@ class TestFreeSlopes:
         assert free is not None
         for end, step in ((free.lower.lower, -0.1), (free.lower.upper, 0.1)):
             inside = layer.lines_with(z, end, free.upper.lower)
-            beyond = (layer.value(p) - (end + step) * p for p in z.lower + torch.linspace(0, 1, 2001, dtype=DOUBLE).reshape(-1, 1, 1) * z.width)
+            beyond = (
+                layer.value(p) - (end + step) * p
+                for p in z.lower + torch.linspace(0, 1, 2001, dtype=DOUBLE).reshape(-1, 1, 1) * z.width
+            )
             offset = torch.stack(list(beyond)).amin(0)  # no lower than the true one
             for point in (z.lower, z.upper, z.centre):
-                assert ((end + step) * point + offset <= end * point + inside.lower_offset + 1e-4 * (1 + z.width)).all() or isinstance(
-                    layer, DualSoftplus
-                )
+                assert (
+                    (end + step) * point + offset <= end * point + inside.lower_offset + 1e-4 * (1 + z.width)
+                ).all() or isinstance(layer, DualSoftplus)
 
     def test_of_a_relu(self) -> None:
         z = ad.Interval(*torch.tensor([[-1.0, 0.5, -2.0, 0.0, -1.0], [3.0, 2.0, -1.0, 0.0, 0.0]], dtype=DOUBLE))
@@ -174,7 +183,7 @@ def _no_errors() -> object:
 
 
 class TestSoundness:
-    @pytest.mark.parametrize("seed", range(60))
+    @pytest.mark.parametrize("seed", range(40))
     def test_bounds_hold_and_margins_are_never_below_crown(self, seed: int) -> None:
         """Drawn networks of all kinds: branches, batch norm, pooling, all activations; all sets."""
         recipe = drawn_recipe(seed)
@@ -193,7 +202,9 @@ class TestSoundness:
         ball = tilted(4, 0.3)
         assert isinstance(ball.around(x), Ellipsoid)
         check_engine(ad.AlphaCrown(steps=3), model, ball.around(x))
-        found, plain = (ad.certify(model, x, torch.tensor([0, 1, 2]), ball, e).margins for e in (ad.AlphaCrown(steps=3), ad.Crown()))
+        found, plain = (
+            ad.certify(model, x, torch.tensor([0, 1, 2]), ball, e).margins for e in (ad.AlphaCrown(steps=3), ad.Crown())
+        )
         assert (found >= plain).all()
 
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
@@ -213,35 +224,57 @@ class TestSoundness:
 
 
 class _Drawn(SlopeSolver):
-    """Slopes are not searched for, but drawn: the same ones whatever the precision, and far from any optimum."""
+    """Slopes are not searched for, but drawn, far from any optimum; a second computation takes those of the first."""
+
+    seen: dict[tuple[int, ...], Tensor]
+    again: bool
+    calls = 0
+
+    def _plan(self, index: int, own: ad.Interval) -> Plan:
+        return plan_for(
+            self.network, index, local_windows(self.network, index, self.region)
+        )  # whatever rounding makes of units
 
     def _improve(self, index, rows, slopes, sides):  # type: ignore[no-untyped-def]
-        for side in sides:
-            generator = torch.Generator().manual_seed(side.slope.numel() + index)
-            part = torch.randint(0, 9, side.slope.shape, generator=generator).to(side.slope) / 8
-            side.best = torch.clamp(side.lowest + part * side.width, side.lowest, side.highest)
+        self.calls += 1
+        for activation, own in slopes.items():
+            for number, side in enumerate(own.sides):
+                key = self.calls, activation, number
+                if side is not None and self.again:
+                    side.best = self.seen[key].to(side.slope) if key in self.seen else side.best
+                elif side is not None:
+                    generator = torch.Generator().manual_seed(index)
+                    part = torch.rand(side.slope.shape, generator=generator, dtype=side.slope.dtype)
+                    side.best = torch.clamp(side.lowest + part * side.width, side.lowest, side.highest)
+                    self.seen[key] = side.best
 
 
 class TestRounding:
-    @pytest.mark.parametrize("seed", range(2000, 2040))
+    @pytest.mark.parametrize("seed", range(2000, 2030))
     def test_float32_moves_bounds_by_less_than_their_slack(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """For the same slopes, which are drawn: those of a search differ with the precision."""
-        monkeypatch.setattr(ad.AlphaCrown, "solver", lambda self, *given: _Drawn(*given, 1, 1.0))
+        seen: dict[tuple[int, ...], Tensor] = {}
+
+        def solver(self: ad.AlphaCrown, network: DualNetwork, *given: object) -> SlopeSolver:
+            made = _Drawn(network, *given, 1, 1.0)  # type: ignore[arg-type]
+            made.seen, made.again = seen, network.run_dtype is DOUBLE
+            return made
+
+        monkeypatch.setattr(ad.AlphaCrown, "solver", solver)
         recipe = drawn_recipe(seed)
         single = build(recipe).float()
         double = copy.deepcopy(single).double()
         x = 2 * torch.rand(3, *recipe.shape, generator=torch.Generator().manual_seed(seed)) - 1
         ball = (ad.LinfBall(2**-4), ad.L2Ball(2**-2), ad.L1Ball(2**-1), ad.LinfBall(2**-10))[seed % 4]
         rows = torch.randn(4, 1, CLASSES, generator=torch.Generator().manual_seed(seed))
+        proofs = []
         with torch.no_grad():
-            low, high = (
-                BackwardEngine.prove(
-                    ad.AlphaCrown(), network_of(model, ball.around(points)), ball.around(points), Spec(rows.to(points))
-                )
-                for model, points in ((single, x), (double, x.double()))
-            )
-        ratio = (low.lower.double() - high.lower).abs() / low.slack.double()
-        assert ratio.max() < 1
+            for model, points in ((single, x), (double, x.double())):
+                network = replace(network_of(model, ball.around(points)), run_dtype=points.dtype)
+                spec = Spec(rows.to(points))
+                proofs.append(BackwardEngine.prove(ad.AlphaCrown(), network, ball.around(points), spec))
+        low, high = proofs
+        assert ((low.lower.double() - high.lower).abs() / low.slack.double()).max() < 1
 
     @pytest.mark.parametrize("seed", range(6))
     def test_float32_claims_no_more_than_the_linear_program(self, seed: int) -> None:
@@ -281,7 +314,7 @@ class TestTightness:
         labels = model(x).argmax(1)
 
         def smallest(engine: ad.BoundEngine) -> Tensor:
-            return ad.certify(model, x, labels, ad.LinfBall(0.25), engine).margins.amin(1)
+            return ad.certify(model, x, labels, ad.LinfBall(0.6), engine).margins.amin(1)
 
         crown, last, every = map(smallest, (ad.Crown(), ad.AlphaCrown(ad.Crown()), ad.AlphaCrown()))
         assert (last >= crown).all()
@@ -292,7 +325,8 @@ class TestTightness:
         model, x = mlp(6, 16, 16, 3, seed=1), batch(8, 6, seed=1)
         labels = model(x).argmax(1)
         means = [
-            ad.certify(model, x, labels, ad.LinfBall(0.3), ad.AlphaCrown(steps=s)).margins.amin(1).mean() for s in (1, 5, 40)
+            ad.certify(model, x, labels, ad.LinfBall(0.3), ad.AlphaCrown(steps=s)).margins.amin(1).mean()
+            for s in (1, 5, 40)
         ]
         assert means[0] < means[1] < means[2]
 
@@ -306,8 +340,8 @@ class TestExtremes:
             model[2].bias += 10000.0
         sets = ad.LinfBall(0.1).around(x)
         found, plain = ad.bounds(model, sets, ad.AlphaCrown()), ad.bounds(model, sets, ad.Crown())
-        assert torch.equal(found.output.lower, plain.output.lower)
-        assert torch.equal(found.output.upper, plain.output.upper)
+        torch.testing.assert_close(found.output.lower, plain.output.lower, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(found.output.upper, plain.output.upper, rtol=1e-12, atol=0.0)
 
     def test_dead_networks_have_one_output(self) -> None:
         model, x = mlp(4, 6, 6, 3), batch(2, 4)
@@ -352,7 +386,10 @@ class TestExtremes:
         labels = model(x).argmax(1)
         together = ad.certify(model, x, labels, ad.LinfBall(0.2), ad.AlphaCrown(steps=4)).margins
         alone = torch.cat(
-            [ad.certify(model, x[i : i + 1], labels[i : i + 1], ad.LinfBall(0.2), ad.AlphaCrown(steps=4)).margins for i in range(6)]
+            [
+                ad.certify(model, x[i : i + 1], labels[i : i + 1], ad.LinfBall(0.2), ad.AlphaCrown(steps=4)).margins
+                for i in range(6)
+            ]
         )
         torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
 
@@ -364,12 +401,11 @@ class TestManners:
         once, again = (ad.certify(model, x, labels, ad.LinfBall(0.2), ad.AlphaCrown()).margins for _ in range(2))
         assert torch.equal(once, again)
 
-    def test_in_inference_mode(self) -> None:
-        model, x = convnet(), batch(4, 1, 6, 6)
-        labels = model(x).argmax(1)
-        usual = ad.certify(model, x, labels, ad.LinfBall(0.2), ad.AlphaCrown()).margins
-        with torch.inference_mode():
-            assert torch.equal(ad.certify(model, x, labels, ad.LinfBall(0.2), ad.AlphaCrown()).margins, usual)
+    def test_inference_mode_is_refused(self) -> None:
+        """It rules gradients out altogether, also those of slopes."""
+        model, x = convnet(), batch(8, 1, 6, 6)
+        with torch.inference_mode(), pytest.raises(ad.ArgumentError, match="use torch"):
+            ad.certify(model, x, torch.zeros(8, dtype=torch.long), ad.LinfBall(0.2), ad.AlphaCrown())
 
     def test_no_gradient_is_left_behind(self) -> None:
         model, x = convnet(), batch(4, 1, 6, 6)
@@ -381,7 +417,11 @@ class TestManners:
         model, x = mlp(4, 6, 6, 3), batch(3, 4)
         network = network_of(model, ad.LinfBall(0.3).around(x))
         assert isinstance(network, DualNetwork)
-        lower = ad.AlphaCrown(steps=2).minimum(network, ad.LinfBall(0.3).around(x), Spec(torch.eye(3, dtype=DOUBLE).unsqueeze(1))).lower
+        lower = (
+            ad.AlphaCrown(steps=2)
+            .minimum(network, ad.LinfBall(0.3).around(x), Spec(torch.eye(3, dtype=DOUBLE).unsqueeze(1)))
+            .lower
+        )
         gradients = torch.autograd.grad(lower.sum(), list(model.parameters()))
         assert all(bool(g.isfinite().all()) for g in gradients)
         assert any(bool(g.any()) for g in gradients)
@@ -417,7 +457,8 @@ class TestManners:
         model, x = convnet(dtype), batch(4, 1, 6, 6, dtype=dtype)
         labels = model(x).argmax(1)
         large, small = (
-            ad.certify(model, x, labels, ad.LinfBall(0.2), ad.AlphaCrown(max_bytes=b)).margins for b in (1 << 30, 40_000)
+            ad.certify(model, x, labels, ad.LinfBall(0.2), ad.AlphaCrown(max_bytes=b)).margins
+            for b in (1 << 30, 40_000)
         )
         torch.testing.assert_close(large, small, rtol=1e-3, atol=1e-3)
 
@@ -448,8 +489,6 @@ class TestManners:
             inner = DualReLU()
             value, image, band, lines = inner.value, inner.image, inner.band, inner.lines
 
-        from dataclasses import replace
-
         model, x = mlp(4, 6, 6, 3), batch(2, 4)
         sets = ad.LinfBall(0.3).around(x)
         network = network_of(model, sets)
@@ -460,9 +499,7 @@ class TestManners:
         torch.testing.assert_close(found, crown)
 
 
-def test_recipes_hold_branches() -> None:
-    """The drawn networks above are of all kinds."""
-    recipes = [drawn_recipe(seed) for seed in range(60)]
-    assert {mix for r in recipes for mix, _ in r.layers} >= {"plain"}
-    assert isinstance(recipes[0], Recipe)
-    assert isinstance(Net(lambda m, x: x), nn.Module)
+def test_drawn_networks_are_of_all_kinds() -> None:
+    layers = [layer for seed in range(40) for layer in drawn_recipe(seed).layers]
+    assert {mix for mix, _ in layers} == set(MIXES)
+    assert {activation for _, activation in layers} >= {"relu", "tanh", "sigmoid", "hardtanh"}

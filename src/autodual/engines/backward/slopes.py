@@ -132,7 +132,7 @@ class _Slopes:
     """The slopes of one activation for some rows, [R, N, *shape], on both sides or on those where there is a choice."""
 
     def __init__(self, free: _Free, own: Lines, rows: int) -> None:
-        self.own = own.lower_slope, own.upper_slope
+        self.own = own.lower_slope.detach(), own.upper_slope.detach()
         spans = free.slopes.lower, free.slopes.upper
         self.sides = [
             _Side(span, start, rows) if choice else None
@@ -152,7 +152,7 @@ class _Side:
     """Slopes of the lines on one side, and what the search knows of them."""
 
     def __init__(self, span: Interval, start: Tensor, rows: int) -> None:
-        self.lowest, self.highest = (_laid_out(end.detach()) for end in (span.lower, span.upper))
+        self.lowest, self.highest = (channels_inside(end.detach()) for end in (span.lower, span.upper))
         self.width = self.highest - self.lowest
         self.slope = _repeated(start.detach(), rows)
         self.best = self.slope
@@ -195,7 +195,7 @@ class SlopeSolver(CrownSolver):
             super().relax(index, interval)
             return
         lines = layer.lines(interval)
-        self.chosen[index] = Lines(*(_laid_out(getattr(lines, f.name)) for f in fields(lines)))
+        self.chosen[index] = Lines(*(channels_inside(getattr(lines, f.name)) for f in fields(lines)))
         self.free[index] = _Free.of(interval, free)
         if isinstance(self.rounding, Rounding):  # a sum over rows is wrong by no more than with the worst slopes
             slopes = free.lower.lower, free.lower.upper, free.upper.lower, free.upper.upper
@@ -290,9 +290,9 @@ class SlopeSolver(CrownSolver):
         chosen = self._lines(best, now=False, live=True)
         return self._with(chosen).lower(index, _WithOwnLines(rows), as_run)
 
-    def _with(self, chosen: dict[int, Lines], region: InputSet | None = None) -> CrownSolver:
+    def _with(self, chosen: dict[int, Lines]) -> CrownSolver:
         """A computation with these lines in place of the activations' own."""
-        solver = CrownSolver(self.network, region or self.region, self.budget, self.rounding)
+        solver = CrownSolver(self.network, self.region, self.budget, self.rounding)
         solver.chosen = self.chosen | chosen
         return solver
 
@@ -301,29 +301,27 @@ class SlopeSolver(CrownSolver):
         found = {}
         for i, own in slopes.items():
             interval = self.free[i].interval
-            found[i] = self.network.activation(i).lines_with(interval if live else _copied(interval), *own.both(now))
+            found[i] = self.network.activation(i).lines_with(interval if live else interval.detach(), *own.both(now))
         return found
 
     def _optimised(self, index: int, rows: DenseRows | CellRows) -> dict[int, _Slopes]:
         """The best slopes that gradient steps find for the rows, by activation."""
         before = [i for i in self.network.ancestors(index) if i in self.free]
-        slopes = {i: _Slopes(self.free[i], self.chosen[i], len(rows.seed)) for i in before}
-        sides = [side for own in slopes.values() for side in own.sides if side is not None]
-        if not sides:
-            return {}
-        with torch.inference_mode(False), torch.enable_grad():
-            self._improve(index, _WithOwnLines(_usable(rows)), slopes, sides)
-        return slopes
+        with torch.enable_grad():
+            slopes = {i: _Slopes(self.free[i], self.chosen[i], len(rows.seed)) for i in before}
+            sides = [side for own in slopes.values() for side in own.sides if side is not None]
+            if sides:
+                self._improve(index, _WithOwnLines(rows), slopes, sides)
+        return slopes if sides else {}
 
     def _improve(self, index: int, rows: _WithOwnLines, slopes: dict[int, _Slopes], sides: list[_Side]) -> None:
         plain = {i: _detached(self.chosen[i]) for i in self.chosen}
-        region = _usable_region(self.region)
         best: Tensor | None = None
         for step in range(1, self.steps + 2):
             last = step > self.steps
             for side in sides:
                 side.slope = side.slope.detach().requires_grad_(not last)
-            solver = CrownSolver(self.network, region, self.budget, self.rounding)
+            solver = CrownSolver(self.network, self.region, self.budget, self.rounding)
             solver.chosen = plain | self._lines(slopes, now=True, live=False)
             value = solver._lower(index, rows, [])
             score = flat(value.detach(), 2).sum(2) if value.dim() > 2 else value.detach()
@@ -346,39 +344,14 @@ class SlopeSolver(CrownSolver):
                 effort.check()
 
 
-def _laid_out(values: Tensor) -> Tensor:
-    return channels_inside(values)
-
-
 def _repeated(values: Tensor, rows: int) -> Tensor:
     """[R, N, *shape] from [N, *shape], each row laid out in memory as coefficients are."""
     whole = values.unsqueeze(0).expand(rows, *values.shape)
     return split_leading(channels_inside(merge_leading(whole.contiguous())), rows)
 
 
-def _copied(interval: Interval) -> Interval:
-    """The numbers of an interval that gradients of slopes may be computed with."""
-    return Interval(_usable_tensor(interval.lower), _usable_tensor(interval.upper))
-
-
 def _detached(lines: Lines) -> Lines:
-    return Lines(*(_usable_tensor(getattr(lines, f.name)) for f in fields(lines)))
-
-
-def _usable_tensor(values: Tensor) -> Tensor:
-    """Values without gradients. Those of inference mode are copied: no gradient can be computed with them."""
-    return values.clone() if values.is_inference() else values.detach()
-
-
-def _usable(rows: DenseRows | CellRows) -> DenseRows | CellRows:
-    return replace(rows, seed=_usable_tensor(rows.seed))
-
-
-def _usable_region(region: InputSet) -> InputSet:
-    if not region.centre.is_inference():
-        return region
-    copied = region.take(torch.arange(len(region), device=region.centre.device))
-    return region if copied is None else copied
+    return Lines(*(getattr(lines, f.name).detach() for f in fields(lines)))
 
 
 # The engine.
@@ -433,6 +406,7 @@ class AlphaCrown(BackwardEngine):
         return Crown(intermediate=IBP()) if self.intermediate is None else None
 
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> SlopeSolver:
+        _refuse_inference_mode()
         return SlopeSolver(network, region, budget, rounding, self.steps, self.lr)
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
@@ -440,6 +414,7 @@ class AlphaCrown(BackwardEngine):
         return Minimum(torch.maximum(first, super().minimum(network, region, spec).lower))
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof | ProbableProof:
+        _refuse_inference_mode()
         first = self.start.prove(network, region, spec)
         return improved(first, network, region, spec, self._prove_open)
 
@@ -460,3 +435,10 @@ class AlphaCrown(BackwardEngine):
 
     def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
         return Rounding(network, region, pulls_centres=True)
+
+
+def _refuse_inference_mode() -> None:
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            "AlphaCrown needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead"
+        )
