@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual.dual import register as register
     from autodual.dual import rewrite as rewrite
     from autodual.engines import IBP as IBP
+    from autodual.engines import AlphaCrown as AlphaCrown
+    from autodual.engines import BestOf as BestOf
     from autodual.engines import BoundEngine as BoundEngine
     from autodual.engines import Bounds as Bounds
     from autodual.engines import Crown as Crown
@@ -103,8 +105,8 @@ else:
         "digits": ("load_digits", "load_digits_network"),
         "dual": ("AffineDual", "Band", "CurvedDual", "ElementwiseDual", "Lines", "register", "rewrite"),
         "engines": (
-            "IBP", "BoundEngine", "Bounds", "Crown", "Draws", "Dual", "EstimatedBounds", "Estimator", "ForwardDual",
-            "GeometricMean", "HighProbability", "MaximumLikelihood", "Median", "ProbableBounds", "Projected",
+            "IBP", "AlphaCrown", "BestOf", "BoundEngine", "Bounds", "Crown", "Draws", "Dual", "EstimatedBounds", "Estimator",
+            "ForwardDual", "GeometricMean", "HighProbability", "MaximumLikelihood", "Median", "ProbableBounds", "Projected",
             "QuietGradient", "SoundBounds", "bounds", "capture",
         ),
         "evaluation": ("DataCertificate", "certify_data"),

@@ -28,9 +28,12 @@ class Spec:
     """`rows` [K, N or 1, C]: K linear functions of the output, for every example (or one set for all)."""
 
     rows: Tensor
+    question: Question | None = None
+    """What the rows are asked for, so that an engine may stop when it is answered; None: all rows that are not zero must hold."""
 
-    def __getitem__(self, examples: slice) -> Spec:
-        return self if self.rows.shape[1] == 1 else Spec(self.rows[:, examples])
+    def __getitem__(self, examples: slice | Tensor) -> Spec:
+        rows = self.rows if self.rows.shape[1] == 1 else self.rows[:, examples]
+        return Spec(rows, None if self.question is None else self.question.at(examples))
 
 
 def margins(labels: Tensor, classes: int, dtype: torch.dtype) -> Spec:
@@ -122,14 +125,14 @@ class Question:
         """The rows without their offsets, which engines bound."""
         if self.linear is None:
             assert self.labels is not None
-            return margins(self.labels, self.classes, dtype)
-        return Spec(self.linear.to(dtype))
+            return replace(margins(self.labels, self.classes, dtype), question=self)
+        return Spec(self.linear.to(dtype), self)
 
     def exact_in(self, dtype: torch.dtype) -> bool:
         """Whether the rows are numbers of this dtype: rounded ones would ask something else."""
         return self.linear is None or bool((self.linear.to(dtype).double() == self.linear).all())
 
-    def at(self, some: Tensor) -> Question:
+    def at(self, some: slice | Tensor) -> Question:
         """The question about some of the examples."""
         return replace(
             self,
@@ -190,7 +193,7 @@ def _products(rows: Tensor, z: Tensor) -> Tensor:
     return z @ rows[:, 0].T if rows.shape[1] == 1 else torch.einsum("rnc,nc->nr", rows, z)
 
 
-def _part(values: Tensor | None, some: Tensor) -> Tensor | None:
+def _part(values: Tensor | None, some: slice | Tensor) -> Tensor | None:
     return values if values is None or len(values) == 1 else values[some]
 
 

@@ -7,6 +7,7 @@ from autodual.dual.base import AffineDual as AffineDual
 from autodual.dual.base import Band as Band
 from autodual.dual.base import DualLayer as DualLayer
 from autodual.dual.base import ElementwiseDual as ElementwiseDual
+from autodual.dual.base import FreeSlopes as FreeSlopes
 from autodual.dual.base import Lines as Lines
 from autodual.dual.base import Relaxation as Relaxation
 from autodual.dual.base import Window as Window

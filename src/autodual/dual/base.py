@@ -181,6 +181,16 @@ class Lines:
     upper_offset: Tensor
 
 
+@dataclass(frozen=True)
+class FreeSlopes:
+    """Slopes among which those of two lines may be chosen, elementwise. Where both ends are equal, there is no choice."""
+
+    lower: Interval
+    upper: Interval
+    offset: Tensor
+    """Bounds the absolute offset of every line with such a slope."""
+
+
 class ElementwiseDual(ABC):
     """A function applied to every element, bounded on the interval that its input is known to lie in."""
 
@@ -214,6 +224,14 @@ class ElementwiseDual(ABC):
     @abstractmethod
     def lines(self, z: Interval) -> Lines:
         """One line from below and one from above, each as close as it can be."""
+
+    def free_slopes(self, z: Interval) -> FreeSlopes | None:
+        """The slopes that lines may have, those of `lines` among them; None: there are no others."""
+        return None
+
+    def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
+        """The closest lines with slopes out of `free_slopes`, [N, *shape] or [R, N, *shape]: any choice is valid."""
+        raise NotImplementedError(f"{type(self).__name__} has no other lines than its own")
 
     exact: bool = False
     """Whether every value is zero or an entry of the operand, so that evaluating the layer rounds nothing and nothing underflows."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from autodual._tensor import values_at_hand
-from autodual.dual.base import Band, ElementwiseDual, Lines
+from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines
 from autodual.interval import Interval
 
 SLOPE_STEPS = 30
@@ -89,6 +89,36 @@ class CurvedDual(ElementwiseDual):
         lower = torch.where(straight, torch.where(convex, tangent, chord), lower)
         return lower, torch.where(straight, torch.where(convex, chord, tangent), upper)
 
+    def free_slopes(self, z: Interval) -> FreeSlopes:
+        """Slopes of lines that touch the function's convex envelope from below, and its concave envelope from above.
+
+        A line that is steeper or flatter than all of the envelope touches it at an end, where a tangent of the envelope is closer
+        everywhere. The smallest slope of the convex envelope is the last one for which f(z) - a z is smallest at the lower end.
+        """
+        own = self.lines(z.detach())
+        below, above = (
+            [self._last_slope(z, condition) for condition in conditions]
+            for conditions in (
+                (lambda least, most, _: least <= z.lower, lambda least, most, _: least < z.upper),
+                (lambda least, most, _: most >= z.upper, lambda least, most, _: most > z.lower),
+            )
+        )
+        lower, upper = (
+            Interval(torch.minimum(torch.minimum(*ends), slope), torch.maximum(torch.maximum(*ends), slope))
+            for ends, slope in ((below, own.lower_slope), (above, own.upper_slope))
+        )
+        steepest = torch.maximum(lower.largest, upper.largest)
+        return FreeSlopes(lower, upper, self.largest_value(z) + steepest * z.largest)
+
+    def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
+        if lower.dim() > z.lower.dim():
+            z = Interval(z.lower.expand_as(lower), z.upper.expand_as(lower))
+        return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def _last_slope(self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """The largest slope for which a condition on the places of the extremes holds, in its range, to a billionth of it."""
+        return self._bisected(z.detach(), raise_slope)[0]
+
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         """Relative errors of the value and, where a function scales its argument first, of the argument."""
         return grain * (size + self.steepest(z) * z.largest)
@@ -150,13 +180,19 @@ class CurvedDual(ElementwiseDual):
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Bisection for the slope."""
         with torch.no_grad():
-            low, high = self.slope_bracket(z)
-            middle = z.centre
-            for _ in range(SLOPE_STEPS):
-                slope = (low + high) / 2
-                up = raise_slope(*self._arguments(slope, z), middle)
-                low, high = torch.where(up, slope, low), torch.where(up, high, slope)
+            low, high = self._bisected(z, raise_slope)
             return self._arguments(low, z), self._arguments(high, z)
+
+    @torch.no_grad()
+    def _bisected(self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Two slopes, close to each other, between which `raise_slope`, a function of both places and the middle, becomes false."""
+        low, high = self.slope_bracket(z)
+        middle = z.centre
+        for _ in range(SLOPE_STEPS):
+            slope = (low + high) / 2
+            up = raise_slope(*self._arguments(slope, z), middle)
+            low, high = torch.where(up, slope, low), torch.where(up, high, slope)
+        return low, high
 
     def _chord(self, start: Tensor, end: Tensor, touching: Tensor, near: Tensor) -> Tensor:
         """Slope between two points of the curve; that of the tangent at `touching` if they are near or cannot be told apart."""

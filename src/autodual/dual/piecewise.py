@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual.dual.base import Band, ElementwiseDual, Lines, Relaxation
+from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines, Relaxation
 from autodual.dual.building import number, parameter, register
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
@@ -52,6 +52,17 @@ class DualReLU(ElementwiseDual):
         lower_slope = (z.upper + z.lower > 0).to(slope)
         return Lines(lower_slope, torch.zeros_like(slope), slope, -slope * negative)
 
+    def free_slopes(self, z: Interval) -> FreeSlopes:
+        """Below an unstable unit, every line through zero with a slope between 0 and 1; above it, the chord."""
+        slope, negative = chord(z.lower, z.upper)
+        positive = z.upper > 0
+        below = Interval((positive & (z.lower >= 0)).to(slope), positive.to(slope))
+        return FreeSlopes(below, Interval(slope, slope), -slope * negative)
+
+    def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
+        slope, negative = chord(z.lower, z.upper)
+        return Lines(lower, torch.zeros_like(slope), slope, -slope * negative)
+
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         return torch.zeros_like(size)
 
@@ -81,11 +92,26 @@ class DualKink(ElementwiseDual):
 
     def lines(self, z: Interval) -> Lines:
         relu = DualReLU().lines(z)
-        rising = self.right - self.left >= 0 if isinstance(self.left, Tensor) else torch.tensor(self.right >= self.left)
-        rising = rising.to(z.lower.device)
+        rising = self._rising(z)
         lower = self._between(z, torch.where(rising, relu.lower_slope, relu.upper_slope))
         upper = self._between(z, torch.where(rising, relu.upper_slope, relu.lower_slope))
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def free_slopes(self, z: Interval) -> FreeSlopes:
+        """On the side that the kink points to, every line through zero between both pieces; on the other side, the chord."""
+        part, rising = DualReLU().lines(z).upper_slope, self._rising(z)
+        left, right = torch.zeros_like(part), torch.ones_like(part)
+        below = [self._between(z, torch.where(rising, end, part)) for end in (left, right)]
+        above = [self._between(z, torch.where(rising, part, end)) for end in (left, right)]
+        return _free(self, z, *(Interval(torch.minimum(*ends), torch.maximum(*ends)) for ends in (below, above)))
+
+    def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
+        return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def _rising(self, z: Interval) -> Tensor:
+        """Whether the slope grows at zero, so that the function is convex."""
+        rising = self.right - self.left >= 0 if isinstance(self.left, Tensor) else torch.tensor(self.right >= self.left)
+        return rising.to(z.lower.device)
 
     def _between(self, z: Interval, part: Tensor) -> Tensor:
         """left + (right - left) * part for a unit that may have either sign, and exactly left or right for one that may not."""
@@ -104,6 +130,12 @@ class DualKink(ElementwiseDual):
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         return _two_slopes(z, by, slope, self.left, self.right)
+
+
+def _free(layer: ElementwiseDual, z: Interval, lower: Interval, upper: Interval) -> FreeSlopes:
+    """Slopes with the offset that a line may have which touches the function: |f(z) - slope * z| <= |f| + |slope| |z|."""
+    steepest = torch.maximum(lower.largest, upper.largest)
+    return FreeSlopes(lower, upper, layer.largest_value(z) + steepest * z.largest)
 
 
 def _two_slopes(z: Interval, by: Tensor, slope: Tensor, left: Tensor | float, right: float) -> Tensor:
@@ -162,15 +194,31 @@ class DualClip(ElementwiseDual):
 
     def lines(self, z: Interval) -> Lines:
         """On each side the line that is closest at the middle of the interval: flat, or from a kink or an end to the far end."""
-        low, high = _like(z.lower, self.low), _like(z.upper, self.high)
-        below, above = (low - z.lower).clamp(min=0), (z.upper - high).clamp(min=0)
-        straight = torch.minimum(z.upper, high) - torch.maximum(z.lower, low)
-        straight = straight.clamp(min=0)
+        below, straight, above = self._pieces(z)
         lower, upper = self.gain * _ratio(straight, straight + above), self.gain * _ratio(straight, straight + below)
         flat = torch.zeros_like(straight)
         lower = torch.where(below >= straight + above, flat, lower)
         upper = torch.where(above >= straight + below, flat, upper)
+        return self.lines_with(z, lower, upper)
+
+    def free_slopes(self, z: Interval) -> FreeSlopes:
+        """Below, every line through the lower kink that does not cut the far end, from flat on; above, through the upper kink.
+
+        Where that kink lies outside of the interval, the function is concave (below) or convex (above) on it: only the chord is left.
+        """
+        below, straight, above = self._pieces(z)
+        lower, upper = self.gain * _ratio(straight, straight + above), self.gain * _ratio(straight, straight + below)
+        flattest = torch.where(below > 0, 0.0, lower), torch.where(above > 0, 0.0, upper)
+        return _free(self, z, Interval(flattest[0], lower), Interval(flattest[1], upper))
+
+    def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
         return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+
+    def _pieces(self, z: Interval) -> tuple[Tensor, Tensor, Tensor]:
+        """How much of the interval lies below the first kink, between both, and above the second one."""
+        low, high = _like(z.lower, self.low), _like(z.upper, self.high)
+        straight = torch.minimum(z.upper, high) - torch.maximum(z.lower, low)
+        return (low - z.lower).clamp(min=0), straight.clamp(min=0), (z.upper - high).clamp(min=0)
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         """Roundings of what is clipped, also of an end that another dtype holds only nearly."""

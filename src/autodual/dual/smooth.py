@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual.dual.base import Band, ElementwiseDual, Lines
+from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines
 from autodual.dual.building import number, parameter, register
 from autodual.dual.curved import FINAL_STEPS, CurvedDual
 from autodual.dual.piecewise import DualKink, DualReLU
@@ -90,6 +90,14 @@ class DualSoftplus(CurvedDual):
 
     def lines(self, z: Interval) -> Lines:
         lines, jump = super().lines(z), self._jump(z)
+        return Lines(lines.lower_slope, lines.lower_offset - jump, lines.upper_slope, lines.upper_offset + jump)
+
+    def free_slopes(self, z: Interval) -> FreeSlopes:
+        free = super().free_slopes(z)
+        return replace(free, offset=free.offset + self._jump(z))
+
+    def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
+        lines, jump = super().lines_with(z, lower, upper), self._jump(z)
         return Lines(lines.lower_slope, lines.lower_offset - jump, lines.upper_slope, lines.upper_offset + jump)
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:

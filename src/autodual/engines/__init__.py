@@ -2,6 +2,8 @@
 
 from autodual.engines.backward.dual import Crown as Crown
 from autodual.engines.backward.dual import Dual as Dual
+from autodual.engines.backward.slopes import AlphaCrown as AlphaCrown
+from autodual.engines.best import BestOf as BestOf
 from autodual.engines.forward import ForwardDual as ForwardDual
 from autodual.engines.high_probability import HighProbability as HighProbability
 from autodual.engines.ibp import IBP as IBP

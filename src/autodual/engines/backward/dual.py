@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
-from autodual.engines.backward.solvers import CrownSolver, DualSolver, Solver, constant_bands
+from autodual.engines.backward.solvers import CrownSolver, DualSolver, LowerSlope, Solver, constant_bands
 from autodual.engines.effort import current
 from autodual.engines.errors import Errors, NoErrors, Outside
 from autodual.engines.ibp import IBP, IntervalBounds, interval_bounds
@@ -84,7 +84,7 @@ class BackwardEngine(BoundEngine):
         def one(part: Part) -> Preactivations:
             return self._relaxed(network, part, self._errors(network, part.region, proof))[1]
 
-        return _join_all(self._in_parts(network, region, None, one, proof))
+        return join_preactivations(self._in_parts(network, region, None, one, proof))
 
     def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
         def one(part: Part) -> tuple[Interval, Preactivations]:
@@ -92,7 +92,7 @@ class BackwardEngine(BoundEngine):
             output = solver.bound(network.output)
             return output.intersect(intervals.at(network.output)) if intervals else output, found
 
-        return _joined_bounds(network, self._in_parts(network, region, None, one))
+        return join_bounds(network, self._in_parts(network, region, None, one))
 
     def enclose(self, network: DualNetwork, region: InputSet) -> Bounds | None:
         def one(part: Part) -> tuple[Interval, Preactivations]:
@@ -104,7 +104,7 @@ class BackwardEngine(BoundEngine):
                 output = intervals.intersect(network.output, output)
             return rounding.outside[network.output].around(output), replace(found, intervals=inside)
 
-        found = _joined_bounds(network, self._in_parts(network, region, None, one, proof=True))
+        found = join_bounds(network, self._in_parts(network, region, None, one, proof=True))
         return None if isinstance(found, EstimatedBounds) else found
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
@@ -226,10 +226,28 @@ class Dual(BackwardEngine):
 
 @dataclass(frozen=True, repr=False)
 class Crown(BackwardEngine):
-    """Two lines per unit; for ReLU the lower slope is 0 or 1, whichever leaves less area. Usually tighter than `Dual`."""
+    """Two lines per unit; for ReLU the lower slope is 0 or 1, whichever leaves less area. Usually tighter than `Dual`.
+
+    lower: "adaptive" is that; "zero" and "one" give every unstable ReLU the slope 0 or 1. Other activations get the smallest or the
+        largest slope of a line that touches them from below; those that have one line only keep it.
+
+    Examples:
+        >>> import autodual as ad
+        >>> ad.Crown(lower="zero", intermediate=ad.IBP())  # close to interval bounds, and often tighter where those are trained with
+        Crown(intermediate=IBP(), lower='zero')
+    """
+
+    lower: LowerSlope = "adaptive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lower not in get_args(LowerSlope):
+            raise ArgumentError(
+                f"lower must be one of {', '.join(map(repr, get_args(LowerSlope)))}, got {self.lower!r}"
+            )
 
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> CrownSolver:
-        return CrownSolver(network, region, budget, rounding)
+        return CrownSolver(network, region, budget, rounding, self.lower)
 
     @property
     def coarse_in_float32(self) -> bool:
@@ -251,7 +269,7 @@ def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, b
     return torch.maximum(lower, plain.minimum(solver.network.output, spec))
 
 
-def _join_all(parts: list[Preactivations]) -> Preactivations:
+def join_preactivations(parts: list[Preactivations]) -> Preactivations:
     """Concatenates what was found for the parts of a batch."""
     intervals = {i: _join([p.intervals[i] for p in parts]) for i in parts[0].intervals}
     outside = {
@@ -261,7 +279,7 @@ def _join_all(parts: list[Preactivations]) -> Preactivations:
     return replace(parts[0], intervals=intervals, outside=outside)
 
 
-def _joined_bounds(network: DualNetwork, parts: list[tuple[Interval, Preactivations]]) -> Bounds:
+def join_bounds(network: DualNetwork, parts: list[tuple[Interval, Preactivations]]) -> Bounds:
     """Concatenates the bounds of the parts of a batch."""
     joined = {i: _join([p.intervals[i] for _, p in parts]) for i in network.activations}
     return parts[0][1].with_output(_join([output for output, _ in parts]), name_layers(network, joined))

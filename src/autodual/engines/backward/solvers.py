@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -241,18 +242,35 @@ def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSo
 
 # Bounds from two lines per unit.
 
+LowerSlope: TypeAlias = Literal["adaptive", "zero", "one"]
+"""The slope of the line below: the layer's own choice, or the smallest or the largest of those that it may have."""
+
 
 class CrownSolver(Solver):
     """Two lines per unit: which one applies depends on the sign of the coefficient, so each side is pulled back on its own."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
+    def __init__(
+        self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors, slope: LowerSlope = "adaptive"
+    ) -> None:
         super().__init__(network, region, budget, rounding)
+        self.slope = slope
         self.chosen: dict[int, Lines] = {}
         self._pulls_run_errors = any(not network.activation(i).elementwise for i in network.activations)
         """Whether run errors are pulled back with the bounds: absolute weights and products from layer to layer add up to far more."""
 
+    def lines(self, index: int, interval: Interval) -> Lines:
+        """The lines of activation `index`: its own, or with the smallest or the largest slope that the lower one may have."""
+        layer = self.network.activation(index)
+        own = layer.lines(interval)
+        free = None if self.slope == "adaptive" else layer.free_slopes(interval)
+        if free is None:
+            return own
+        return layer.lines_with(
+            interval, free.lower.lower if self.slope == "zero" else free.lower.upper, own.upper_slope
+        )
+
     def relax(self, index: int, interval: Interval) -> None:
-        lines = self.network.activation(index).lines(interval)
+        lines = self.lines(index, interval)
         self.chosen[index] = Lines(*(channels_inside(getattr(lines, f.name)) for f in fields(lines)))
         self.rounding.enter_lines(index, interval, lines)
 
