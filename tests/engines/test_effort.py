@@ -110,9 +110,10 @@ class TestEngines:
         assert effort.progress(1.0).fraction == 1.0
 
     def test_a_time_limit_ends_a_call(self) -> None:
-        model, x, labels = network()
-        with watched(Effort(timeout=0.0)), pytest.raises(TimeLimitError, match="time limit of 0 s"):
-            ad.certify(model, x, labels, ad.LinfBall(0.01))
+        model, x, _ = network()
+        dual = dual_network(model, x)
+        with watched(Effort(timeout=0.0)), torch.no_grad(), pytest.raises(TimeLimitError, match="time limit of 0 s"):
+            ad.Dual().bounds(dual, ad.LinfBall(0.01).around(x))
         assert current() is None
 
     def test_nobody_need_watch(self) -> None:

@@ -84,7 +84,7 @@ class AffineDual(ABC):
         with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_as_it_is, _as_it_is):
             zeros = [coefficients.new_zeros(coefficients.shape[0], *shape).requires_grad_() for shape in shapes]
             result = self.linear(*zeros)
-        return torch.autograd.grad(result, zeros, coefficients, create_graph=again)
+        return torch.autograd.grad(result, zeros, coefficients, create_graph=again, materialize_grads=True)
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
         """The most terms of a sum W x + b, and of a sum W' nu, for operands and a result of such shapes."""

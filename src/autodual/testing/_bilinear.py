@@ -163,7 +163,10 @@ class BilinearCheck:
                 torch.full((1, *self.shape), -1.0 if end == torch.inf else end), torch.full((1, *self.shape), end)
             )
             band, image = self.layer.band(z), self.layer.image(z)
-            if bool((band.centre.isfinite() & band.radius.isfinite()).any()) or bool(image.finite().any()):
+            known = end == torch.inf and self.layer.limit is not None  # whatever the factors are
+            if bool((band.centre.isfinite() & band.radius.isfinite()).any()) or (
+                not known and bool(image.finite().any())
+            ):
                 raise AssertionError(
                     f"{self.name}: an interval with the end {end} has finite bounds, which would pass for a proof"
                 )

@@ -138,6 +138,7 @@ class ElementwiseCheck:
         """An infinite end may give infinite or undefined bounds, but no finite bound that is wrong."""
         inf = torch.inf
         ends = torch.tensor([(-inf, 1.0), (-1.0, inf), (-inf, inf), (-inf, -2.0), (2.0, inf)], dtype=self.dtype)
+        ends = ends[(ends[:, 1] >= self.domain[0]) & (ends[:, 0] <= self.domain[1])]
         z, reachable = (
             self._spread(Interval(e[:, 0], e[:, 1])) for e in (ends, ends.clamp(-1e4, 1e4).clamp(*self.domain))
         )
