@@ -258,7 +258,8 @@ class Standardize(nn.Module):
         self.register_buffer("std", std.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.std
+        centred = x - self.mean
+        return centred / self.std
 
 
 # Normalisation as the first layer of a network, so that a perturbation is measured in pixels.

@@ -308,7 +308,7 @@ def test_unknown_names_in_yaml(call: Call, tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_safetensors(call: Call, tmp_path: Path) -> None:
-    pickled = tmp_path / "model.pt"
+    pickled = tmp_path / "model"
     torch.save({"a": torch.zeros(1)}, pickled)
     code, _, said = call("certify", str(pickled), "--model", "digits", "--dataset", "digits", "--device", "cpu")
     assert code == 2

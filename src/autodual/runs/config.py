@@ -190,7 +190,7 @@ def _fill_in(c: TrainConfig) -> None:
     def put(name: str, value: Any) -> None:
         object.__setattr__(c, name, value)
 
-    if isinstance(c.label_column, int) and not isinstance(c.label_column, bool):
+    if isinstance(c.label_column, int) and not isinstance(c.label_column, bool) and abs(c.label_column) < 10**6:
         put("label_column", str(c.label_column))
     if _number(c.eps) is None and (isinstance(c.eps, Mapping | list | tuple) or is_per_feature(c.eps)):
         if c.feature_eps is not None:
