@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from autodual.evaluation.processes import Watch
     from autodual.training.trained import Target
 
-Engine = Literal["dual", "crown", "ibp", "high-probability"]
+Engine = Literal[
+    "dual", "crown", "ibp", "crown-ibp", "crown-zero", "best", "best-everywhere", "alpha", "high-probability",
+]  # fmt: skip
 Limit = Annotated[int | None, typer.Option(help="only the first so many test images; all when not given", min=1)]
 
 
