@@ -2,21 +2,22 @@
 
     python benchmarks/slopes.py --data DIR [--images 200] [--device cuda] [--out benchmarks/results/slopes.md] [NETWORK ...]
 
-An image is open if the network is right about it, an attack does not break it, and `Dual()` does not certify it. The first so many open
-test images of every network are given to all engines, in batches of 8. Images that `Crown()` certifies leave `AlphaCrown` at once, so
-its seconds of optimisation are those beyond the seconds of `Crown()`.
+An image is open if the network is right about it, an attack does not break it, and `Dual()` does not certify it. The first so many
+open test images of every network are given to all engines, in batches of 8. What `Crown()` certifies leaves `AlphaCrown` at once,
+so its seconds of optimisation are those beyond the seconds of `Crown()`. Tables of networks that are not named are kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import textwrap
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from machine import describe
+from machine import describe, in_words
 from torch import Tensor, nn
 
 import autodual as ad
@@ -51,17 +52,32 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # that some calls will take more than a minute
     torch.set_num_threads(1)
-    tables = [table(name, given.data, given.images, torch.device(given.device)) for name in given.networks]
-    text = "\n".join(["# Optimised slopes", "", *introduction(given.images, torch.device(given.device)), "", *tables])
-    given.out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    device = torch.device(given.device)
+    tables = _tables(given.out)
+    for name in given.networks:
+        tables[name] = table(name, given.data, given.images, device)
+        given.out.write_text("\n".join([*INTRODUCTION, *(tables[name] for name in sorted(tables))]), encoding="utf-8")
 
 
-def introduction(images: int, device: torch.device) -> list[str]:
-    return [
-        f"Written by `benchmarks/slopes.py`: {describe(device)}; up to {images} open images for each network (right, not broken by an",
-        "attack, not certified by `Dual()`), in batches of 8, one thread. Gain: how much larger the smallest margin is than that of",
-        "`Crown()`, on average. Per second of optimisation: images that `Crown()` does not certify, over the seconds beyond those of `Crown()`.",
-    ]
+INTRODUCTION = (
+    "# Optimised slopes",
+    "",
+    "Written by `benchmarks/slopes.py`. Images are open: right, not broken by an attack, not certified by `Dual()`. They come in",
+    "batches of 8. Gain: how much larger the smallest margin is than that of `Crown()`, on average. Per second: images that `Crown()`",
+    "does not certify, for each second of optimisation, which are the seconds beyond those of `Crown()`.",
+    "",
+)
+
+
+def _tables(file: Path) -> dict[str, str]:
+    """The tables that a file holds, by network."""
+    parts = file.read_text(encoding="utf-8").split("\n## ")[1:] if file.exists() else []
+    return {part.splitlines()[0]: "## " + part.rstrip("\n") + "\n" for part in parts}
+
+
+def on(device: torch.device) -> str:
+    gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    return in_words(describe("torch")) + gpu
 
 
 def table(name: str, data: Path, images: int, device: torch.device) -> str:
@@ -76,8 +92,8 @@ def table(name: str, data: Path, images: int, device: torch.device) -> str:
     ]
     columns = [column(model, x, labels, run.ball, e) for e in (*engines, *(ad.AlphaCrown(steps=s) for s in STEPS))]
     crown = columns[1]
-    lines = [f"## {name}", "", f"{run.ball!r}; {len(x)} open images among the first {tried} of the test set.", ""]
-    lines += ["| engine | certified | gain | s / image | per second of optimisation |", "|---|---|---|---|---|"]
+    lines = [f"## {name}", "", f"{run.ball!r}; {len(x)} open images, of the first {tried} of the test set.", ""]
+    lines += ["| engine | certified | gain | s / image | per second |", "|---|---|---|---|---|"]
     for one in columns:
         more = int((one.certified & ~crown.certified).sum())
         beyond = one.seconds - crown.seconds
@@ -86,7 +102,7 @@ def table(name: str, data: Path, images: int, device: torch.device) -> str:
         shown = f"`{one.engine!r}`"
         lines.append(f"| {shown} | {int(one.certified.sum())} | {gain} | {one.seconds / len(x):.2f} | {rate} |")
         print(lines[-1], flush=True)
-    return "\n".join([*lines, "", ""])
+    return "\n".join([*lines, "", *textwrap.wrap(on(device), 135), ""])
 
 
 def open_images(

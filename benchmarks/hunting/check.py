@@ -24,7 +24,9 @@ from hunting.case import NAMES, Ball, Beside, Case, Layer, flat, mapped, single
 
 ENGINES = (
     "ad.IBP()", "ad.Dual()", "ad.Crown()", "ad.ForwardDual()", "ad.Dual(intersect=True)", "ad.Crown(intersect=True)",
-    "ad.Dual(intermediate=ad.IBP())", "ad.Crown(intermediate=ad.Dual())",
+    "ad.Dual(intermediate=ad.IBP())", "ad.Crown(intermediate=ad.Dual())", "ad.Crown(lower='zero')", "ad.Crown(lower='one')",
+    "ad.AlphaCrown(steps=2)", "ad.AlphaCrown(steps=3, lr=2.0)", "ad.AlphaCrown(steps=2, intersect=True)",
+    "ad.BestOf(ad.IBP(), ad.Dual(), ad.Crown())", "ad.BestOf(ad.Dual(), ad.Crown(), every_activation=True)",
 )  # fmt: skip
 SEARCH_STEPS, SEARCH_POINTS = 12, 24
 

@@ -47,7 +47,7 @@ class Counting(ad.BoundEngine):
 
 
 class TestSoundness:
-    @pytest.mark.parametrize("seed", range(24))
+    @pytest.mark.parametrize("seed", range(10))
     def test_bounds_hold(self, seed: int) -> None:
         recipe = drawn_recipe(seed)
         model, sets = build(recipe), region(SETS[seed % 6], recipe.shape, 2, seed)
@@ -140,18 +140,15 @@ class TestDeciding:
         ball = ad.LinfBall(0.06)
         best = ad.certify(model, x, labels, ball, CHEAP_FIRST)
         each = [ad.certify(model, x, labels, ball, engine) for engine in CHEAP_FIRST.engines]
-        assert (
-            torch.equal(best.certified, torch.stack([e.certified for e in each]).any(0))
-            or (best.certified | ~torch.stack([e.certified for e in each]).any(0)).all()
-        )
+        assert (best.certified | ~torch.stack([e.certified for e in each]).any(0)).all()
         assert not each[0].certified.all()
 
     def test_what_is_decided_leaves_the_batch(self) -> None:
-        model, x = convnet(), batch(40, 1, 6, 6)
+        model, x = mlp(6, 16, 16, 3, seed=1), batch(40, 6)
         labels, later = model(x).argmax(1), Counting(ad.Crown())
         labels[:5] = (labels[:5] + 1) % 3  # wrong at the centre of their sets, so that nothing can be proved
-        plain = ad.certify(model, x, labels, ad.LinfBall(0.03), ad.Dual())
-        ad.certify(model, x, labels, ad.LinfBall(0.03), ad.BestOf(ad.Dual(), later))
+        plain = ad.certify(model, x, labels, ad.LinfBall(0.15), ad.Dual())
+        ad.certify(model, x, labels, ad.LinfBall(0.15), ad.BestOf(ad.Dual(), later))
         open_ = int((~plain.certified_as_run & plain.right).sum())
         assert 0 < open_ < 35
         assert later.given == [open_]

@@ -14,6 +14,8 @@ from autodual.engines.prepare import dual_network
 
 ENGINES = (
     ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual(), ad.Dual(intersect=True), ad.Crown(intermediate=ad.IBP()),
+    ad.Crown(lower="zero"), ad.BestOf(ad.IBP(), ad.Dual(), ad.Crown()), ad.BestOf(ad.Dual(), ad.Crown(), every_activation=True),
+    ad.AlphaCrown(steps=2),
 )  # fmt: skip
 BALLS = (
     ad.LinfBall(0.0),

@@ -14,7 +14,7 @@ BALLS = (ad.LinfBall(2**-4), ad.LinfBall(2**-2, clip=(-1, 1)), ad.L2Ball(2**-2),
 """Sizes that float32 holds exactly, so that both precisions bound the same set."""
 ENGINES = (
     ad.Dual(), ad.ForwardDual(), ad.Crown(), ad.Dual(intersect=True), ad.IBP(), ad.Crown(intermediate=ad.IBP()),
-    ad.Dual(intermediate=ad.IBP()),
+    ad.Dual(intermediate=ad.IBP()), ad.Crown(lower="one"), ad.BestOf(ad.Dual(), ad.Crown(), every_activation=True),
 )  # fmt: skip
 
 PROBABLE = (ad.HighProbability(), ad.HighProbability(1e-6, k=500, m=2, merged=False))

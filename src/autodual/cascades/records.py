@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._files import decode_tensors, encode_tensors, read_json, read_weights, replacing, to_json
 from autodual.certificates.certificate import collapse
-from autodual.engines import IBP, BoundEngine, Crown, Dual, ForwardDual
+from autodual.engines import IBP, AlphaCrown, BoundEngine, Crown, Dual, ForwardDual
 from autodual.sets import L1Ball, L2Ball, LinfBall, Perturbation
 
 
@@ -229,7 +229,7 @@ def _mean(flags: Tensor) -> float:
 Json: TypeAlias = Any
 RECORD = "stages.json"
 FORMAT, VERSION = "autodual combination", 1
-SAVED_ENGINES: dict[str, type[BoundEngine]] = {e.__name__: e for e in (Dual, Crown, IBP, ForwardDual)}
+SAVED_ENGINES: dict[str, type[BoundEngine]] = {e.__name__: e for e in (Dual, Crown, AlphaCrown, IBP, ForwardDual)}
 """The engines whose bounds are proofs."""
 NORMS: dict[type[Perturbation], str] = {LinfBall: "linf", L2Ball: "l2", L1Ball: "l1"}
 """The balls of a norm, and the norm's name."""

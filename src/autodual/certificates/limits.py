@@ -13,6 +13,8 @@ from typing import TypeVar
 
 from autodual._errors import ArgumentError
 from autodual.engines.backward.dual import BackwardEngine, Crown, Dual
+from autodual.engines.backward.slopes import AlphaCrown
+from autodual.engines.best import BestOf
 from autodual.engines.effort import Effort, Progress, TimeLimitError, watched
 from autodual.engines.ibp import IBP
 from autodual.engines.results import BoundEngine
@@ -109,6 +111,10 @@ class _Teller:
 
 def cheaper_engines(engine: BoundEngine) -> list[BoundEngine]:
     """Engines that bound the same with less work, the tightest first."""
+    if isinstance(engine, AlphaCrown):
+        return [engine.start]
+    if isinstance(engine, BestOf):
+        return list(engine.engines[:-1])[::-1]
     if isinstance(engine, Crown) and engine.intermediate is None:
         return [Dual(), Crown(intermediate=IBP())]
     if isinstance(engine, BackwardEngine):

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from autodual.evaluation.processes import Watch
     from autodual.training.trained import Target
 
-Engine = Literal["dual", "crown", "ibp", "high-probability"]
+Engine = Literal[
+    "dual", "crown", "ibp", "crown-ibp", "crown-zero", "best", "best-everywhere", "alpha", "high-probability",
+]  # fmt: skip
 TARGET_HELP = (
     "run folder; ONNX file with --dataset; weights (safetensors or .pt) with --model and --dataset; or file.py:factory with --weights "
     "and --dataset"

@@ -132,8 +132,8 @@ class BestOf(BoundEngine):
         >>> best = ad.BestOf(ad.IBP(), ad.Crown(lower="zero", intermediate=ad.IBP()), ad.Dual(), ad.Crown())
         >>> model, (images, labels) = ad.load_digits_network(), ad.load_digits("test")
         >>> ball = ad.LinfBall(0.08, clip=(0.0, 1.0))
-        >>> [int(ad.certify(model, images[:50], labels[:50], ball, e).certified.sum()) for e in (ad.Dual(), ad.Crown(), best)]
-        [42, 43, 43]
+        >>> [int(ad.certify(model, images[:100], labels[:100], ball, engine).certified.sum()) for engine in (ad.IBP(), best)]
+        [0, 87]
     """
 
     engines: tuple[BoundEngine, ...]

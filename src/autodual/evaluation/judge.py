@@ -21,7 +21,7 @@ from autodual.certificates import Certificate, HighProbabilityCertificate, certi
 from autodual.certificates.certificate import collapse
 from autodual.certificates.proof import describe
 from autodual.data import Examples
-from autodual.engines import IBP, BoundEngine, Crown, Dual, HighProbability
+from autodual.engines import IBP, AlphaCrown, BestOf, BoundEngine, Crown, Dual, HighProbability
 from autodual.engines.effort import TimeLimitError
 from autodual.engines.prepare import capture, dual_network
 from autodual.engines.results import generators
@@ -48,7 +48,16 @@ from autodual.runs.lines import (
 from autodual.runs.records import Basis, Summary, plain
 from autodual.sets import Perturbation
 
-ENGINES: dict[str, BoundEngine] = {"dual": Dual(), "crown": Crown(), "ibp": IBP()}
+ENGINES: dict[str, BoundEngine] = {
+    "dual": Dual(),
+    "crown": Crown(),
+    "ibp": IBP(),
+    "crown-ibp": Crown(intermediate=IBP()),
+    "crown-zero": Crown(lower="zero", intermediate=IBP()),
+    "best": BestOf(IBP(), Crown(lower="zero", intermediate=IBP()), Dual(), Crown()),
+    "best-everywhere": BestOf(Dual(), Crown(), every_activation=True),
+    "alpha": BestOf(IBP(), Crown(lower="zero", intermediate=IBP()), Dual(), AlphaCrown()),
+}
 """Engines that prove, by their names on the command line."""
 SMALL_UNITS = 10_000
 """Units, the input's features included, of a network whose certificates are found for a whole batch at once."""

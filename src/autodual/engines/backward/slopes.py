@@ -372,9 +372,9 @@ class AlphaCrown(BackwardEngine):
     Examples:
         >>> import autodual as ad
         >>> model, (images, labels) = ad.load_digits_network(), ad.load_digits("test")
-        >>> engines = ad.Crown(), ad.AlphaCrown(steps=5)
-        >>> [int(ad.certify(model, images[:50], labels[:50], ad.LinfBall(0.1), e).certified.sum()) for e in engines]
-        [37, 38]
+        >>> ball, engines = ad.LinfBall(0.08, clip=(0.0, 1.0)), (ad.Crown(), ad.AlphaCrown(steps=5))
+        >>> [int(ad.certify(model, images[:100], labels[:100], ball, e).certified.sum()) for e in engines]
+        [87, 88]
     """
 
     steps: int = 10
