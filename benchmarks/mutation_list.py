@@ -524,7 +524,7 @@ RUNS = [
     ),
     mutation(
         "ramp off by one", "runs/config.py",
-        "return start + (config.eps - start) * epoch / (ramp - 1)", "return start + (config.eps - start) * epoch / ramp",
+        "return start + (end - start) * since / (ramp - 1)", "return start + (end - start) * since / ramp",
         "runs/test_schedule.py",
     ),
     mutation(
@@ -580,14 +580,13 @@ TRAINING = [
         "training/test_update.py",
     ),
     mutation(
-        "weights of the two losses exchanged", "training/step.py",
-        "loss = self.weight * robust + (1 - self.weight) * F.cross_entropy(clean, labels)",
-        "loss = (1 - self.weight) * robust + self.weight * F.cross_entropy(clean, labels)",
+        "weights of the two losses exchanged", "training/objectives.py",
+        "return weight * robust + (1 - weight) * usual", "return (1 - weight) * robust + weight * usual",
         "training/test_update.py",
     ),
     mutation(
         "eps of the first epoch for all", "training/loop.py",
-        "eps.fill_(eps_at(config, epoch))", "eps.fill_(eps_at(config, 0))",
+        "size = pace.at(epoch, (batch + 1) / batches)", "size = pace.at(0, (batch + 1) / batches)",
         "training/test_update.py",
     ),
     mutation(

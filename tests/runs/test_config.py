@@ -94,7 +94,8 @@ NONSENSE = (
 @pytest.mark.parametrize("field", fields(TrainConfig), ids=lambda f: f.name)
 def test_nonsense_is_refused_and_its_field_named(field: Field[Any]) -> None:
     fine = {"bool": True, "str": "x"}.get(str(field.type).split(" ")[0])
-    for value in (v for v in NONSENSE if v is not fine):
+    several = field.name == "lr_milestones"  # of which there may be one
+    for value in (v for v in NONSENSE if v is not fine and not (several and v == [1])):
         with pytest.raises(ad.ArgumentError, match=rf"^file\.yaml: {field.name}\b"):
             TrainConfig.from_mapping({field.name: value}, "file.yaml")
 

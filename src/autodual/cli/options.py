@@ -14,7 +14,7 @@ from autodual._errors import ArgumentError
 from autodual.cli.terminal import speaks
 from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction
 
-TARGET = ("dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device")
+TARGET = ("dataset", "data_folder", "model", "normalise", "per_channel", "norm", "eps", "clip", "device")
 """What `certify` and `attack` may change about a run, or must know about bare weights."""
 
 DEFAULTS = "the defaults"
@@ -124,6 +124,8 @@ def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Paramet
     shape = None
     if float in kinds:
         hint, convert, shape = str, _number, "NUMBER"
+    elif tuple[float, ...] in kinds:
+        hint, convert, shape = str, _numbers, "NUMBER,NUMBER..."
     elif tuple[float, float] in kinds:
         hint, convert, shape = tuple[str, str], _two_numbers, "LOW HIGH"
     option = typer.Option(names, help=text + shown, show_default=False, callback=convert, metavar=shape)
@@ -139,6 +141,15 @@ def _number(text: str | None) -> float | None:
     if number is None:
         raise typer.BadParameter(f"expected a number, such as 0.1 or 2/255, got {text!r}")
     return number
+
+
+def _numbers(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    found = [number for number in map(_parsed, text.split(",")) if number is not None]
+    if len(found) < text.count(",") + 1:
+        raise typer.BadParameter(f"expected numbers with commas between them, such as 120,140 or 3/4,7/8, got {text!r}")
+    return tuple(found)
 
 
 def _two_numbers(texts: tuple[str, str] | None) -> tuple[float, float] | None:

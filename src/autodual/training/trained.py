@@ -166,7 +166,7 @@ def _results_folder(folder: Path | str | None) -> Path:
 def _named(config: TrainConfig) -> nn.Module:
     """The untrained network that the config names; leaves the CPU's random state alone."""
     shape, classes = form_of(config.dataset, config.data_folder)
-    statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
+    statistics = any_mean_std(config.dataset, shape[0], config.per_channel) if config.normalise else None
     with torch.random.fork_rng(devices=[]):
         return make_model(config.model, shape, classes, statistics)
 
@@ -296,7 +296,7 @@ def open_target(
         data = data.take(limit)
     # The weights hold the values that they were trained with; these only have their shape.
     trained_on = own.dataset if place.is_dir() else config.dataset
-    statistics = mean_std(trained_on, data) if config.normalise else None
+    statistics = mean_std(trained_on, data, config.per_channel) if config.normalise else None
     device, ball = own_device(make_device(config.device)), make_ball(config)
 
     def build(stage: int) -> nn.Module:
@@ -305,7 +305,7 @@ def open_target(
     combination: Combination | None = None
     if place.is_dir():
         model, combination = _with_weights(place, build, ball)
-        if (config.model, config.normalise) == (own.model, own.normalise):
+        if all(getattr(config, name) == getattr(own, name) for name in ("model", "normalise", "per_channel")):
             _check_as_evaluated(place, config.model, model, data.shape)
     else:
         model = build(0)
