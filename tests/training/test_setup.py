@@ -208,7 +208,7 @@ def test_a_run_that_goes_on_keeps_its_statistics(tmp_path: Path, monkeypatch: py
     with pytest.raises(StoppedError):
         train(config, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) > 0))
     mean, _ = mean_std("digits", load("digits", "train").take(40).split(0.5, config.seed)[0])
-    monkeypatch.setattr(import_module("autodual.training.fitting"), "mean_std", lambda name, data: ((0.0,), (1.0,)))
+    monkeypatch.setattr(import_module("autodual.training.fitting"), "mean_std", lambda *_: ((0.0,), (1.0,)))
     train(config, tmp_path / "run", resume=True)
     target = open_named(tmp_path / "run", {"device": "cpu"}, 3)
     first = next(m for m in target.model.modules() if isinstance(m, Normalize))
