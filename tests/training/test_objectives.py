@@ -62,7 +62,9 @@ def _normed() -> nn.Sequential:
     return model.train()
 
 
-def _plain(model: nn.Sequential, at: Tensor, low: Tensor, high: Tensor, points: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _plain(
+    model: nn.Sequential, at: Tensor, low: Tensor, high: Tensor, points: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Worst scores over boxes by interval arithmetic, scores at points, and [l, u] at ReLUs; batch norm by the statistics of `at`."""
     entering = []
     for layer in model[:-1]:
@@ -185,7 +187,9 @@ def _regularisers(width: float, entering: list[Tensor]) -> float:
     return total / len(entering) / 0.5
 
 
-@pytest.mark.parametrize("shift", [0.0, 2.0, -2.0, 50.0, -50.0], ids=["", "active", "inactive", "all active", "all inactive"])
+@pytest.mark.parametrize(
+    "shift", [0.0, 2.0, -2.0, 50.0, -50.0], ids=["", "active", "inactive", "all active", "all inactive"]
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_regularisers_are_their_formulas(kind: str, shift: float) -> None:
     model = MODELS[kind]()
@@ -382,7 +386,9 @@ def test_a_network_with_batch_norm_has_the_worst_scores_of_its_own_bounds() -> N
     labels = torch.arange(12) % 10
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.momentum = 1.0  # running statistics become those of the batch, but for the correction of the variance
+            module.momentum = (
+                1.0  # running statistics become those of the batch, but for the correction of the variance
+            )
     loss = Objective(model, BALL, ad.IBP(), attack=Given(x), mix_with="adversarial", weight=0.5)(x, labels)
     evaluated = copy.deepcopy(model)
     sizes = iter([12 * 64, 12 * 16, 12 * 4, 12])
