@@ -43,7 +43,9 @@ def test_a_part_of_the_training_gives_way_to_the_warm_up() -> None:
     short = TrainConfig(epochs=2, eps_schedule="smooth", warm_up=1, eps_part=1.0)
     check_ramp(short)
     assert eps_at(short, 1) == 0.1
-    with pytest.raises(ad.ArgumentError, match=r"eps_epochs is 4 after 2 of warm-up, but training ends after 5.*at least 6"):
+    with pytest.raises(
+        ad.ArgumentError, match=r"eps_epochs is 4 after 2 of warm-up, but training ends after 5.*at least 6"
+    ):
         check_ramp(TrainConfig(epochs=5, eps_schedule="smooth", warm_up=2, eps_epochs=4))
 
 
