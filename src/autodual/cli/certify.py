@@ -189,7 +189,7 @@ def _asked_about(opened: Target, file: Path) -> Asked:
     config, folder = opened.config, file.parent
     model, dataset = (to_folder(name, getattr(config, name), folder) for name in NAMED)
     options = (config.normalise, config.norm, config.eps, config.clip)
-    return Asked(relative(opened.place, folder), model, dataset, *options)
+    return Asked(relative(opened.place, folder), model, dataset, *options, per_channel=config.per_channel or None)
 
 
 def _check_way(files: Sequence[Path], resume: bool, overwrite: bool) -> None:

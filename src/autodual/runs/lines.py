@@ -125,6 +125,7 @@ class Asked:
     norm: str | None = optional()
     eps: float | None = optional()
     clip: tuple[float, float] | None = None
+    per_channel: bool | None = optional()
 
 
 @dataclass(frozen=True)
