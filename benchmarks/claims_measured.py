@@ -18,8 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 import autodual as ad
 from autodual.data import ImageData, load, mean_std
 from autodual.runs.config import TrainConfig
+from autodual.training.objectives import Objective
 from autodual.training.setup import make_ball, make_engine, make_model, make_optimiser
-from autodual.training.step import RobustObjective, StandardObjective, make_step
+from autodual.training.step import make_step
 
 Say = Callable[[str], None]
 BALL = ad.LinfBall(0.1, clip=(0.0, 1.0))
@@ -229,7 +230,7 @@ def trained_plainly(
     """The network after some epochs of ordinary training, with the optimiser and the learning rate of the config."""
     generator = torch.Generator().manual_seed(seed)
     step = make_step(
-        StandardObjective(model), make_optimiser(config, model), generator, config.clip_gradients, config.batch
+        Objective.standard(model), make_optimiser(config, model), generator, config.clip_gradients, config.batch
     )
     for epoch in range(epochs):
         losses = [float(step(*batch)[0]) for batch in _batches(data, config.batch, generator)]
@@ -330,7 +331,7 @@ def train_robustly(model: nn.Module, data: ImageData, short: Short, seed: int, s
     for epoch in range(short.epochs):
         ramp = min(1.0, epoch / max(1, short.epochs // 2))
         ball = ad.LinfBall(0.01 + ramp * (float(BALL.eps) - 0.01), clip=(0.0, 1.0))
-        step = make_step(RobustObjective(model, ball, ad.Projected(short.k)), optimiser, generator, None, BATCH)
+        step = make_step(Objective.robust(model, ball, ad.Projected(short.k)), optimiser, generator, None, BATCH)
         mean = statistics.fmean([float(step(*batch)[0]) for batch in _batches(data, BATCH, generator)])
         schedule.step()
         say(f"  epoch {epoch + 1} of {short.epochs}, eps {float(ball.eps):.3f}: robust loss {mean:.3f}")
@@ -406,7 +407,7 @@ def steps_of_training(data: ImageData, config: TrainConfig, device: str) -> None
     torch.manual_seed(0)
     model, generator = ad.models.small(1, 28).to(device).train(), torch.Generator(device).manual_seed(0)
     ball = make_ball(config, torch.tensor(config.eps, device=device))
-    objective, optimiser = RobustObjective(model, ball, make_engine(config)), make_optimiser(config, model)
+    objective, optimiser = Objective.robust(model, ball, make_engine(config)), make_optimiser(config, model)
     step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch)
     here = data.to(device)
     for _ in range(STEPS):

@@ -26,8 +26,9 @@ from autodual.runs import TrainConfig
 from autodual.runs.config import read_yaml
 from autodual.training import load_run
 from autodual.training.fitting import train
+from autodual.training.objectives import Objective
 from autodual.training.setup import make_ball, make_device, make_engine, make_model, make_optimiser
-from autodual.training.step import RobustObjective, make_step
+from autodual.training.step import make_step
 
 BATCH = 50
 """Examples that are certified together."""
@@ -57,7 +58,7 @@ def seconds_of_step(config: TrainConfig) -> float:
     x, labels = data.scaled(slice(0, config.batch)).to(device), data.labels[: config.batch].to(device)
     engine = make_engine(config)
     assert engine is not None
-    objective = RobustObjective(model, make_ball(config), engine)
+    objective = Objective.robust(model, make_ball(config), engine)
     optimiser = make_optimiser(config.with_changes(lr=1e-9), model)
     step = make_step(objective, optimiser, torch.Generator(device).manual_seed(0), config.clip_gradients, config.batch)
     times = []

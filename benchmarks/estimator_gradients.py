@@ -40,7 +40,8 @@ import autodual as ad
 from autodual.data import load
 from autodual.engines import Draws
 from autodual.kernels.stream import Angles
-from autodual.training.step import RobustObjective, make_step
+from autodual.training.objectives import Objective
+from autodual.training.step import make_step
 
 IMAGES = 10
 BATCH = 50
@@ -185,7 +186,7 @@ def trained(case: Case, folder: Path | None, steps: int, device: torch.device) -
     x, labels = examples(case, folder, "train", device)
     eps = torch.zeros((), device=device)
     ball = ad.LinfBall(eps, clip=case.ball.clip)
-    objective = RobustObjective(model, ball, ad.Projected(20))
+    objective = Objective.robust(model, ball, ad.Projected(20))
     optimiser = torch.optim.Adam(
         model.parameters(), lr=1e-3, fused=device.type == "cuda", capturable=device.type == "cuda"
     )
@@ -262,7 +263,7 @@ def compare(
 
 def milliseconds(model: nn.Module, case: Case, way: Way, k: int, x: Tensor, labels: Tensor) -> float:
     """One step of training without an update, median of some; random numbers count."""
-    objective = RobustObjective(model, case.ball, way.engine(k))
+    objective = Objective.robust(model, case.ball, way.engine(k))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0, fused=x.is_cuda)
     step = make_step(objective, optimiser, torch.Generator(x.device), None, len(x))
     rounds = 12 if x.is_cuda else 3

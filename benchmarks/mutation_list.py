@@ -437,7 +437,7 @@ CERTIFICATES = [
     ),
     mutation(
         "robust loss of the best scores", "certificates/loss.py",
-        "return dual.forward(x), -engine.minimum(", "return dual.forward(x), engine.minimum(",
+        "return -engine.minimum(dual, region, spec).lower", "return engine.minimum(dual, region, spec).lower",
         "certificates/test_loss.py",
     ),
     mutation(
@@ -538,7 +538,7 @@ RUNS = [
     ),
     mutation(
         "ramp off by one", "runs/config.py",
-        "return start + (config.eps - start) * epoch / (ramp - 1)", "return start + (config.eps - start) * epoch / ramp",
+        "return start + (end - start) * since / (ramp - 1)", "return start + (end - start) * since / ramp",
         "runs/test_schedule.py",
     ),
     mutation(
@@ -599,15 +599,39 @@ TRAINING = [
         "training/test_update.py",
     ),
     mutation(
-        "weights of the two losses exchanged", "training/step.py",
-        "loss = self.weight * robust + (1 - self.weight) * F.cross_entropy(clean, labels)",
-        "loss = (1 - self.weight) * robust + self.weight * F.cross_entropy(clean, labels)",
+        "weights of the two losses exchanged", "training/objectives.py",
+        "return weight * robust + (1 - weight) * usual", "return (1 - weight) * robust + weight * usual",
         "training/test_update.py",
     ),
     mutation(
         "eps of the first epoch for all", "training/loop.py",
-        "eps.fill_(eps_at(config, epoch))", "eps.fill_(eps_at(config, 0))",
+        "size = pace.at(epoch, (batch + 1) / batches)", "size = pace.at(0, (batch + 1) / batches)",
         "training/test_update.py",
+    ),
+    mutation(
+        "small box sticks out of the ball", "training/objectives.py",
+        "room = self.ball.eps - self.small_ball.eps", "room = self.ball.eps",
+        "training/test_objectives.py",
+    ),
+    mutation(
+        "batch normalisation trains while the attack searches", "training/objectives.py",
+        "        with evaluating(model):\n            return self.search(", "        if True:\n            return self.search(",
+        "training/test_objectives.py",
+    ),
+    mutation(
+        "inactive units counted as active", "training/objectives.py",
+        "(found.upper < 0).to(width)", "(found.upper > 0).to(width)",
+        "training/test_objectives.py",
+    ),
+    mutation(
+        "mean of epochs falls behind", "training/averages.py",
+        "1 / (epoch - self.first + 1)", "1 / (epoch - self.first + 2)",
+        "training/test_averages.py",
+    ),
+    mutation(
+        "smooth ramp with a corner", "runs/config.py",
+        "a * m**p + a * p * m ** (p - 1) * (x - m)", "a * m**p + a * m ** (p - 1) * (x - m)",
+        "runs/test_modern_schedules.py",
     ),
     mutation(
         "same numbers at every step", "training/loop.py",

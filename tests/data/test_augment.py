@@ -134,3 +134,15 @@ def test_on_the_gpu_nothing_waits() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(out.cpu(), augment(images.cpu(), crop=4, flip=True, noise=torch.zeros(64, 3)))
     assert torch.equal(augment(images, generator(5), 4, True).cpu(), augment(images.cpu(), generator(5), 4, True))
+
+
+def test_edges_are_repeated_where_that_is_asked_for() -> None:
+    """The same window of an image that PyTorch has padded."""
+    images = torch.randint(0, 256, (8, 3, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(8, 3, generator=torch.Generator().manual_seed(1))
+    noise[:, 2] = 0.0
+    found = augment(images, crop=2, flip=True, noise=noise, edge=True)
+    padded = F.pad(images.float(), (2, 2, 2, 2), mode="replicate").byte()
+    for image, whole, (down, right, _) in zip(found, padded, (noise * 5).long().tolist(), strict=True):
+        assert torch.equal(image, whole[:, down : down + 5, right : right + 6])
+    assert not torch.equal(found, augment(images, crop=2, flip=True, noise=noise))

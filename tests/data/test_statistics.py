@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from autodual.data import ImageData, load, mean_std
+from autodual.data import ImageData, any_mean_std, load, mean_std
 from autodual.data import images as module
 from autodual.models import Normalize
 
@@ -60,3 +60,14 @@ def test_a_constant_channel_is_only_shifted(dtype: torch.dtype) -> None:
     assert isinstance(std, tuple)
     assert std[1] == 1
     assert std[0] < 1
+
+
+def test_newer_papers_have_a_deviation_for_each_channel() -> None:
+    expected = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    assert (
+        mean_std("cifar10", some(torch.uint8), per_channel=True)
+        == any_mean_std("cifar10", 3, per_channel=True)
+        == expected
+    )
+    assert mean_std("cifar10", some(torch.uint8)) == ((0.485, 0.456, 0.406), 0.225)
+    assert mean_std("mine", some(torch.uint8), per_channel=True) == mean_std("mine", some(torch.uint8))

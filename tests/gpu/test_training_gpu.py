@@ -13,16 +13,9 @@ from autodual.digits import digits_network, load_digits
 from autodual.engines import Projected
 from autodual.runs.config import TrainConfig
 from autodual.sets import LinfBall
+from autodual.training.objectives import Objective
 from autodual.training.setup import make_optimiser, set_lr
-from autodual.training.step import (
-    WARM_UP,
-    GraphStep,
-    RobustObjective,
-    Step,
-    kept_random_state,
-    make_step,
-    seed_globally,
-)
+from autodual.training.step import WARM_UP, GraphStep, Step, kept_random_state, make_step, seed_globally
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +28,7 @@ def test_the_captured_step_is_the_plain_step() -> None:
     for kind in (Step, GraphStep):
         network = copy.deepcopy(model)
         eps = torch.tensor(0.02, device="cuda")
-        objective = RobustObjective(network, LinfBall(eps, clip=(0.0, 1.0)), Projected(20))
+        objective = Objective.robust(network, LinfBall(eps, clip=(0.0, 1.0)), Projected(20))
         optimiser = torch.optim.Adam(network.parameters(), 1e-3, fused=True, capturable=True)
         step = kind(objective, optimiser, torch.Generator("cuda"), 1.0)
         if isinstance(step, GraphStep):
@@ -53,7 +46,7 @@ def test_the_captured_step_is_the_plain_step() -> None:
 
 def test_a_capture_leaves_the_global_numbers_as_they_were_and_seeding_goes_on_after_it() -> None:
     images, labels = (t[:50].cuda() for t in load_digits("train"))
-    objective = RobustObjective(digits_network().cuda(), LinfBall(0.02), Projected(20))
+    objective = Objective.robust(digits_network().cuda(), LinfBall(0.02), Projected(20))
     optimiser = torch.optim.Adam(objective.parameters(), 1e-3, fused=True, capturable=True)
     step = make_step(objective, optimiser, torch.Generator("cuda"), None, 50)
     torch.manual_seed(5)
@@ -81,7 +74,7 @@ def test_a_captured_step_moves_buffers_as_a_plain_one_does(kind: str) -> None:
     found = []
     for step_kind in (Step, GraphStep):
         network = copy.deepcopy(model).cuda().train()
-        objective = RobustObjective(network, LinfBall(0.02), Projected(20))
+        objective = Objective.robust(network, LinfBall(0.02), Projected(20))
         step = step_kind(
             objective, torch.optim.SGD(network.parameters(), 0.0, fused=True), torch.Generator("cuda"), None
         )
@@ -99,7 +92,7 @@ def test_a_captured_step_moves_buffers_as_a_plain_one_does(kind: str) -> None:
 def test_the_numbers_of_a_captured_step_follow_from_its_seed_alone() -> None:
     images, labels = (t[:50].cuda() for t in load_digits("train"))
     network = digits_network().cuda()
-    objective = RobustObjective(network, LinfBall(0.02), Projected(20))
+    objective = Objective.robust(network, LinfBall(0.02), Projected(20))
     generator = torch.Generator("cuda")
 
     def noisy(x: Tensor, numbers: torch.Generator) -> Tensor:
@@ -122,7 +115,7 @@ def test_a_captured_step_obeys_a_new_learning_rate() -> None:
     config = TrainConfig(dataset="digits", model="digits", eps=0.02)
     optimiser = make_optimiser(config, network)
     step = make_step(
-        RobustObjective(network, LinfBall(0.02), Projected(20)), optimiser, torch.Generator("cuda"), 1.0, 50
+        Objective.robust(network, LinfBall(0.02), Projected(20)), optimiser, torch.Generator("cuda"), 1.0, 50
     )
     for _ in range(WARM_UP + 2):
         step(images, labels)
@@ -137,7 +130,7 @@ def test_memory_does_not_grow_over_a_thousand_steps() -> None:
     network = digits_network().cuda()
     optimiser = torch.optim.SGD(network.parameters(), 1e-3, fused=True)
     step = make_step(
-        RobustObjective(network, LinfBall(0.02), Projected(20)), optimiser, torch.Generator("cuda"), 1.0, 50
+        Objective.robust(network, LinfBall(0.02), Projected(20)), optimiser, torch.Generator("cuda"), 1.0, 50
     )
     for _ in range(WARM_UP + 5):
         step(images, labels)

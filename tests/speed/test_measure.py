@@ -30,7 +30,8 @@ from autodual.speed.measure import (
 )
 from autodual.speed.problems import OurSteps, Problem
 from autodual.speed.trials import achieved
-from autodual.training.step import GraphStep, RobustObjective, Step
+from autodual.training.objectives import Objective
+from autodual.training.step import GraphStep, Step
 
 CPU = torch.device("cpu")
 A, B, WEIGHT = torch.rand(5, 3), torch.rand(5, 3), torch.rand(4, 3)
@@ -97,8 +98,8 @@ def test_operations_of_a_whole_step_are_those_of_pytorchs_own_counter() -> None:
     steps = _steps()
     found = steps.counted()
     objective = steps.step.objective
-    assert isinstance(objective, RobustObjective)
-    network = objective.loss._network(steps.x)
+    assert isinstance(objective, Objective)
+    network = objective.bounded._network(steps.x)
     with patch.object(objective.loss, "_network", lambda x: network), FlopCounterMode(display=False) as theirs:
         steps()
     assert found.operations == {FLOAT32: theirs.get_total_flops()}

@@ -134,7 +134,16 @@ def test_statistics_of_other_channels() -> None:
         make_model("small", (1, 8, 8), 10, ((0.1, 0.2, 0.3), 0.4))
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_optimisers_have_their_names() -> None:
+    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
+    for name, kind in kinds.items():
+        config = ad.TrainConfig.from_mapping({"optimiser": name, "lr": 0.02, "weight_decay": 0.003})
+        found = make_optimiser(config, nn.Linear(2, 2))
+        assert type(found) is kind
+        assert (found.param_groups[0]["lr"], found.param_groups[0]["weight_decay"]) == (0.02, 0.003)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd", "adamw", "radam"])
 def test_nothing_to_train(optimiser: str, factory: str) -> None:
     config = ad.TrainConfig.from_mapping({"optimiser": optimiser})
     for model in (nn.Flatten(), make_model(factory + "frozen", (1, 8, 8), 10)):
@@ -208,7 +217,7 @@ def test_a_run_that_goes_on_keeps_its_statistics(tmp_path: Path, monkeypatch: py
     with pytest.raises(StoppedError):
         train(config, tmp_path / "run", watch=Watch(step=steps.append, stop=lambda: len(steps) > 0))
     mean, _ = mean_std("digits", load("digits", "train").take(40).split(0.5, config.seed)[0])
-    monkeypatch.setattr(import_module("autodual.training.fitting"), "mean_std", lambda name, data: ((0.0,), (1.0,)))
+    monkeypatch.setattr(import_module("autodual.training.fitting"), "mean_std", lambda *_: ((0.0,), (1.0,)))
     train(config, tmp_path / "run", resume=True)
     target = open_named(tmp_path / "run", {"device": "cpu"}, 3)
     first = next(m for m in target.model.modules() if isinstance(m, Normalize))

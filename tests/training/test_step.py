@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import autodual as ad
-from autodual.training.step import RobustObjective, Step
+from autodual.training.objectives import Objective
+from autodual.training.step import Step
 
 X, LABELS = torch.rand(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
 
@@ -26,7 +27,7 @@ def _after_four_steps(engine: ad.BoundEngine, stopped_after: int | None = None) 
     model = _model()
     for number in range(4):
         if number in (0, stopped_after):
-            objective = RobustObjective(model, ad.LinfBall(0.1), engine)
+            objective = Objective.robust(model, ad.LinfBall(0.1), engine)
             optimiser = torch.optim.SGD(model.parameters(), 0.1)
             step = Step(objective, optimiser, torch.Generator(), None)
         step.generator.manual_seed(number)
@@ -44,7 +45,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(engine: ad.BoundEn
 def test_batches_of_another_size_move_statistics_once_too() -> None:
     model = _model()
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
-    step = Step(RobustObjective(model, ad.LinfBall(0.1), ad.Projected(7)), optimiser, torch.Generator(), None)
+    step = Step(Objective.robust(model, ad.LinfBall(0.1), ad.Projected(7)), optimiser, torch.Generator(), None)
     for number, size in enumerate((8, 5, 8, 5), start=1):
         step(X[:size], LABELS[:size])
         assert model[1].num_batches_tracked == number

@@ -15,7 +15,8 @@ import autodual as ad
 from autodual.runs.config import TrainConfig, eps_at, lr_at
 from autodual.training import loop
 from autodual.training.fitting import train
-from autodual.training.step import RobustObjective, Step
+from autodual.training.objectives import Objective
+from autodual.training.step import Step
 from small import DOUBLE, batch, mlp
 
 X, LABELS, BALL, RATE = batch(6, 4), torch.arange(6) % 3, ad.LinfBall(0.1), 0.1
@@ -37,7 +38,7 @@ def test_weights_move_against_the_gradient(weight: float, limit: float | None, s
     norm = torch.cat([g.flatten() for g in gradients]).norm().item()
     assert norm > 1e-2
     optimiser = torch.optim.SGD(model.parameters(), RATE)
-    Step(RobustObjective(model, BALL, ad.Dual(), weight), optimiser, torch.Generator(), limit)(X, LABELS, share)
+    Step(Objective.robust(model, BALL, ad.Dual(), weight), optimiser, torch.Generator(), limit)(X, LABELS, share)
     factor = 1.0 if limit is None else min(1.0, limit / norm)
     for now, was, gradient in zip(model.parameters(), before, gradients, strict=True):
         torch.testing.assert_close(now, was - RATE * factor * gradient, rtol=1e-5, atol=1e-9)

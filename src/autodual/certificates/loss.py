@@ -18,14 +18,15 @@ from autodual.certificates.arguments import (
     check_perturbation,
     warn_of_raw_pixels,
 )
-from autodual.dual import REGISTRY, build
+from autodual.dual import REGISTRY, DualNetwork, build
+from autodual.dual.building import build_and_evaluate
 from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import check_engine, check_finite, check_placement
 from autodual.engines.projected.draws import Draws
 from autodual.engines.projected.engine import Projected
 from autodual.engines.results import BoundEngine
 from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
-from autodual.sets import Perturbation
+from autodual.sets import InputSet, Perturbation
 from autodual.spec import margins
 
 
@@ -78,6 +79,13 @@ class RobustCrossEntropy(nn.Module):
 
     def both_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
         """The model's scores at x itself, and the worst ones; batch normalisation sees the batch once."""
+        network, labels = self.checked(x, labels)
+        self._check_units(x)
+        dual = build(network, x if uses_batch_statistics(self.model) else None)
+        return dual.forward(x), self.worst_over(dual, self.ball.around(x), labels, draws)
+
+    def checked(self, x: Tensor, labels: Tensor) -> tuple[Network, Tensor]:
+        """The captured model, and the labels [N] as whole numbers; refuses what cannot be bounded."""
         labels = check_labels(labels, x)
         network = self._network(x)
         classes = check_classifier(network.output_shape)
@@ -85,11 +93,23 @@ class RobustCrossEntropy(nn.Module):
             check_label_range(labels, classes)
         if values_at_hand(x):
             check_finite(x, "x")
-        self._check_units(x)
-        engine = self.engine if draws is None else self._projected().with_draws(draws)
-        dual = build(network, x if uses_batch_statistics(self.model) else None)
-        spec = margins(labels, classes, x.dtype)
-        return dual.forward(x), -engine.minimum(dual, self.ball.around(x), spec).lower
+        return network, labels
+
+    def evaluated(self, network: Network, x: Tensor) -> tuple[DualNetwork, Tensor]:
+        """Dual layers, with the statistics of x where batch normalisation uses some, and the scores at x, computed once."""
+        if uses_batch_statistics(self.model):
+            return build_and_evaluate(network, x)
+        dual = build(network)
+        return dual, dual.forward(x)
+
+    def worst_over(
+        self, dual: DualNetwork, region: InputSet, labels: Tensor, draws: Draws | None = None, engine: BoundEngine | None = None
+    ) -> Tensor:  # fmt: skip
+        """[N, C]: upper bounds on z_j - z_label over a set, by this loss's engine if no other is given."""
+        if engine is None:
+            engine = self.engine if draws is None else self._projected().with_draws(draws)
+        spec = margins(labels, dual.nodes[dual.output].shape[0], region.centre.dtype)
+        return -engine.minimum(dual, region, spec).lower
 
     def draw(self, x: Tensor) -> Draws:
         """Random numbers for one step on inputs like x, to pass in: a compiled step or a CUDA graph cannot draw its own.

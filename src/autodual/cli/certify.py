@@ -251,7 +251,8 @@ def _asked_about(opened: Target, file: Path) -> Asked:
     model, dataset, test, feature_eps = (to_folder(name, getattr(config, name), folder) for name in NAMED)
     options = (config.normalise, config.norm, config.eps, config.clip)
     table = (config.label_column, test, config.split_seed if config.tabular else None, feature_eps)
-    return Asked(relative(opened.place, folder), model, dataset, *options, *table)
+    place = relative(opened.place, folder)
+    return Asked(place, model, dataset, *options, *table, per_channel=config.per_channel or None)
 
 
 # certify --check

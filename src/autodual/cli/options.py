@@ -16,7 +16,8 @@ from autodual.cli.terminal import speaks
 from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction, is_per_feature
 
 TARGET = (
-    "dataset", "data_folder", "model", "normalise", "norm", "eps", "clip", "device", "label_column", "test_dataset", "split_seed",
+    "dataset", "data_folder", "model", "normalise", "per_channel", "norm", "eps", "clip", "device", "label_column", "test_dataset",
+    "split_seed",
 )  # fmt: skip
 """What `certify` and `attack` may change about a run, or must know about bare weights."""
 ALIASES = {"dataset": ("--data",)}
@@ -130,6 +131,8 @@ def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Paramet
     shape = None
     if float in kinds:
         hint, convert, shape = str, _number, "NUMBER"
+    elif tuple[float, ...] in kinds:
+        hint, convert, shape = str, _numbers, "NUMBER,NUMBER..."
     elif tuple[float, float] in kinds:
         hint, convert, shape = tuple[str, str], _two_numbers, "LOW HIGH"
     if name == "eps":
@@ -159,6 +162,15 @@ def _number(text: str | None) -> float | None:
 
 def _size(text: str | None) -> float | str | None:
     return text if is_per_feature(text) else _number(text)
+
+
+def _numbers(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    found = [number for number in map(_parsed, text.split(",")) if number is not None]
+    if len(found) < text.count(",") + 1:
+        raise typer.BadParameter(f"expected numbers with commas between them, such as 120,140 or 3/4,7/8, got {text!r}")
+    return tuple(found)
 
 
 def _two_numbers(texts: tuple[str, str] | None) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from autodual.cli.options import DEFAULTS, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
 from autodual.runs.config import read_yaml
 from autodual.runs.folder import Run
+from autodual.runs.recipes import RECIPES
+from autodual.runs.recipes import options as recipe_options
 
 if TYPE_CHECKING:
     from autodual.runs.records import Evaluation
@@ -28,6 +31,12 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="run folder; runs/NAME when not given")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in this folder, or begin one")] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"a known way of training: {', '.join(RECIPES)}; for its data set and eps, or any; config and flags win"
+        ),
+    ] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Train a network that can be certified, evaluate it exactly, and keep everything in a run folder."""
@@ -35,7 +44,14 @@ def train(
     given, place = ({}, DEFAULTS) if config is None else (read_yaml(config), str(config))
     if resume and config is None and Run(folder).config_file.exists():
         given, place = Run(folder).config().to_mapping(), str(folder)
-    options = checked({} if given is None else given, changes or {}, place)
+    given = {} if given is None else given
+    if recipe is not None and isinstance(given, Mapping):
+        asked = {**given, **(changes or {})}
+        given, place = (
+            {**recipe_options(recipe, asked.get("dataset"), asked.get("eps")), **given},
+            f"{place}, recipe {recipe}",
+        )
+    options = checked(given, changes or {}, place)
     from autodual.certificates.proof import fraction
     from autodual.cli.certify import tell_cascade
     from autodual.training.fitting import train_run

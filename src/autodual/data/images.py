@@ -197,18 +197,21 @@ Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
 """Mean of each channel, and deviation of each channel or of all together; for data that are no images, of each feature."""
 
 PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
+PUBLISHED_PER_CHANNEL: dict[str, Statistics] = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
 CONSTANT = 1e-6  # a channel that varies less than this is only shifted
 PIECE = 1000  # images
 
 
-def mean_std(name: str, data: Examples) -> Statistics:
+def mean_std(name: str, data: Examples, per_channel: bool = False) -> Statistics:
     """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images. Of data
     that are no images, per feature.
 
-    Weights hold them, so that whoever loads weights needs values of the right shape only: those of any images will do.
+    per_channel: for cifar10, the constants of newer papers, with a deviation for each channel. Weights hold all of them, so that
+    whoever loads weights needs values of the right shape only: those of any images will do.
     """
-    if name in PUBLISHED:
-        return PUBLISHED[name]
+    published = PUBLISHED_PER_CHANNEL if per_channel else PUBLISHED
+    if name in published:
+        return published[name]
     if not isinstance(data, ImageData):
         values = data.scaled().cpu().flatten(1)
         each = [_of_floats(values[:, place].contiguous(), 1) for place in range(values.shape[1])]
@@ -220,9 +223,10 @@ def mean_std(name: str, data: Examples) -> Statistics:
     return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)
 
 
-def any_mean_std(name: str, channels: int) -> Statistics:
+def any_mean_std(name: str, channels: int, per_channel: bool = False) -> Statistics:
     """Values of the right shape, for a network whose weights are loaded: without images."""
-    return PUBLISHED.get(name, ((0.0,) * channels, (1.0,) * channels))
+    published = PUBLISHED_PER_CHANNEL if per_channel else PUBLISHED
+    return published.get(name, ((0.0,) * channels, (1.0,) * channels))
 
 
 def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
@@ -244,10 +248,12 @@ def _of_floats(images: Tensor, scale: int) -> tuple[float, float]:
 
 
 def augment(
-    images: Tensor, generator: torch.Generator | None = None, crop: int = 0, flip: bool = False, *, noise: Tensor | None = None
+    images: Tensor, generator: torch.Generator | None = None, crop: int = 0, flip: bool = False, *, noise: Tensor | None = None,
+    edge: bool = False,
 ) -> Tensor:  # fmt: skip
     """Each image [N, C, H, W] padded by `crop` black pixels and cut back to its size anywhere, and mirrored half of the time.
 
+    edge: pad by the nearest pixel of the image instead of black ones.
     Shapes are static and nothing waits for the device, so that it can be part of a compiled or captured step. `noise`
     [N, 3], uniform in [0, 1), takes the place of the generator: for the way down, the way right and the mirror. A
     generator on the CPU gives the same crops on every device.
@@ -274,4 +280,5 @@ def augment(
     inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
     position = row.clamp(0, height - 1)[:, :, None] * width + column.clamp(0, width - 1)[:, None, :]
     index = position.flatten(1)[:, None].expand(-1, images.shape[1], -1)
-    return images.flatten(2).gather(2, index).view_as(images).masked_fill(~inside[:, None], 0)
+    found = images.flatten(2).gather(2, index).view_as(images)
+    return found if edge else found.masked_fill(~inside[:, None], 0)

@@ -60,6 +60,17 @@ def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | No
     clean: a training batch whose statistics batch normalisation may use. dtype: cast the captured graph's constants to it; what is
     bounded then is still the captured function, not what the model's code would compute in that dtype.
     """
+    return _built(network, clean, dtype)[0]
+
+
+def build_and_evaluate(network: Network, clean: Tensor) -> tuple[DualNetwork, Tensor]:
+    """Dual layers for today's parameters, with the statistics of a training batch, and what they compute for it on the way."""
+    dual, values = _built(network, clean, None)
+    return dual, values[dual.output]
+
+
+def _built(network: Network, clean: Tensor | None, dtype: torch.dtype | None) -> tuple[DualNetwork, list[Tensor]]:
+    """Dual layers, and the value of every node for the clean batch, if there is one."""
     parameters = network.parameters_now(dtype)
     position: dict[int, int] = {}
     nodes: list[DualNode] = []
@@ -88,7 +99,7 @@ def build(network: Network, clean: Tensor | None = None, dtype: torch.dtype | No
         nodes.append(DualNode(node.name, layer, inputs, node.shape))
         if clean is not None:
             values.append(clean if layer is None else evaluate(layer, *(values[i] for i in inputs)))
-    return DualNetwork(tuple(nodes), position[network.output], network.dtype)
+    return DualNetwork(tuple(nodes), position[network.output], network.dtype), values
 
 
 def _join_operands(

@@ -117,7 +117,9 @@ class IBP(BoundEngine):
 
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
         found = self.preactivations(network, region)
-        solver = DualSolver(network, region, Budget.of(None, region.centre.device), NoErrors())
+        # A training step must not look at the machine, and a few rows of the last layers are little work.
+        budget = Budget.unlimited() if torch.is_grad_enabled() else Budget.of(None, region.centre.device)
+        solver = DualSolver(network, region, budget, NoErrors())
         return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec))
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:

@@ -8,6 +8,7 @@ import pickle
 import re
 import shutil
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class Extra:
 
 
 WEIGHTS, STATE, RECORD = "model.safetensors", "optimiser.safetensors", "state.json"
+AVERAGE = "average.safetensors"
+"""Averaged weights, of runs that average."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,11 @@ class State:
     """The numbers among the optimiser's state."""
     extra: Extra
     digests: dict[str, str]
-    """SHA-256 of the two files of tensors."""
+    """SHA-256 of the files of tensors."""
 
     def __post_init__(self) -> None:
-        if self.digests.keys() != {WEIGHTS, STATE}:
-            raise ValueError("a checkpoint has two files of tensors")
+        if self.digests.keys() - {AVERAGE} != {WEIGHTS, STATE}:
+            raise ValueError("a checkpoint has two files of tensors, or three")
 
 
 # Weights alone.
@@ -183,7 +186,10 @@ def _held(tensor: Tensor, dtype: torch.dtype) -> bool:
 # Checkpoints: folders of weights, optimiser and everything else.
 
 
-def save(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: Extra) -> Path:
+def save(
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, extra: Extra,
+    average: Mapping[str, Tensor] | None = None,
+) -> Path:  # fmt: skip
     """Writes a checkpoint into `folder`. Older ones beyond the kept number go, and newer ones, which were passed over as damaged."""
     target = folder / f"stage-{position.stage:02d}-step-{position.step:09d}"
     tensors: dict[str, Tensor] = {}
@@ -198,13 +204,16 @@ def save(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, posit
         temporary.mkdir()
         (temporary / WEIGHTS).write_bytes(encode_tensors(_state(model)))
         (temporary / STATE).write_bytes(encode_tensors(tensors))
+        if average is not None:
+            there = {name: value.detach().cpu().contiguous() for name, value in average.items()}
+            (temporary / AVERAGE).write_bytes(encode_tensors(there))
         digests = {f.name: digest(f) for f in temporary.iterdir()}
         record = plain(State(position, numbers, extra, digests))
         record["digest"] = _digest(record)
         (temporary / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
-    there = listed(folder)
-    last = there.index(target) + 1
-    for useless in there[: max(0, last - KEPT)] + there[last:]:
+    kept = listed(folder)
+    last = kept.index(target) + 1
+    for useless in kept[: max(0, last - KEPT)] + kept[last:]:
         shutil.rmtree(useless, ignore_errors=True)
     return target
 
@@ -246,6 +255,11 @@ def read_state(path: Path) -> State | None:
 def _digest(record: dict[str, Any]) -> str:
     """SHA-256 of a record's content, however JSON lays it out."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def read_average(path: Path) -> dict[str, Tensor]:
+    """The averaged weights of a whole checkpoint."""
+    return load_tensors(path / AVERAGE)
 
 
 def restore(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[Position, Extra]:

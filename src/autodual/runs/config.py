@@ -16,10 +16,17 @@ from autodual._errors import ArgumentError
 from autodual._files import read_content
 
 Norm = Literal["linf", "l2"]
-Training = Literal["projected", "dual", "ibp", "none"]
+Training = Literal["projected", "dual", "ibp", "crown-ibp", "none"]
 EstimatorName = Literal["quiet-gradient", "median", "geometric-mean", "maximum-likelihood"]
-OptimiserName = Literal["adam", "sgd"]
+OptimiserName = Literal["adam", "sgd", "adamw", "radam"]
 CascadeKind = Literal["paper", "routed", "sum"]
+Mix = Literal["losses", "scores", "geometric"]
+MixedWith = Literal["natural", "adversarial"]
+BatchStatistics = Literal["clean", "adversarial"]
+Initialisation = Literal["default", "intervals"]
+EpsSchedule = Literal["linear", "smooth"]
+Averaging = Literal["none", "ema", "swa"]
+CropFill = Literal["black", "edge"]
 
 EPS_START = 0.01
 LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1000}
@@ -71,13 +78,22 @@ class TrainConfig:
     data_folder: str | None = option(None, "where data sets lie; $AUTODUAL_DATA or the user's cache when not given")
     model: str = option(
         _UnsetWord("small"),
-        "small, large, resnet, wide:K, deep:K, digits, mlp:64,64 (the default for tables), or file.py:factory, called as "
+        "small, large, resnet, wide:K, deep:K, cnn5, cnn7, cnn5:FILTERS, cnn7:FILTERS, digits, mlp:64,64 (the default for tables), "
+        "or file.py:factory, called as "
         "factory(shape, classes)",
     )
     normalise: bool = option(
         False,
         "subtract the mean of the images trained on and divide by their deviation, per channel (of tables, per column), as the "
         "network's first layer; for cifar10 by the paper's constants",
+    )
+    per_channel: bool = option(
+        False,
+        "normalise cifar10 by the constants of newer papers, with a deviation for each channel: 0.2023, 0.1994, 0.2010",
+    )
+    initialisation: Initialisation = option(
+        "default",
+        "how weights begin: default, or intervals, which keeps interval bounds from growing (Shi et al. 2021)",
     )
     norm: Norm = option("linf", "norm of the perturbation")
     eps: float = option(
@@ -87,7 +103,9 @@ class TrainConfig:
     )
     clip: tuple[float, float] | None = option(None, "range that perturbed images stay in (l-infinity only)")
     engine: Training = option(
-        "projected", "bound to train with: projected, dual (exact), ibp, or none for standard training"
+        "projected",
+        "bound to train with: projected, dual (exact), ibp, crown-ibp (one backward pass over interval bounds), or none for "
+        "standard training",
     )
     k: int = option(50, "random projections")
     per_term: bool = option(False, "one stream of projections per term, as in the paper, instead of one for all")
@@ -95,7 +113,7 @@ class TrainConfig:
     adversarial: bool = option(False, "train on PGD examples instead of bounds (needs engine none)")
     epochs: int = option(60, "passes over the training data")
     batch: int = option(50, "examples per step")
-    optimiser: OptimiserName = option("adam", "adam or sgd")
+    optimiser: OptimiserName = option("adam", "adam, sgd, adamw or radam")
     lr: float = option(1e-3, "learning rate")
     momentum: float = option(0.9, "of sgd")
     weight_decay: float = option(0.0, "weight decay")
@@ -105,12 +123,68 @@ class TrainConfig:
     )
     eps_part: float = option(1 / 3, "part of the training until eps is reached, between 0 and 1")
     eps_epochs: int | None = option(None, "epochs until eps is reached; wins over eps_part")
+    eps_schedule: EpsSchedule = option(
+        "linear",
+        "linear, epoch by epoch; or smooth, step by step from 0: a power of 4 for a quarter of the way, then a line",
+    )
+    warm_up: int = option(0, "epochs without perturbation before eps grows")
+    train_eps_factor: float = option(1.0, "training goes up to so many times eps")
     lr_part: float = option(1 / 2, "part of the training with a constant learning rate, between 0 and 1")
     lr_epochs: int | None = option(None, "epochs of constant learning rate; wins over lr_part")
     lr_halve_part: float = option(1 / 6, "part of the training between halvings after that; 0 for none")
     lr_halve_every: int | None = option(None, "epochs between halvings; 0 for none; wins over lr_halve_part")
+    lr_milestones: tuple[float, ...] | None = option(
+        None,
+        "epochs from which on the learning rate is multiplied by lr_factor, or parts of the training below 1; instead of halvings",
+    )
+    lr_factor: float = option(0.2, "of lr_milestones")
     robust_weight: float = option(1.0, "weight of the robust loss; the rest goes to the usual loss")
-    crop: int = option(0, "random crops after padding by so many black pixels")
+    robust_weight_start: float | None = option(
+        None, "weight of the robust loss at eps 0, from which it follows eps; constant when not given"
+    )
+    mix: Mix = option(
+        "losses", "how the weight mixes: losses (MTL-IBP), scores (CC-IBP), or geometric: powers of losses (Exp-IBP)"
+    )
+    mix_with: MixedWith = option("natural", "the usual loss that is mixed in: of natural or adversarial examples")
+    box_part: float = option(
+        1.0,
+        "radius of the box that is bounded, as a part of eps, around an adversarial point (SABR); 1: the whole ball",
+    )
+    crown_weight: float = option(1.0, "of crown-ibp: weight of its bounds; the rest goes to interval bounds")
+    crown_weight_start: float | None = option(
+        None, "this weight at eps 0, from which it follows eps; constant when not given"
+    )
+    attack_steps: int | None = option(
+        None,
+        "gradient steps of the attack in training, from a random point; when not given, 10 with sizes of their own, from x",
+    )
+    attack_step_size: float = option(0.25, "size of these steps, as a part of the attack's radius; may exceed 1")
+    attack_restarts: int = option(1, "random starts of these steps; the worst point counts")
+    attack_eps_factor: float = option(
+        1.0, "radius of the attack in training, as a multiple of the size that is trained against"
+    )
+    attack_half: bool = option(False, "compute the attack in training in bfloat16")
+    batch_statistics: BatchStatistics = option(
+        "clean",
+        "batch normalisation, in bounds and losses of a step, uses statistics of the clean or the adversarial batch",
+    )
+    regularise: float = option(
+        0.0,
+        "weight of two terms, for tight and for balanced interval bounds, that fade out as eps grows (Shi et al. 2021)",
+    )
+    l1: float = option(0.0, "weight of the sum of all absolute weights of convolutions and linear layers")
+    average: Averaging = option(
+        "none",
+        "weights that count: none (the last), ema (moving average over steps), or swa (mean of the last average_epochs)",
+    )
+    average_decay: float = option(0.999, "of ema")
+    average_epochs: int = option(10, "of swa")
+    precise_statistics: bool = option(
+        False,
+        "before weights are judged or kept, take the statistics of batch normalisation from all training data again",
+    )
+    crop: int = option(0, "random crops after padding by so many pixels")
+    crop_fill: CropFill = option("black", "pixels that are padded: black, or those of the nearest edge")
     flip: bool = option(False, "random horizontal flips")
     validation: float = option(
         0.0, "part of the training data held out to choose the checkpoint; 0: the last epoch counts"
@@ -273,10 +347,11 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
             return None
         if origin is Literal and value in get_args(choice) and not isinstance(value, bool):
             return value
-        if origin is tuple and isinstance(value, list | tuple) and len(value) == 2:
-            low, high = map(_number, value)
-            if low is not None and high is not None:
-                return (low, high)
+        if origin is tuple and isinstance(value, list | tuple):
+            numbers = [number for number in map(_number, value) if number is not None]
+            several = get_args(choice)[-1] is Ellipsis
+            if len(numbers) == len(value) > 0 and (several or len(value) == 2):
+                return tuple(numbers)
         if choice is float and (number := _number(value)) is not None:
             return number
         if choice is str and isinstance(value, str) and value.strip() and "\0" not in value:
@@ -313,26 +388,38 @@ def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
-        return "two finite numbers"
+        return "a list of finite numbers" if get_args(hint)[-1] is Ellipsis else "two finite numbers"
     return TYPES.get(hint, str(hint))
 
 
 AT_LEAST = {
-    0: (
-        "eps_start",
-        "eps_epochs",
-        "lr_epochs",
-        "lr_halve_every",
-        "weight_decay",
-        "crop",
-        "evaluate_every",
-        "seed",
-        "split_seed",
-    ),
-    1: ("k", "epochs", "batch", "evaluate_examples", "limit_train", "limit_test", "cascade"),
-}
+    0: ("eps_start", "eps_epochs", "lr_epochs", "lr_halve_every", "weight_decay", "crop", "evaluate_every", "seed", "warm_up",
+        "regularise", "l1", "attack_steps", "split_seed"),
+    1: ("k", "epochs", "batch", "evaluate_examples", "limit_train", "limit_test", "cascade", "attack_restarts", "average_epochs"),
+}  # fmt: skip
+POSITIVE = (
+    "lr",
+    "lr_factor",
+    "clip_gradients",
+    "train_eps_factor",
+    "attack_eps_factor",
+    "attack_step_size",
+    "box_part",
+)
+WEIGHTS = ("robust_weight", "robust_weight_start", "crown_weight", "crown_weight_start", "box_part")
 PARTS = {"eps_part": "eps_epochs", "lr_part": "lr_epochs", "lr_halve_part": "lr_halve_every"}
 """Parts of the training, and what says the same in epochs and wins where it is given."""
+
+
+OF_BOUNDS: dict[str, object] = {
+    "mix": "losses", "mix_with": "natural", "box_part": 1.0, "regularise": 0.0, "robust_weight_start": None
+}  # fmt: skip
+"""Options that say something about bounds, and what they are when nothing is said."""
+
+
+def attacks(config: TrainConfig) -> bool:
+    """Whether training searches for adversarial examples."""
+    return config.adversarial or config.mix_with == "adversarial" or config.box_part < 1
 
 
 def _check_values(c: TrainConfig) -> None:
@@ -352,18 +439,30 @@ def _check_values(c: TrainConfig) -> None:
         *((name, 0 <= getattr(c, name) <= 1, f" must be a part of the training, between 0 and 1, got {getattr(c, name)}; for epochs, "
            f"use {instead}") for name, instead in PARTS.items()),
         ("crop", c.crop <= 1000, f" must be at most 1000 pixels, got {c.crop}"),
-        ("lr", c.lr > 0, f" must be positive, got {c.lr}"),
-        ("clip_gradients", c.clip_gradients is None or c.clip_gradients > 0, f" must be positive, got {c.clip_gradients}"),
-        ("momentum", 0 <= c.momentum < 1, f" must lie between 0 and 1, and below 1, got {c.momentum}"),
+        *((name, v is None or v > 0, f" must be positive, got {v}") for name in POSITIVE for v in (getattr(c, name),)),
+        *((name, 0 <= getattr(c, name) < 1, f" must lie between 0 and 1, and below 1, got {getattr(c, name)}")
+          for name in ("momentum", "average_decay")),
+        ("lr_milestones", c.lr_milestones is None or (min(c.lr_milestones) > 0 and [*c.lr_milestones] == sorted(c.lr_milestones)),
+         f" must be positive and ascending, got {c.lr_milestones}"),
         ("validation", 0 <= c.validation < 1, f" must be a part of the data, 0 <= validation < 1, got {c.validation}"),
         ("validation", c.validation == 0 or c.evaluate_every > 0 or c.cascade > 1,
          ": held-out data is of no use with evaluate_every 0"),
-        ("robust_weight", 0 <= c.robust_weight <= 1, f" must lie between 0 and 1, got {c.robust_weight}"),
+        *((name, v is None or 0 <= v <= 1, f" must lie between 0 and 1, got {v}") for name in WEIGHTS for v in (getattr(c, name),)),
         ("clip", c.clip is None or c.clip[0] < c.clip[1], f" must be low < high, got {c.clip}"),
         ("clip", c.clip is None or c.tabular or (c.clip[0] <= 0 and c.clip[1] >= 1),
          f" must hold the images themselves, whose values lie between 0 and 1, got {c.clip}"),
         ("clip", c.clip is None or c.norm == "linf", " is for norm linf; an l2 ball is not clipped"),
         ("adversarial", not c.adversarial or c.engine == "none", " training uses no bounds: set engine to none"),
+        *((name, v == usual or c.engine != "none", f" is about bounds, and engine is none: choose one, or leave {name} at {usual}")
+          for name, usual in OF_BOUNDS.items() for v in (getattr(c, name),)),
+        *((name, getattr(c, name) == usual or c.engine == "crown-ibp", f" is for engine crown-ibp, not {c.engine}")
+          for name, usual in (("crown_weight", 1.0), ("crown_weight_start", None))),
+        ("box_part", c.box_part == 1 or c.norm == "linf", f" is for norm linf, got {c.box_part} with norm {c.norm}"),
+        ("batch_statistics", c.batch_statistics == "clean" or attacks(c),
+         " of adversarial examples need an attack: set mix_with to adversarial, or box_part below 1"),
+        ("train_eps_factor", c.train_eps_factor * c.eps <= LARGEST[c.norm],
+         f" times eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.train_eps_factor} times {c.eps}"),
+        ("warm_up", c.warm_up < c.epochs or c.warm_up == 0, f" must leave epochs to train in, got {c.warm_up} of {c.epochs}"),
     ]  # fmt: skip
     for name, fine, wrong in rules:
         if not fine:
@@ -376,17 +475,67 @@ def _check_values(c: TrainConfig) -> None:
 # epochs, unless the config gives them in epochs.
 
 
-def eps_at(config: TrainConfig, epoch: int) -> float:
-    """Size of the perturbation in an epoch: linear from the start value over the first epochs, then constant."""
-    ramp = in_epochs(config, "eps_part")
-    if ramp <= 1 or epoch >= ramp - 1:
-        return config.eps
-    start = min(config.eps_start, config.eps)
-    return start + (config.eps - start) * epoch / (ramp - 1)
+SMALLEST_EPS = 1e-6
+"""What eps is at least while it grows: bounds of boxes without any width say nothing about how they would grow."""
+SMOOTH_MID, SMOOTH_POWER = 0.25, 4
+
+
+def final_eps(config: TrainConfig) -> float:
+    """The largest size that is trained against."""
+    return config.eps * config.train_eps_factor
+
+
+def eps_at(config: TrainConfig, epoch: int, part: float = 1.0) -> float:
+    """Size of the perturbation in an epoch, of which a part is done: it grows over the epochs after the warm-up, then stays.
+
+    A linear ramp has one size for each epoch. A smooth one has one for each step; see `smooth_ramp`.
+    """
+    ramp, end, since = in_epochs(config, "eps_part"), final_eps(config), epoch - config.warm_up
+    if since < 0:
+        return min(SMALLEST_EPS, end)
+    if config.eps_schedule == "smooth":
+        return end if since + part >= ramp else min(end, max(SMALLEST_EPS, end * smooth_ramp((since + part) / ramp)))
+    if ramp <= 1 or since >= ramp - 1:
+        return end
+    start = min(config.eps_start, end)
+    return start + (end - start) * since / (ramp - 1)
+
+
+def smooth_ramp(x: float) -> float:
+    """From 0 at 0 to 1 at 1: a x^4 up to x = m = 1/4, then the tangent there; a = 1 / (4 (1 - m) m^3 + m^4)."""
+    m, p = SMOOTH_MID, SMOOTH_POWER
+    a = 1 / ((1 - m) * p * m ** (p - 1) + m**p)
+    return a * x**p if x < m else a * m**p + a * p * m ** (p - 1) * (x - m)
+
+
+def weight_at(config: TrainConfig, eps: float) -> float:
+    """Weight of the robust loss at a size: 1 - kappa, with kappa = max(end, start (1 - (1 - end) eps / final eps)).
+
+    start and end are what robust_weight_start and robust_weight leave to the usual loss.
+    """
+    if config.robust_weight_start is None:
+        return config.robust_weight
+    start, end = 1 - config.robust_weight_start, 1 - config.robust_weight
+    return 1 - max(end, start * (1 - (1 - end) * eps / final_eps(config)))
+
+
+def crown_weight_at(config: TrainConfig, eps: float) -> float:
+    """Weight of the bounds of crown-ibp at a size, linear in it; the rest is that of interval bounds."""
+    if config.crown_weight_start is None:
+        return config.crown_weight
+    return config.crown_weight_start + (config.crown_weight - config.crown_weight_start) * eps / final_eps(config)
+
+
+def regularise_at(config: TrainConfig, eps: float) -> float:
+    """Weight of the two terms that fade out as eps grows."""
+    return config.regularise * (1 - eps / final_eps(config))
 
 
 def lr_at(config: TrainConfig, epoch: int) -> float:
-    """Learning rate in an epoch: constant at first, then halved every so many epochs."""
+    """Learning rate in an epoch: multiplied by a factor at every milestone; without any, constant and then halved every so often."""
+    if config.lr_milestones is not None:
+        passed = sum(epoch >= (m if m >= 1 else max(1, int(m * config.epochs + 0.5))) for m in config.lr_milestones)
+        return config.lr * config.lr_factor**passed
     constant, every = in_epochs(config, "lr_part"), in_epochs(config, "lr_halve_part")
     if every == 0 or epoch < constant:
         return config.lr
@@ -396,14 +545,18 @@ def lr_at(config: TrainConfig, epoch: int) -> float:
 def in_epochs(config: TrainConfig, part: str) -> int:
     """A part of the training in whole epochs; or the epochs that the config gives instead.
 
-    At least one unless the part is 0. A ramp takes two if there are two: without one at a smaller eps, there is none.
+    At least one unless the part is 0. A linear ramp takes two if there are two: without one at a smaller eps, there is none. A ramp
+    after a warm-up takes no more than the epochs that are left.
     """
     given: int | None = getattr(config, PARTS[part])
     if given is not None:
         return given
     share: float = getattr(config, part)
-    least = min(2, config.epochs) if part == "eps_part" else 1
-    return 0 if share == 0 else max(least, int(share * config.epochs + 0.5))
+    least = min(2, config.epochs) if part == "eps_part" and config.eps_schedule == "linear" else 1
+    epochs = max(least, int(share * config.epochs + 0.5))
+    if part == "eps_part" and config.warm_up > 0:
+        epochs = min(epochs, config.epochs - config.warm_up)
+    return 0 if share == 0 else epochs
 
 
 def by_epochs(config: TrainConfig) -> dict[str, Any]:
@@ -420,10 +573,12 @@ def trained_eps(config: TrainConfig, epoch: int) -> float | None:
 def check_ramp(config: TrainConfig) -> None:
     """Refuse a training that ends before eps is reached: its network would be certified for more than it was trained for."""
     reached = trained_eps(config, config.epochs - 1)
-    if reached is not None and reached < config.eps:
+    if reached is not None and reached < final_eps(config):
+        after = f" after {config.warm_up} of warm-up" if config.warm_up else ""
         raise ArgumentError(
-            f"eps_epochs is {config.eps_epochs}, but training ends after {config.epochs}, at eps {reached:g} instead of "
-            f"{config.eps:g}, which is certified. Train for at least {config.eps_epochs} epochs, or leave eps_epochs out "
+            f"eps_epochs is {config.eps_epochs}{after}, but training ends after {config.epochs}, at eps {reached:g} instead of "
+            f"{final_eps(config):g}{', which is certified' if config.train_eps_factor == 1 else ''}. Train for at least "
+            f"{(config.eps_epochs or 0) + config.warm_up} epochs, or leave eps_epochs out "
             f"(--no-eps-epochs): eps then grows over {config.eps_part:.0%} of the training (eps_part)"
         )
 

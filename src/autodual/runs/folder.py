@@ -105,8 +105,14 @@ def without_place(argument: str) -> str:
 
 METRICS_LIMIT = 2**30
 
-LATER = ("tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights", "label_column",
-         "test_dataset", "split_seed", "feature_eps", "skip_curve")  # fmt: skip
+LATER = (
+    "tensorboard", "eps_part", "lr_part", "lr_halve_part", "half_weights", "label_column", "test_dataset", "split_seed",
+    "feature_eps", "skip_curve",
+    "per_channel", "initialisation", "eps_schedule", "warm_up", "train_eps_factor", "lr_milestones", "lr_factor",
+    "robust_weight_start", "mix", "mix_with", "box_part", "crown_weight", "crown_weight_start", "attack_steps", "attack_step_size",
+    "attack_restarts", "attack_eps_factor", "attack_half", "batch_statistics", "regularise", "l1", "average", "average_decay",
+    "average_epochs", "precise_statistics", "crop_fill",
+)  # fmt: skip
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
 
 FREE = ("device", "data_folder", "tensorboard", "skip_curve")

@@ -158,6 +158,7 @@ class Asked:
     test_dataset: str | None = optional()
     split_seed: int | None = optional()
     feature_eps: str | None = optional()
+    per_channel: bool | None = optional()
 
 
 @dataclass(frozen=True)

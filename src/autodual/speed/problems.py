@@ -21,8 +21,9 @@ from autodual.models import ResidualBlock
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.speed.measure import Counting, Work, once
+from autodual.training.objectives import Objective
 from autodual.training.setup import make_ball, make_engine, make_model, make_optimiser
-from autodual.training.step import WARM_UP, GraphStep, RobustObjective, Step, inner, make_step
+from autodual.training.step import WARM_UP, GraphStep, Step, inner, make_step
 
 MNIST = TrainConfig(dataset="mnist", eps=0.1, clip=(0.0, 1.0), optimiser="adam", lr=1e-8)
 CIFAR = TrainConfig(
@@ -203,7 +204,7 @@ class OurSteps(Steps):
         model = problem.model().to(x.device).train()
         ball, engine = make_ball(config, torch.tensor(config.eps, device=x.device)), make_engine(config)
         assert isinstance(engine, Projected)
-        objective = RobustObjective(model, ball, replace(engine, half=half), config.robust_weight)
+        objective = Objective.robust(model, ball, replace(engine, half=half), config.robust_weight)
         optimiser, generator = make_optimiser(config, model), torch.Generator(x.device)
         return cls(make_step(objective, optimiser, generator, config.clip_gradients, config.batch), x, labels)
 
@@ -225,8 +226,8 @@ class OurSteps(Steps):
     def counted(self) -> Work:
         """What one step does. It must not be the first, which captures the network: no mode may be active then."""
         objective = inner(self.step.objective)
-        assert isinstance(objective, RobustObjective)
-        network = objective.loss._network(self.x)
+        assert isinstance(objective, Objective)
+        network = objective.bounded._network(self.x)
         if self.x.is_cuda:  # as in a graph, which makes gradients instead of adding to those that are there
             self.step.optimiser.zero_grad(set_to_none=True)
         with patch.object(objective.loss, "_network", lambda x: network), Counting().with_kernels() as work:

@@ -84,7 +84,7 @@ def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watc
     config = with_columns(config, train_data)
 
     def build(trained_on: Examples) -> nn.Module:
-        statistics = mean_std(config.dataset, trained_on) if config.normalise else None
+        statistics = mean_std(config.dataset, trained_on, config.per_channel) if config.normalise else None
         return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
 
     return _run(config, Run(Path(folder)), resume, watch, train_data, test_data, build, work)

@@ -6,8 +6,8 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,13 @@ from autodual.data import Examples, ImageData, augment
 from autodual.evaluation.processes import UNWATCHED, Group, Share, StepProgress, StoppedError, Watch
 from autodual.runs import checkpoint
 from autodual.runs.checkpoint import Extra, Position
-from autodual.runs.config import TrainConfig, eps_at, lr_at, trained_eps
+from autodual.runs.config import TrainConfig, lr_at, trained_eps
 from autodual.runs.folder import Run
 from autodual.runs.records import EpochLine
-from autodual.training.setup import make_ball, make_engine, make_optimiser, set_lr
-from autodual.training.step import (
-    SUMMARY,
-    Objective,
-    RobustObjective,
-    StandardObjective,
-    kept_random_state,
-    make_step,
-    seed_globally,
-)  # fmt: skip
+from autodual.training.averages import Average, take_statistics, unchanged
+from autodual.training.objectives import SUMMARY
+from autodual.training.setup import Pace, make_objective, make_optimiser, set_lr
+from autodual.training.step import inner, kept_random_state, make_step, seed_globally
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -156,9 +150,11 @@ class Loop:
     validate: Callable[[nn.Module, int], dict[str, float]] | None = None
     watch: Watch = UNWATCHED
     log: StepLog | None = field(default=None, init=False)
+    average: Average | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.group = self.watch.group
+        self.average = None if self.config.average == "none" else Average(self.config, self.model)
 
     def fit(self) -> None:
         """Trains from the newest whole checkpoint of this stage, or from the start, to the end."""
@@ -170,12 +166,31 @@ class Loop:
                 self._close_log()
             raise
         self._close_log()
+        self._settle(self.config.epochs - 1)
         self.group.same_(self.model)
         self.model.eval()
 
+    def _settle(self, epoch: int) -> None:
+        """Gives the model the weights and statistics that count at the end of an epoch."""
+        if self.average is not None and self.average.begun(epoch):
+            self.average.apply()
+        if self.config.precise_statistics:
+            take_statistics(self.model, self.data, self.config.batch)
+
+    @contextmanager
+    def _settled(self, epoch: int) -> Iterator[None]:
+        """Lends the model what counts at the end of an epoch; training goes on with what it had."""
+        if self.average is None and not self.config.precise_statistics:
+            yield
+            return
+        with unchanged(self.model):
+            self._settle(epoch)
+            self.group.same_(self.model)
+            yield
+
     def _fit(self) -> None:
         config, device = self.config, self.data.device
-        eps = torch.tensor(config.eps, device=device)
+        pace = Pace(config, device)
         optimiser = make_optimiser(config, self.model)
         generator = torch.Generator(device)
         if 1 in (config.batch, len(self.data)):
@@ -186,15 +201,15 @@ class Loop:
         if position.step == 0:
             self._save(optimiser, position, sums)  # so that whoever resumes knows which metrics came before
         self.model.train()
-        objective = self.group.wrap(make_objective(config, self.model, eps))
-        step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch, self._images)
+        objective = self.group.wrap(make_objective(config, self.model, pace))
+        after = None if self.average is None else self.average.after_step
+        step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch, self._images, after)
         batches = count(len(self.data), config.batch)
         saved = time.monotonic()
         # Processes draw different numbers; a process alone draws those that it always drew.
         rank = () if self.group.alone else (self.group.rank,)
         for epoch in range(position.epoch, config.epochs):
             started, first = time.monotonic(), position.batch
-            eps.fill_(eps_at(config, epoch))
             set_lr(optimiser, lr_at(config, epoch))
             shuffled = torch.Generator("cpu").manual_seed(_seed(config, self.stage, "order", epoch))
             order = torch.randperm(len(self.data), generator=shuffled).to(device)
@@ -203,11 +218,16 @@ class Loop:
                 share = self.group.share(index)
                 generator.manual_seed(_seed(config, self.stage, "step", position.step, *rank))
                 seed_globally(_seed(config, self.stage, "model", position.step, *rank), device)
+                size = pace.at(epoch, (batch + 1) / batches)
+                inner(objective).regularising = pace.regularising
+                if self.average is not None:
+                    self.average.before_step(position.step)
                 summary = step(self.data.stored[share.index], self.data.labels[share.index], share.weight)
                 self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
-                self.watch.step(StepProgress(self.stage, epoch, config.epochs, *counts, trained_eps(config, epoch)))
+                told = None if trained_eps(config, epoch) is None else size
+                self.watch.step(StepProgress(self.stage, epoch, config.epochs, *counts, told))
                 stop, due = self.group.any(self.watch.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
                 if stop or due:
                     self._save(optimiser, position, sums)
@@ -219,10 +239,13 @@ class Loop:
             if due:
                 self._save(optimiser, position, sums)  # a validation may take long, and be interrupted
             self._end_epoch(epoch, position.step, sums, None if first > 0 else time.monotonic() - started)
+            if self.average is not None:
+                self.average.end_epoch(epoch)
             if due and self.validate is not None:
                 self.group.same_(self.model)
                 self.model.eval()
-                self._log("validation", position.step, self.validate(self.model, epoch))
+                with self._settled(epoch):
+                    self._log("validation", position.step, self.validate(self.model, epoch))
                 self.model.train()
             position = Position(self.stage, epoch + 1, 0, position.step)
             sums.zero_()
@@ -231,7 +254,9 @@ class Loop:
     def _images(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The images augmented, as the network takes them; data of another kind as they are."""
         if isinstance(self.data, ImageData):
-            images = augment(images, generator, self.config.crop, self.config.flip)
+            images = augment(
+                images, generator, self.config.crop, self.config.flip, edge=self.config.crop_fill == "edge"
+            )
         return self.data.as_input(images)
 
     def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor) -> None:
@@ -268,7 +293,8 @@ class Loop:
 
         def save() -> None:
             extra = Extra(tuple(value.hex() for value in whole.double().tolist()), self.run.metrics_size())
-            checkpoint.save(self.run.checkpoints, self.model, optimiser, position, extra)
+            average = None if self.average is None else self.average.values
+            checkpoint.save(self.run.checkpoints, self.model, optimiser, position, extra, average)
 
         self.group.by_first(save)
 
@@ -280,18 +306,13 @@ class Loop:
             self.watch.say("no checkpoint is left to go on from: this stage begins again")
         if path is not None and path.name.startswith(f"stage-{self.stage:02d}-"):
             position, extra = checkpoint.restore(path, self.model, optimiser)
+            if self.average is not None:
+                self.average.load(checkpoint.read_average(path))
             self.group.by_first(lambda: self.run.cut_metrics(extra.metrics))
             sums = torch.tensor([float.fromhex(v) for v in extra.sums], device=device)
             return position, sums if self.group.first else torch.zeros_like(sums)
         self.group.by_first(lambda: self.run.forget_stage(self.stage))
         return Position(self.stage), torch.zeros(3, device=device)
-
-
-def make_objective(config: TrainConfig, model: nn.Module, eps: Tensor) -> Objective:
-    engine = make_engine(config)
-    if engine is None:
-        return StandardObjective(model, make_ball(config, eps) if config.adversarial else None)
-    return RobustObjective(model, make_ball(config, eps), engine, config.robust_weight)
 
 
 def _seed(config: TrainConfig, *what: object) -> int:

@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,16 +21,37 @@ from autodual._files import check_plain, in_one_line
 from autodual._tensor import Shape
 from autodual.data import ArrayData, Examples, Statistics, TableOptions, in_words, is_factory, load, named_function
 from autodual.digits import digits_network
-from autodual.engines import IBP, BoundEngine, Dual, GeometricMean, MaximumLikelihood, Median, Projected, QuietGradient
-from autodual.runs.config import OTHERS, TrainConfig
+from autodual.engines import (
+    IBP,
+    BoundEngine,
+    Crown,
+    Dual,
+    GeometricMean,
+    MaximumLikelihood,
+    Median,
+    Projected,
+    QuietGradient,
+)
+from autodual.runs.config import OTHERS, TrainConfig, attacks, crown_weight_at, eps_at, regularise_at, weight_at
 from autodual.sets import L2Ball, LinfBall, Perturbation
+from autodual.training.objectives import PGD, Descent, Objective, TrainingAttack
 
 ESTIMATORS = {
     "quiet-gradient": QuietGradient(), "median": Median(), "geometric-mean": GeometricMean(),
     "maximum-likelihood": MaximumLikelihood(),
 }  # fmt: skip
-PLAIN: dict[str, Callable[..., nn.Module]] = {"small": models.small, "large": models.large, "resnet": models.resnet}
-SIZED: dict[str, Callable[..., nn.Module]] = {"wide": models.wide, "deep": models.deep}
+PLAIN: dict[str, Callable[..., nn.Module]] = {
+    "small": models.small, "large": models.large, "resnet": models.resnet, "cnn5": models.cnn5, "cnn7": models.cnn7
+}  # fmt: skip
+
+
+def _with_filters(family: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    return lambda filters, *image, **statistics: family(*image, filters=filters, **statistics)
+
+
+SIZED: dict[str, Callable[..., nn.Module]] = {
+    "wide": models.wide, "deep": models.deep, "cnn5": _with_filters(models.cnn5), "cnn7": _with_filters(models.cnn7)
+}  # fmt: skip
 
 
 def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | None = None) -> nn.Module:
@@ -60,7 +82,7 @@ def make_model(name: str, shape: Shape, classes: int, statistics: Statistics | N
         raise
     except ValueError as error:  # the models know nothing of this library, nor of its errors
         raise ArgumentError(f"model: {error}") from error
-    known = [*PLAIN, *(f"{s}:1" for s in SIZED), "digits", "mlp:64,64"]
+    known = [*PLAIN, "wide:1", "deep:1", "cnn5:16", "cnn7:32", "digits", "mlp:64,64"]
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, file.py:factory"
     raise ArgumentError(f"model: unknown model {name!r}; {hint}")
@@ -215,7 +237,79 @@ def _read_eps(path: Path) -> Any:
 def make_engine(config: TrainConfig) -> BoundEngine | None:
     if config.engine == "projected":
         return Projected(config.k, not config.per_term, ESTIMATORS[config.estimator])
+    if config.engine == "crown-ibp":
+        # No limit of memory: a step keeps everything for the pass backwards, and must not look at the machine.
+        return Crown(intermediate=IBP(), max_bytes=sys.maxsize)
     return {"dual": Dual(), "ibp": IBP(), "none": None}[config.engine]
+
+
+# From a config to what is minimised, and to the numbers in it that change from step to step.
+
+
+class Pace:
+    """What a schedule changes from step to step: numbers on the device, which a captured step reads."""
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self.config = config
+        self.eps, self.attack_eps, self.box_eps, self.weight, self.crown_weight, self.regularise = (
+            torch.tensor(0.0, device=device) for _ in range(6)
+        )
+        self._values: dict[torch.Tensor, float] = {}
+        self.regularising = config.regularise > 0
+        """Whether the regularisers have not faded out yet."""
+        self.set(config.eps)
+
+    def at(self, epoch: int, part: float) -> float:
+        """Sets all numbers for a step that ends when this part of an epoch is done; returns eps."""
+        eps = eps_at(self.config, epoch, part)
+        self.set(eps)
+        return eps
+
+    def set(self, eps: float) -> None:
+        config = self.config
+        self.regularising = regularise_at(config, eps) > 0
+        for tensor, value in (
+            (self.eps, eps),
+            (self.attack_eps, config.attack_eps_factor * eps),
+            (self.box_eps, config.box_part * eps),
+            (self.weight, weight_at(config, eps)),
+            (self.crown_weight, crown_weight_at(config, eps)),
+            (self.regularise, regularise_at(config, eps)),
+        ):
+            if self._values.get(tensor) != value:
+                tensor.fill_(value)
+                self._values[tensor] = value
+
+
+def make_attack(config: TrainConfig) -> TrainingAttack | None:
+    if not attacks(config):
+        return None
+    if config.attack_steps is None:
+        return Descent()
+    return PGD(config.attack_steps, config.attack_step_size, config.attack_restarts, config.attack_half)
+
+
+def make_objective(config: TrainConfig, model: nn.Module, pace: Pace) -> Objective:
+    """What the config minimises; its numbers follow `pace`."""
+    engine, attack = make_engine(config), make_attack(config)
+    ball = None if engine is None and attack is None else make_ball(config, pace.eps)
+    wider = attack is not None and config.attack_eps_factor != 1
+    blended = config.engine == "crown-ibp" and (config.crown_weight < 1 or config.crown_weight_start is not None)
+    return Objective(
+        model,
+        ball,
+        engine,
+        weight=config.robust_weight if config.robust_weight_start is None else pace.weight,
+        mix=config.mix,
+        mix_with=config.mix_with,
+        attack=attack,
+        attack_ball=make_ball(config, pace.attack_eps) if wider else None,
+        small_ball=make_ball(config, pace.box_eps) if config.box_part < 1 else None,
+        crown_weight=pace.crown_weight if blended else None,
+        batch_statistics=config.batch_statistics,
+        regularise=pace.regularise if config.regularise > 0 else None,
+        l1=config.l1,
+    )
 
 
 def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -229,6 +323,10 @@ def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
     lr = torch.tensor(config.lr, device=parameters[0].device) if fused else config.lr
     if config.optimiser == "adam":
         return torch.optim.Adam(parameters, lr, weight_decay=config.weight_decay, fused=fused, capturable=fused)
+    if config.optimiser == "adamw":
+        return torch.optim.AdamW(parameters, lr, weight_decay=config.weight_decay, fused=fused, capturable=fused)
+    if config.optimiser == "radam":
+        return torch.optim.RAdam(parameters, lr, weight_decay=config.weight_decay, capturable=fused)
     return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
 
 

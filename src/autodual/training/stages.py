@@ -25,6 +25,7 @@ from autodual.engines.results import generators
 from autodual.evaluation.evaluate import check_together
 from autodual.evaluation.judge import RENEWED, Ledger, at_once, cascade_problem, judge
 from autodual.evaluation.processes import ALONE, UNWATCHED, Group, Watch, batch_size, in_turns, on_all
+from autodual.models import initialise_for_intervals
 from autodual.runs.checkpoint import load_model, round_to_half_, save_model
 from autodual.runs.config import TrainConfig, trained_eps
 from autodual.runs.folder import Run
@@ -70,7 +71,10 @@ def fresh_model(config: TrainConfig, parts: Parts, stage: int) -> nn.Module:
     """Untrained weights that depend on nothing but the seed and the stage."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed + 1_000_003 * stage)
-        return parts.build(parts.train).to(parts.train.device)
+        model = parts.build(parts.train)
+        if config.initialisation == "intervals":
+            initialise_for_intervals(model)
+        return model.to(parts.train.device)
 
 
 def train_stage(

@@ -183,11 +183,11 @@ def _named(config: TrainConfig) -> nn.Module:
     """The untrained network that the config names; leaves the CPU's random state alone."""
     if config.dataset in KNOWN:
         shape, classes = form_of(config.dataset)
-        statistics = any_mean_std(config.dataset, shape[0]) if config.normalise else None
+        statistics = any_mean_std(config.dataset, shape[0], config.per_channel) if config.normalise else None
     else:
         data = load_part(config, "test")
         shape, classes = data.shape, len(data.classes)
-        statistics = mean_std(config.dataset, data) if config.normalise else None
+        statistics = mean_std(config.dataset, data, config.per_channel) if config.normalise else None
     with torch.random.fork_rng(devices=[]):
         return make_model(config.model, shape, classes, statistics)
 
@@ -324,7 +324,7 @@ def open_target(
         data = data.take(limit)
     # The weights hold the values that they were trained with; these only have their shape.
     trained_on = own.dataset if place.is_dir() else config.dataset
-    statistics = mean_std(trained_on, data) if config.normalise else None
+    statistics = mean_std(trained_on, data, config.per_channel) if config.normalise else None
     device, ball = own_device(make_device(config.device)), make_ball(config)
 
     def build(stage: int) -> nn.Module:
@@ -335,7 +335,7 @@ def open_target(
         model = _from_onnx(place, data.shape, len(data.classes), statistics).to(device).eval()
     elif place.is_dir():
         model, combination = _with_weights(place, build, ball)
-        if (config.model, config.normalise) == (own.model, own.normalise):
+        if all(getattr(config, name) == getattr(own, name) for name in ("model", "normalise", "per_channel")):
             _check_as_evaluated(place, config.model, model, data.shape)
     else:
         model = build(0)
