@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from autodual._errors import ArgumentError
+from autodual.cli.answers import answer
 
 
 def export(
@@ -33,6 +34,7 @@ def export(
         )
     shape, _ = form_of(found.config.dataset, found.config.data_folder)
     save_onnx(found.model, onnx, torch.zeros(1, *shape))
+    answer(file=str(onnx))
     print(
         f"{onnx}: written, read again and compared; inputs [batch, {', '.join(map(str, shape))}], in the units of the images"
     )
