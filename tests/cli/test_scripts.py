@@ -21,6 +21,7 @@ from autodual.cli.app import command_line
 from autodual.cli.completion import DATASETS, MODELS
 from autodual.cli.models import SHOWN, USUAL
 from autodual.data.known import KNOWN
+from autodual.evaluation.judge import ENGINES
 from autodual.evaluation.processes import StoppedError
 from autodual.reproduce.campaign import ROWS
 from autodual.training import fitting
@@ -243,7 +244,7 @@ def completed(*words: str) -> list[str]:
 
 def test_completion_of_names() -> None:
     assert completed("cer") == ["certify"]
-    assert completed("certify", "--engine", "") == ["dual", "crown", "ibp", "high-probability"]
+    assert completed("certify", "--engine", "") == [*ENGINES, "high-probability"]
     assert completed("train", "--dataset", "") == list(DATASETS) == list(KNOWN) == completed("data", "fetch", "")
     assert completed("train", "--model", "") == list(MODELS)
     assert {name.partition(":")[0] for name in MODELS} == {name.partition(":")[0] for name in SHOWN}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
 """Names of `autodual.data.known.KNOWN`, known here without PyTorch; a test compares the two."""
-MODELS = ("small", "large", "resnet", "wide:1", "deep:1", "digits")
+MODELS = ("small", "large", "resnet", "wide:1", "deep:1", "cnn5", "cnn7", "digits")
 DEVICES = ("auto", "cpu", "cuda")
 
 

@@ -13,13 +13,15 @@ from autodual.cli.answers import answer
 from autodual.cli.completion import DATASETS, dataset_names, model_names
 from autodual.cli.terminal import print_table, speaks
 
-SHOWN = ("small", "large", "resnet", "wide:1", "wide:8", "deep:1", "deep:3", "digits")
+SHOWN = ("small", "large", "resnet", "wide:1", "wide:8", "deep:1", "deep:3", "cnn5", "cnn7", "digits")
 USUAL = {
     "small": ("mnist", "cifar10"),
     "large": ("mnist", "cifar10"),
     "resnet": ("cifar10",),
     "wide": ("mnist",),
     "deep": ("mnist",),
+    "cnn5": ("mnist", "cifar10"),
+    "cnn7": ("mnist", "cifar10"),
     "digits": ("digits",),
 }
 """The data that a family of networks is meant for."""
@@ -42,7 +44,7 @@ def models(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="small, large, resnet, wide:K, deep:K, digits, or file.py:factory; those of the paper when not given",
+            help="small, large, resnet, wide:K, deep:K, cnn5, cnn7, digits, or file.py:factory; all but the last when not given",
             show_default=False,
             autocompletion=model_names,
         ),
