@@ -267,6 +267,17 @@ ENGINES = [
         "engines/test_memory.py::test_small_budgets_give_the_same_gradients",
     ),
     mutation(
+        "slopes of a ReLU beyond 1", "dual/piecewise.py",
+        "below = Interval((positive & (z.lower >= 0)).to(slope), positive.to(slope))",
+        "below = Interval((positive & (z.lower >= 0)).to(slope), 2 * positive.to(slope))",
+        "engines/test_slopes.py::TestFreeSlopes",
+    ),
+    mutation(
+        "the better bound with the slack of the other", "engines/best.py",
+        "(one.lower, other.lower), (one.slack, other.slack))", "(one.lower, other.lower), (other.slack, one.slack))",
+        "engines/test_best.py::test_the_better_of_two_proofs",
+    ),
+    mutation(
         "window of two layers with the inner stride forgotten", "dual/base.py",
         "tuple(a * t + b for a, t, b in zip(self.low, inner.stride, inner.low, strict=True)),",
         "tuple(a + b for a, t, b in zip(self.low, inner.stride, inner.low, strict=True)),",

@@ -22,8 +22,6 @@ ENGINES: dict[str, ad.BoundEngine] = {
     "crown-after-dual": ad.Crown(intermediate=ad.Dual()),
     "dual-and-intervals": ad.Dual(intersect=True),
     "crown-and-intervals": ad.Crown(intersect=True),
-    "best": ad.BestOf(ad.Dual(), ad.Crown(lower="zero", intermediate=ad.IBP())),
-    "optimised": ad.AlphaCrown(steps=2),
 }
 
 
