@@ -358,6 +358,24 @@ class TestExtremes:
         labels = model(x).argmax(1)
         assert ad.certify(model, x, labels, ball, ad.AlphaCrown()).certified.all()
 
+    def test_networks_with_products(self) -> None:
+        """A product has no slopes to choose, and reads two values of each unit."""
+
+        class Attention(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                each = torch.stack([x, 1 - x], 2)
+                return nn.functional.scaled_dot_product_attention(each, each, each, is_causal=True).flatten(1)
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), Attention(), nn.Linear(6, 3)).double().eval()
+        x = torch.randn(4, 2, dtype=torch.float64)
+        labels, ball = model(x).argmax(1), ad.LinfBall(0.05)
+        margins = ad.certify(model, x, labels, ball, ad.AlphaCrown(steps=3)).margins
+        assert (margins >= ad.certify(model, x, labels, ball, ad.Crown()).margins).all()
+        for _ in range(200):
+            scores = model(x + 0.05 * (2 * torch.rand_like(x) - 1))
+            assert (scores.gather(1, labels[:, None]) - scores >= torch.where(margins.isfinite(), margins, 0.0)).all()
+
     def test_a_network_without_activations(self) -> None:
         model, x = nn.Sequential(nn.Linear(4, 3)).to(DOUBLE).eval(), batch(2, 4)
         found, plain = (ad.bounds(model, ad.LinfBall(0.1).around(x), e).output for e in (ad.AlphaCrown(), ad.Crown()))

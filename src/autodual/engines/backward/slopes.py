@@ -220,10 +220,10 @@ class SlopeSolver(CrownSolver):
         return self._agreed(index, own, Interval(below, -above), torch.maximum(error, other))
 
     def _plan(self, index: int, own: Interval) -> Plan:
-        """The units whose bounds matter: those that an activation reads where it is not straight, or all where nobody asks."""
+        """The units whose bounds matter: those that an activation reads where it is not straight; all for a product, or if nobody asks."""
         plan = plan_for(self.network, index, local_windows(self.network, index, self.region))
         readers = [i for i in self.network.activations if self.network.source(i) == index]
-        if not readers:
+        if not all(self.network.activation(i).elementwise for i in readers) or not readers:
             return plan
         bent = torch.zeros_like(own.lower, dtype=torch.bool)
         for reader in readers:
