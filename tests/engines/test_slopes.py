@@ -250,7 +250,7 @@ class _Drawn(SlopeSolver):
 
 
 class TestRounding:
-    @pytest.mark.parametrize("seed", range(2000, 2016))
+    @pytest.mark.parametrize("seed", range(2010, 2040))
     def test_float32_moves_bounds_by_less_than_their_slack(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """For the same slopes, which are drawn: those of a search differ with the precision."""
         seen: dict[tuple[int, ...], Tensor] = {}

@@ -220,7 +220,7 @@ class SlopeSolver(CrownSolver):
         return self._agreed(index, own, Interval(below, -above), torch.maximum(error, other))
 
     def _plan(self, index: int, own: Interval) -> Plan:
-        """The units whose bounds matter: those that an activation reads where it is not straight; all for a product, or if nobody asks."""
+        """The units whose bounds matter: all, or those that activations read where they are not straight, if no product reads them."""
         plan = plan_for(self.network, index, local_windows(self.network, index, self.region))
         readers = [i for i in self.network.activations if self.network.source(i) == index]
         if not all(self.network.activation(i).elementwise for i in readers) or not readers:
