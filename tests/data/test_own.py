@@ -198,7 +198,7 @@ def test_npz_shapes_and_types(tmp_path: Path, shape: tuple[int, ...], dtype: typ
         ({"images": BYTES > 9, "labels": LABELS}, "images are bool"),
         ({"images": BYTES.astype(float), "labels": LABELS}, r"floats from 3 to 255, but must be in \[0, 1\]"),
         ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "floats from nan to nan"),
-        ({"images": BYTES[0], "labels": LABELS}, r"images have shape \(6, 5\)"),
+        ({"images": BYTES[0], "labels": LABELS}, r"labels have shape \(10,\), but there are 6 examples"),
         ({"images": BYTES[:0], "labels": LABELS[:0]}, r"images have shape \(0, 1, 6, 5\)"),
         ({"images": BYTES[:1], "labels": LABELS[:1]}, "has 1 images, but one to train and one to test on are needed"),
         ({"images": np.uint8(3), "labels": np.int64(3)}, r"images have shape \(\)"),
@@ -323,9 +323,9 @@ def test_truncated_npz_and_paths_to_nothing(tmp_path: Path) -> None:
     for missing in ("none.npz", "no/folder", "./none"):
         with pytest.raises(ArgumentError, match="there is no such file or folder"):
             load(missing, "train")
-    (tmp_path / "data.csv").write_text("1,2")
+    (tmp_path / "data.json").write_text("1,2")
     with pytest.raises(ArgumentError, match="not a kind of data"):
-        load(tmp_path / "data.csv", "train")
+        load(tmp_path / "data.json", "train")
 
 
 FACTORY = """

@@ -137,9 +137,9 @@ def test_engines_may_come_one_after_the_other(
     task, asked = Task(ROW), list[str]()
     usual = judge.judge_lines
 
-    def noted(model, ball, engine, data, part):  # type: ignore[no-untyped-def]
+    def noted(model, ball, engine, data, part, until=None):  # type: ignore[no-untyped-def]
         asked.append(repr(engine))
-        return usual(model, ball, engine, data, part)
+        return usual(model, ball, engine, data, part, until)
 
     monkeypatch.setattr(judge, "judge_lines", noted)
     assert work_on(campaign, task, Watch(), Extent(evaluate=False)) is None
@@ -192,9 +192,9 @@ def test_batches_of_certificates_shrink_with_the_network(
     sizes: list[int] = []
     usual = judge.judge_lines
 
-    def noted(model, ball, engine, data, part):  # type: ignore[no-untyped-def]
+    def noted(model, ball, engine, data, part, until=None):  # type: ignore[no-untyped-def]
         sizes.append(part.stop - part.start)
-        return usual(model, ball, engine, data, part)
+        return usual(model, ball, engine, data, part, until)
 
     monkeypatch.setattr(judge, "judge_lines", noted)
     work_on(campaign, Task(ROW), Watch(), Extent(("dual",)))

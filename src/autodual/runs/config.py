@@ -460,7 +460,7 @@ def _check_values(c: TrainConfig) -> None:
         ("box_part", c.box_part == 1 or c.norm == "linf", f" is for norm linf, got {c.box_part} with norm {c.norm}"),
         ("batch_statistics", c.batch_statistics == "clean" or attacks(c),
          " of adversarial examples need an attack: set mix_with to adversarial, or box_part below 1"),
-        ("train_eps_factor", c.train_eps_factor * c.eps <= LARGEST[c.norm],
+        ("train_eps_factor", c.tabular or c.train_eps_factor * c.eps <= LARGEST[c.norm],
          f" times eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.train_eps_factor} times {c.eps}"),
         ("warm_up", c.warm_up < c.epochs or c.warm_up == 0, f" must leave epochs to train in, got {c.warm_up} of {c.epochs}"),
     ]  # fmt: skip
