@@ -376,6 +376,19 @@ class TestExtremes:
             scores = model(x + 0.05 * (2 * torch.rand_like(x) - 1))
             assert (scores.gather(1, labels[:, None]) - scores >= torch.where(margins.isfinite(), margins, 0.0)).all()
 
+    def test_a_curve_with_a_choice_on_one_side_only(self) -> None:
+        """Hardswish where it is convex on one unit's interval and both on the other's: only one line of it may be chosen."""
+        model = nn.Sequential(nn.Linear(3, 2), nn.Hardswish()).double().eval()
+        with torch.no_grad():
+            model[0].weight.copy_(torch.tensor([[-0.9, 1.0, 2.0], [0.06, -2.0, -2.0]]))
+            model[0].bias.zero_()
+        x = torch.tensor([[-4.580648422241211, 27.77320671081543, 60.0]], dtype=torch.float64)
+        ball = ad.LinfBall(torch.tensor([[0.0, 45.42436981201172, 0.0]], dtype=torch.float64))
+        found = ad.bounds(model, ball.around(x), engine=ad.AlphaCrown(steps=3, lr=2.0)).output
+        for part in torch.linspace(-1, 1, 101, dtype=torch.float64):
+            value = model(x + part * torch.tensor([[0.0, 45.42436981201172, 0.0]], dtype=torch.float64))
+            assert ((found.lower <= value) & (value <= found.upper)).all()
+
     def test_a_network_without_activations(self) -> None:
         model, x = nn.Sequential(nn.Linear(4, 3)).to(DOUBLE).eval(), batch(2, 4)
         found, plain = (ad.bounds(model, ad.LinfBall(0.1).around(x), e).output for e in (ad.AlphaCrown(), ad.Crown()))

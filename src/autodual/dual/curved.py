@@ -111,9 +111,11 @@ class CurvedDual(ElementwiseDual):
         return FreeSlopes(lower, upper, self.largest_value(z) + steepest * z.largest)
 
     def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
-        if lower.dim() > z.lower.dim():
-            z = Interval(z.lower.expand_as(lower), z.upper.expand_as(lower))
-        return Lines(lower, self._extremes(lower, z)[0], upper, self._extremes(upper, z)[1])
+        below, above = (  # slopes may be given for every row, on either side
+            Interval(z.lower.expand_as(slope), z.upper.expand_as(slope)) if slope.dim() > z.lower.dim() else z
+            for slope in (lower, upper)
+        )
+        return Lines(lower, self._extremes(lower, below)[0], upper, self._extremes(upper, above)[1])
 
     def _last_slope(self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """The largest slope for which a condition on the places of the extremes holds, in its range, to a billionth of it."""
