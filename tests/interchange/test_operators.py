@@ -96,9 +96,9 @@ def test_a_loaded_network_is_copied_and_trained_like_any_other(tmp_path: Path) -
     assert all(p.grad is None for p in twin.parameters())
 
 
-RECOGNISED = {
-    "SiLU": torch.nn.SiLU, "SiLU swapped": torch.nn.SiLU, "Hardswish in parts": torch.nn.Hardswish, "Mish in parts": torch.nn.Mish,
-} | {f"GELU in parts, way {way}": torch.nn.GELU for way in range(4)}  # fmt: skip
+RECOGNISED = {"SiLU": torch.nn.SiLU, "SiLU swapped": torch.nn.SiLU, "Mish in parts": torch.nn.Mish}
+ROUNDED = ("Hardswish in parts", *(f"GELU in parts, way {way}" for way in range(4)))
+"""Activations whose constants a file holds as float32: another function than PyTorch's, by 1e-8."""
 
 
 @pytest.mark.parametrize("name", RECOGNISED)
@@ -107,7 +107,7 @@ def test_activations_in_parts_are_one_module(name: str, tmp_path: Path) -> None:
     assert [type(step) for step in network.steps.values()] == [RECOGNISED[name]]
 
 
-@pytest.mark.parametrize("name", ["nearly GELU", "Mul by another gate"])
+@pytest.mark.parametrize("name", ["nearly GELU", "Mul by another gate", *ROUNDED])
 def test_what_only_looks_like_one_stays_as_it_is(name: str, tmp_path: Path) -> None:
     network, _ = _both(next(case for case in CASES if case.name == name).save(tmp_path))
     assert len(network.steps) > 1

@@ -268,3 +268,24 @@ def test_the_search_gives_the_same_answer_twice(tmp_path: Path) -> None:
     assert first.counterexample is not None
     assert second.counterexample is not None
     assert torch.equal(first.counterexample.inputs, second.counterexample.inputs)
+
+
+def test_constants_are_those_of_the_file(tmp_path: Path) -> None:
+    """HardSigmoid by float32's 1/6 reaches a value that it does not reach by 1/6; found by an adversary."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("HardSigmoid", ["x"], ["g"], alpha=float(np.float32(1 / 6)), beta=0.5),
+        helper.make_node("Mul", ["x", "g"], ["y"]),
+    ]
+    ends = [[helper.make_tensor_value_info(name, kind, [1, 1])] for name in "xy"]
+    graph = helper.make_graph(nodes, "g", *ends)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), tmp_path / "net.onnx"
+    )
+    (tmp_path / "asked.vnnlib").write_text(
+        "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 2.5))(assert (>= X_0 2.4))"
+        "(assert (>= Y_0 2.2916666821887097))"
+    )
+    found = verify(ad.load_onnx(tmp_path / "net.onnx"), (1,), ad.load_vnnlib(tmp_path / "asked.vnnlib"))
+    assert found.outcome is not Outcome.UNSAT

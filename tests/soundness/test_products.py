@@ -257,3 +257,45 @@ def test_a_matrix_product_is_one_node() -> None:
     products = [node for node in network.nodes if isinstance(node.layer, BilinearDual)]
     assert [node.shape for node in products] == [(30, 30)]
     assert max(math.prod(node.shape) for node in network.nodes) == 2 * 30 * 40
+
+
+# What an adversary found.
+
+
+class _Scores(nn.Module):
+    """Scores that fall below the finite number that stands for a mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = 1e5 * (x[:, :1] + x[:, 1:2]) + x
+        masked = scores.masked_fill(torch.tensor([[False, False, True]]), -2e4)
+        return masked.softmax(1) @ torch.eye(3)
+
+
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP()], ids=repr)
+def test_a_finite_score_is_no_mask(engine: ad.Dual) -> None:
+    x = torch.zeros(1, 3)
+    assert _Scores()(x - 0.2)[0, 2] == 1
+    assert not ad.certify(_Scores(), x, ad.Between(upper=0.5, output=2), ad.LinfBall(0.2), engine).certified.any()
+
+
+def test_einsum_with_repeated_entries_is_refused() -> None:
+    class Repeated(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("bi,bi->b", x[:, :3], x[:, 3:4])
+
+    with pytest.raises(ad.ArgumentError, match="a letter for dimensions of different sizes"):
+        ad.certify(Repeated(), torch.rand(1, 4), ad.Between(upper=5.0), ad.LinfBall(1.0))
+
+
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual()], ids=repr)
+def test_coefficients_that_cancel_are_no_error_of_large_scores(engine: ad.Dual) -> None:
+    class Logarithms(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.log_softmax(x, 1) * 1.0
+
+    torch.manual_seed(0)
+    rows = torch.cat([torch.eye(6), -torch.eye(6)])
+    x = 5.5 * torch.randn(64, 6) + 380
+    found = ad.certify(Logarithms(), x, ad.Positive(rows), ad.LinfBall(0.0), engine)
+    exact = Logarithms()(x.double()) @ rows.T.double()
+    assert (found.margins.double() - found.slack.double() <= exact).all()

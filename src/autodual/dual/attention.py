@@ -27,9 +27,6 @@ from autodual.graph import Call, depends
 from autodual.graph.network import mark_as_last
 from autodual.graph.twins import value_of
 
-FAR_BELOW = -1e4
-"""A constant score below this is that of a mask: its exponential is zero beside any other."""
-
 
 def differences(x: Tensor, dim: int) -> Tensor:
     """x_j - x_i, with i along `dim` and j along the dimension after it. For rewrites."""
@@ -48,13 +45,18 @@ class DualDifferences(AffineDual):
     def absolute(self, *operands: Tensor) -> Tensor:
         """A difference of an entry with itself is zero, and does not move."""
         (x,) = operands
-        both = x.unsqueeze(self.dim + 1) + x.unsqueeze(self.dim + 2)
-        count = x.shape[self.dim + 1]
-        other = 1 - torch.eye(count, dtype=x.dtype, device=x.device)
-        return both * other.reshape(count, count, *[1] * (x.dim() - self.dim - 2))
+        return self._of_others(x.unsqueeze(self.dim + 1) + x.unsqueeze(self.dim + 2))
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
-        return (coefficients.sum(self.dim + 1) - coefficients.sum(self.dim + 2),)
+        """Coefficients of an entry with itself are left out: they would cancel only up to rounding, which nobody counts there."""
+        others = self._of_others(coefficients)
+        return (others.sum(self.dim + 1) - others.sum(self.dim + 2),)
+
+    def _of_others(self, pairs: Tensor) -> Tensor:
+        """Zero for an entry with itself."""
+        count = pairs.shape[self.dim + 1]
+        other = 1 - torch.eye(count, dtype=pairs.dtype, device=pairs.device)
+        return pairs * other.reshape(count, count, *[1] * (pairs.dim() - self.dim - 3))
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
         return 2, 2 * shapes[0][self.dim]
@@ -105,7 +107,7 @@ def _unmasked(x: Any) -> tuple[Any, Tensor | None]:
     constant = not any(isinstance(a, fx.Node) and depends(x.tracer.proxy(a)) for a in (mask, fill))
     if not constant or not isinstance(numbers[0], Tensor) or not isinstance(first, fx.Node):
         return x, None
-    if not bool((torch.as_tensor(numbers[1]) < FAR_BELOW).all()):
+    if not bool((torch.as_tensor(numbers[1]) == -torch.inf).all()):  # any finite score may be the largest
         return x, None
     kept = (~numbers[0] if name == "masked_fill" else numbers[0]).expand(x.shape)
     if not bool((kept == kept[:1]).all()):

@@ -306,6 +306,12 @@ def _einsum(call: Call) -> AffineDual | BilinearDual:
     left, right = operands
     if isinstance(left, Operand) and isinstance(right, Operand):
         names = [_example(call, part, result) for part in parts]
+        for name, operand in zip(names, operands, strict=True):
+            if any(sizes[letter] != n for letter, n in zip(name, operand.shape, strict=True)):
+                raise ArgumentError(
+                    f"{call.path}: einsum({equation!r}) has a letter for dimensions of different sizes, one of which PyTorch repeats; "
+                    f"use expand beforehand"
+                )
         return DualBilinear(names[0], names[1], result[1:], (left.shape, right.shape))
     place = 0 if isinstance(left, Operand) else 1
     name, other, weight = _example(call, parts[place], result), parts[1 - place], operands[1 - place]

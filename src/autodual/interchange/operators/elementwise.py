@@ -56,20 +56,16 @@ def _selu(node: Node) -> Value:
         node.attributes.get("alpha", 1.67326319217681884765625),
         node.attributes.get("gamma", 1.05070102214813232421875),
     )
-    x = node.value()
-    if (np.float32(alpha), np.float32(gamma)) == (np.float32(1.6732632423543772), np.float32(1.0507009873554805)):
-        return node.add(nn.SELU(), [x], x.shape)
+    x = node.value()  # nn.SELU has other constants: those of float64
     scaled = node.add(nn.ELU(alpha), [x], x.shape)
     return node.add(Apply(torch.mul, [None, torch.tensor(gamma, dtype=node.building.dtype)]), [scaled], x.shape)
 
 
 @reads("HardSigmoid")
 def _hard_sigmoid(node: Node) -> Value:
-    """clip(alpha x + beta, 0, 1); PyTorch has it for one alpha only."""
+    """clip(alpha x + beta, 0, 1). nn.Hardsigmoid is for alpha = 1/6, which no file holds."""
     x, dtype = node.value(), node.building.dtype
     alpha, beta = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
-    if (np.float32(alpha), beta) == (np.float32(1 / 6), 0.5):
-        return node.add(nn.Hardsigmoid(), [x], x.shape)
     slope, shift = (torch.tensor(number, dtype=dtype) for number in (alpha, beta))
     scaled = node.add(Apply(torch.mul, [None, slope]), [x], x.shape)
     shifted = node.add(Apply(torch.add, [None, shift]), [scaled], x.shape)
@@ -181,71 +177,23 @@ def _multiply(node: Node) -> Value:
 def _activation_of(node: Node, first: Known | None, second: Known | None) -> tuple[nn.Module, str] | None:
     """The activation that a product is, and the tensor that it is of: files of older opsets have them in parts.
 
-    SiLU is x sigmoid(x), Hardswish x hardsigmoid(x), Mish x tanh(softplus(x)), GELU x / 2 (1 + erf(x / sqrt 2)) in any order.
+    SiLU is x sigmoid(x), Mish x tanh(softplus(x)). Not GELU and Hardswish, whose constants, sqrt 2 and 1/6, a file holds rounded: it
+    computes another function, which a proof must be about.
     """
-    if not isinstance(first, Value):
+    if not isinstance(first, Value) or not isinstance(second, Value):
         return None
-    if isinstance(second, np.ndarray):
-        half = _number(second, 0.5) and second.ndim <= len(first.shape)
-        return (nn.GELU(), x) if half and (x := _twice_gelu(node, first.name)) is not None else None
-    if second is None or first.shape != second.shape:
+    if first.shape != second.shape:
         return None
     gate = node.building.made_by.get(second.name)
     if gate is None:
         return None
-    for kind, module in ((nn.Sigmoid, nn.SiLU), (nn.Hardsigmoid, nn.Hardswish)):
-        if isinstance(gate.module, kind) and gate.operands == (first.name,):
-            return module(), first.name
+    if isinstance(gate.module, nn.Sigmoid) and gate.operands == (first.name,):
+        return nn.SiLU(), first.name
     if isinstance(gate.module, nn.Tanh):
         inner = node.building.made_by.get(gate.operands[0])
         if inner is not None and isinstance(inner.module, nn.Softplus) and inner.operands == (first.name,):
             return nn.Mish(), first.name
-    x = _scaled(node, first.name, torch.mul, 0.5)
-    return (nn.GELU(), x) if x is not None and _gelu_gate(node, second.name) == x else None
-
-
-def _twice_gelu(node: Node, name: str) -> str | None:
-    """x, if a tensor is x (1 + erf(x / sqrt 2))."""
-    step = node.building.made_by.get(name)
-    if step is None or not _is_product(step.module) or len(step.operands) != 2:
-        return None
-    return next((x for x, gate in (step.operands, step.operands[::-1]) if _gelu_gate(node, gate) == x), None)
-
-
-def _gelu_gate(node: Node, name: str) -> str | None:
-    """x, if a tensor is 1 + erf(x / sqrt 2)."""
-    inner = _scaled(node, name, torch.add, 1.0)
-    step = None if inner is None else node.building.made_by.get(inner)
-    if step is None or not isinstance(step.module, Apply) or step.module.function is not torch.erf:
-        return None
-    divided = _scaled(node, step.operands[0], torch.div, math.sqrt(2))
-    return divided if divided is not None else _scaled(node, step.operands[0], torch.mul, math.sqrt(0.5))
-
-
-def _is_product(module: nn.Module) -> bool:
-    return isinstance(module, Apply) and module.function is torch.mul
-
-
-def _scaled(node: Node, name: str, function: Callable[..., Tensor], number: float) -> str | None:
-    """x, if a tensor is function(x, number); the sum and the product may have the number first."""
-    step = node.building.made_by.get(name)
-    if (
-        step is None
-        or not isinstance(step.module, Apply)
-        or step.module.function is not function
-        or len(step.operands) != 1
-    ):
-        return None
-    constants = [getattr(step.module, f"constant_{place}") for place in range(step.module.places)]
-    swapped = constants[0] is not None
-    constant = constants[0] if swapped else constants[1]
-    fits = not (swapped and function is torch.div) and _number(constant.cpu().numpy(), number)
-    return step.operands[0] if fits else None
-
-
-def _number(constant: np.ndarray, number: float) -> bool:
-    """Whether a constant is one number, as float32 holds it."""
-    return constant.size == 1 and np.float32(constant.reshape(())) == np.float32(number)
+    return None
 
 
 def _check_broadcast(node: Node) -> None:
