@@ -109,42 +109,45 @@ def build_tables(campaign: Campaign) -> list[Table]:
 
 
 SINGLE_TEXT = (
-    "Robust error is the part of all test images that the exact bound (`Dual()`) does not certify, certified accuracy the rest; as "
-    "run is the statement for the network as it computes in float32. Best counts an image if one of `Dual()`, `Crown()` and interval "
-    "bounds certifies it. PGD is an attack on the running network: the true robust error lies between the two. Released are the "
-    "authors' weights, evaluated again by others. The difference is that of our robust error to the paper's printed figure."
+    "Certified accuracy is the part of all test images that the exact bound (`Dual()`) certifies, robust error the rest, and error "
+    "that of clean images. The paper's columns are what it prints, and its released weights evaluated again by others, both as robust "
+    "error / error; the difference is that of our robust error to the printed one. Three more robust errors: as run, for the network "
+    "as it computes in float32; best, where an image counts as certified if one of `Dual()`, `Crown()` and interval bounds certifies "
+    "it; and PGD, an attack on the running network: the true robust error lies between best and PGD."
 )
 AS_ABOVE = "Columns as in the first table of this kind."
 
 
 def _singles(key: str, title: str, number: int, results: Sequence[Result]) -> Table:
     header = (
-        "row", "recipe", "paper: robust / error", "robust error", "difference", "certified accuracy", "as run: robust error",
-        "best: robust error", "PGD error", "error", "released: robust / error", "s per epoch (paper)",
+        "row", "recipe", "certified accuracy", "robust / error", "paper", "released", "difference", "as run", "best", "PGD",
     )  # fmt: skip
-    rows, shown = [], []
+    rows, shown, spreads = [], [], []
     for result in (result for result in results if result.row.table == number):
         rows.append(_single(result))
-        found = result.figures(NetworkFigures)
+        found, robust = result.figures(NetworkFigures), result.values("robust_error")
+        if len(robust) > 1:
+            ends = f"{_percent(min(robust))} to {_percent(max(robust))}"
+            spreads.append(
+                f"{result.row.name} ({result.recipe}) is the average of {len(robust)} seeds, robust error {ends}."
+            )
         if found is not None and result.first is not None:
             errors, examples = (found.error, found.pgd_error, found.robust_error), result.first.examples
             as_run = (found.robust_error_as_run, found.pgd_error_exact)
             shown.append(Rates(f"{result.row.name}, {result.recipe}", *errors, None, examples, *as_run))
     text = SINGLE_TEXT if key == "linf" else AS_ABOVE
-    return Table(key, f"{title} (the paper's table {number})", (text,), header, rows, shown)
+    return Table(key, f"{title} (the paper's table {number})", (" ".join([text, *spreads]),), header, rows, shown)
 
 
 def _single(result: Result) -> list[str]:
     row, found = result.row, result.values("robust_error")
-    start, released = [row.name, result.recipe, _errors(row.paper)], _errors(row.released)
+    start, theirs = [row.name, result.recipe], [_errors(row.paper), _errors(row.released)]
     if not found:
-        return [*start, NOT_RUN, *[""] * 6, released, ""]
-    robust, spread = mean(found), f" ({100 * min(found):.2f} to {100 * max(found):.2f}, {len(found)} seeds)"
-    paper = next((size.seconds for size in SIZES if (size.data, size.network) == (row.data, row.network)), None)
+        return [*start, NOT_RUN, "", *theirs, *[""] * 4]
+    robust = mean(found)
     return [
-        *start, f"{_percent(robust)}{spread if len(found) > 1 else ''}", f"{100 * robust - row.paper[0]:+.2f}",
-        f"{100 * (1 - robust):.2f}", result.percent("robust_error_as_run"), result.percent("robust_error_best") or NOT_COMPLETE,
-        result.percent("pgd_error"), _clean(result), released, f"{_own_seconds(result)}{'' if paper is None else f' ({paper})'}",
+        *start, _percent(1 - robust), f"{_percent(robust)} / {_clean(result)}", *theirs, f"{100 * robust - row.paper[0]:+.2f}",
+        result.percent("robust_error_as_run"), result.percent("robust_error_best") or NOT_COMPLETE, result.percent("pgd_error"),
     ]  # fmt: skip
 
 
