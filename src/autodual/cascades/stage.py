@@ -15,8 +15,8 @@ from autodual.certificates.arguments import check_classifier
 from autodual.certificates.proof import look, prove_rows
 from autodual.certificates.proof import prove as prove_question
 from autodual.dual import DualNetwork
+from autodual.engines.effort import COPIES, Budget
 from autodual.engines.ibp import IBP
-from autodual.engines.memory import COPIES, Budget
 from autodual.engines.prepare import Prepared, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, exceeds
 from autodual.engines.rounding import of_sum

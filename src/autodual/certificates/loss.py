@@ -22,9 +22,9 @@ from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.building import build_and_evaluate
 from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import check_engine, check_finite, check_placement
-from autodual.engines.projected.draws import Draws
-from autodual.engines.projected.engine import Projected
+from autodual.engines.projected import Projected
 from autodual.engines.results import BoundEngine
+from autodual.engines.streams import Draws
 from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
 from autodual.sets import InputSet, Perturbation
 from autodual.spec import margins

@@ -10,11 +10,19 @@ from torch import Tensor
 
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
 from autodual.dual.network import Evaluation
-from autodual.engines.backward.solvers import DualSolver, constant_bands
-from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside, outside_of_both
-from autodual.engines.memory import Budget
+from autodual.engines.backward.bands import DualSolver, constant_bands
+from autodual.engines.effort import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
-from autodual.engines.rounding import MORE_ROUNDINGS, Rounding, of_sum
+from autodual.engines.rounding import (
+    MORE_ROUNDINGS,
+    SAFETY,
+    Errors,
+    NoErrors,
+    Outside,
+    Rounding,
+    of_sum,
+    outside_of_both,
+)
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
