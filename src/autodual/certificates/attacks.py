@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import full_precision
-from autodual.certificates.arguments import check_asked
 from autodual.certificates.descent import Seen, descend
 from autodual.engines.effort import Budget
 from autodual.engines.ibp import evaluate_with_error
-from autodual.engines.prepare import check_evaluation_mode, check_placement, prepare
+from autodual.engines.prepare import check_asked, check_evaluation_mode, check_placement, prepare
 from autodual.graph import Network
 from autodual.sets import Box, InputSet, Perturbation
 from autodual.spec import Label, Question, Specification

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import full_precision
-from autodual.certificates.arguments import GivenSet, check_asked
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject
 from autodual.engines.backward.dual import Dual
 from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
-from autodual.engines.prepare import Prepared, check_engine, prepare
+from autodual.engines.prepare import GivenSet, Prepared, check_asked, check_engine, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, worth_another_look
 from autodual.graph import Network
 from autodual.graph.digest import digest_network, digest_object, digest_tensors, digesting
