@@ -169,7 +169,7 @@ DUAL = [
         "dual/test_every_layer.py::test_keeps_its_contract[relu6]",
     ),
     mutation(
-        "lost bias of a linear layer", "dual/linear.py",
+        "lost bias of a linear layer", "dual/arithmetic.py",
         "        return self.bias_vector\n", "        return None\n",
         "dual/test_every_layer.py::test_keeps_its_contract[linear]",
     ),

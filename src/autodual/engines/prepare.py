@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import CERTIFYING_DTYPES, full_precision, needs_gradient
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.base import AffineDual, DualLayer
+from autodual.dual.base import AffineDual, DualLayer, evaluate
 from autodual.dual.building import (
     differ_by_more_than_rounding,
     non_finite_constant,
     non_finite_parameter,
     with_differences,
 )
-from autodual.dual.network import evaluate
 from autodual.engines.backward.dual import Dual
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundBounds
