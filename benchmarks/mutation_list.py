@@ -195,12 +195,12 @@ DUAL = [
         "dual/test_every_layer.py::test_keeps_its_contract[rsub of two]",
     ),
     mutation(
-        "max instead of min", "dual/pool.py",
+        "max instead of min", "dual/normalising.py",
         "return input - torch.relu(input - other)", "return input + torch.relu(other - input)",
         "dual/test_every_layer.py::test_keeps_its_contract[minimum]",
     ),
     mutation(
-        "adaptive pooling with windows cut short", "dual/pool.py",
+        "adaptive pooling with windows cut short", "dual/conv.py",
         "range(out * size // count, -(-(out + 1) * size // count))",
         "range(out * size // count, max(out * size // count + 1, (out + 1) * size // count))",
         "dual/test_every_layer.py::test_keeps_its_contract[adaptive_max_pool1d, uneven]",

@@ -227,7 +227,7 @@ class DualChoice(AffineDual):
     """Entries of one operand where a mask is set, and of the other, or of constants, elsewhere."""
 
     mask: Tensor
-    """Of the shape of the result."""
+    """[*shape of the result] bool."""
     sides: tuple[Tensor | None, Tensor | None]
     """Constants, or None for the next operand."""
     shape: Shape

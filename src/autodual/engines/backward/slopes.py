@@ -45,7 +45,7 @@ moments of them, the best slopes, and what a gradient step keeps."""
 CHUNK_BYTES = 256 << 20
 """On a CPU, larger chunks are no faster."""
 CURVED_COPIES = 60
-"""The same where offsets of lines are searched for."""
+"""`COPIES` for activations whose offsets of lines are searched for."""
 MOMENTS = 0.9, 0.99
 """Decay of the moments of gradients. [Adam]"""
 
