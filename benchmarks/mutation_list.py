@@ -86,7 +86,7 @@ GRAPH = [
         "graph/test_swallowed_refusals.py",
     ),
     mutation(
-        "a module that forward changes is bounded as it was", "graph/digest.py",
+        "a module that forward changes is bounded as it was", "graph/tracer.py",
         "            if not _equal(now, kept):\n", "            if False:\n",
         "graph/test_changed_modules.py",
     ),
@@ -457,17 +457,17 @@ CERTIFICATES = [
         "certificates/test_loss.py", "graph/test_changes.py",
     ),
     mutation(
-        "attack climbs", "certificates/descent.py",
+        "attack climbs", "certificates/attacks.py",
         "moved(region, runs.x, -runs.slope, runs.size)", "moved(region, runs.x, runs.slope, runs.size)",
         "certificates/test_descent.py", "certificates/test_attack.py",
     ),
     mutation(
-        "steps never halved", "certificates/descent.py",
+        "steps never halved", "certificates/attacks.py",
         "    halve = few | stuck\n", "    halve = few & ~few\n",
         "certificates/test_descent.py",
     ),
     mutation(
-        "momentum leaves the set", "certificates/descent.py",
+        "momentum leaves the set", "certificates/attacks.py",
         "        x = x if onwards is None else onwards\n", "        x = x + (1 - MOMENTUM) * (runs.x - runs.before)\n",
         "certificates/test_descent.py",
     ),

@@ -17,7 +17,7 @@ from autodual.dual.building import register, rewrite
 from autodual.dual.convex import log_above, power_above, recorded
 from autodual.graph import Call, depends
 from autodual.graph.network import mark_as_last
-from autodual.graph.twins import value_of
+from autodual.graph.tracer import value_of
 
 # Softmax.
 #
