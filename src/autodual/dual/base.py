@@ -126,7 +126,7 @@ class AffineDual(ABC):
         return None
 
     def one_to_one(self, shapes: tuple[Shape, ...]) -> bool:
-        """Whether every entry of the result is a multiple of one entry of the operand, and none of another result's entry."""
+        """Whether every entry of the result is a multiple of one entry of the operand, and no two of the same entry."""
         return False
 
     exact: bool = False
@@ -239,7 +239,7 @@ class ElementwiseDual(ABC):
     """Whether every value is zero or an entry of the operand, so that evaluating the layer rounds nothing and nothing underflows."""
 
     domain: tuple[float, float] = (-math.inf, math.inf)
-    """Where the layer says anything: outside, the function is not defined, or its operand is known not to lie there."""
+    """Where the layer holds. Outside, the function is not defined, or its operand is known not to lie there."""
 
     elementwise: bool = True
     """Whether slopes multiply entry by entry. A product of two activations has other shapes, and says itself what its slopes do."""

@@ -29,10 +29,10 @@ COPIES = 4
 CACHE_BYTES = 24 << 20
 """On a CPU, chunks that stay in the cache are faster than large ones."""
 PATCH_BYTES = 8 << 20
-"""Chunks of patches are better still smaller: they are many, and what larger ones free goes back to the operating system, which
-has to find and clear pages for the next one."""
+"""Chunks of patches are faster if they are smaller still: what a larger one frees goes back to the operating system, which has to
+find and clear pages for the next one."""
 FEW_PATCHES = 512
-"""But a convolution of fewer patches than this takes longer to begin than that saves."""
+"""A chunk has at least so many patches: with fewer, starting a convolution takes longer than a small chunk saves."""
 DEFAULT_SHARE = 0.25
 """Part of the free memory that is taken when nothing is said."""
 
@@ -55,7 +55,7 @@ class Budget:
 
     @classmethod
     def unlimited(cls) -> Budget:
-        """For work that is small by construction, and for steps that must not look at the machine."""
+        """A budget for work that is small by construction, and for steps that must not look at the machine."""
         return cls(sys.maxsize, sys.maxsize)
 
     def rows(self, network: DualNetwork, target: int, like: Tensor) -> int:
@@ -144,7 +144,7 @@ class _Pass:
     counted: Mapping[int, float] | None = None
 
     def operations(self) -> tuple[float, float]:
-        """Those that are done, and all of them."""
+        """Operations that are done, and all operations."""
         if self.counted is None:
             self.counted = self.costs()
         each = sum(self.counted.values())
@@ -181,7 +181,7 @@ class Effort:
         self._open.append(self._passes[-1])
 
     def next_part(self, examples: int) -> None:
-        """So many of the examples are treated together, after those before."""
+        """The next so many examples are treated, together."""
         now = self._open[-1]
         now.finished, now.part, now.step = now.finished + now.part, examples, None
 
@@ -191,7 +191,7 @@ class Effort:
         now.finished, now.part = now.examples, 0
 
     def reached(self, step: int, within: float) -> None:
-        """A step of the present part is done up to a part `within` of it."""
+        """The fraction `within` of a step is done, for the examples that are treated now."""
         elapsed = time.monotonic() - self.started
         self.check(elapsed)
         if self._open:
@@ -217,7 +217,7 @@ _CURRENT: ContextVar[Effort | None] = ContextVar("autodual effort", default=None
 
 @contextmanager
 def watched(effort: Effort) -> Iterator[Effort]:
-    """What engines do inside, in this thread, is the work of `effort`."""
+    """Counts what engines do inside, in this thread, as the work of `effort`."""
     token = _CURRENT.set(effort)
     try:
         yield effort
@@ -276,7 +276,7 @@ def in_time(
 
 @dataclass(frozen=True)
 class Part:
-    """Hears of a call about some of the examples of a longer call, and tells that one's teller."""
+    """Turns the progress of a call on some examples into that of the longer call which it belongs to."""
 
     whole: Report
     before: int

@@ -40,7 +40,7 @@ class Intervals(Pass[Interval]):
 
 @dataclass(frozen=True)
 class IntervalErrors(Pass[Tensor]):
-    """How far rounding may have moved the intervals of interval arithmetic, where errors do add up from layer to layer."""
+    """How far rounding may have moved the intervals: here, errors add up from layer to layer."""
 
     rounding: Rounding
 

@@ -454,7 +454,7 @@ def check_ball(ball: Perturbation, x: Tensor) -> None:
 
 
 class GivenSet(Perturbation):
-    """Sets that were given, one for each example, and do not follow it. It has no size, so there is no radius to search for."""
+    """Sets that the user gave, one for each example. They have no eps, so there is no radius to search for."""
 
     eps = float("nan")
 
@@ -501,7 +501,7 @@ def _may_contain(region: InputSet, x: Tensor) -> Tensor:
     return ~(there < region.minimise(away.unsqueeze(0)).squeeze(0) - room)
 
 
-# A word where the size of a perturbation seems to be meant in other units than the inputs have.
+# A warning where eps seems to be in other units than the inputs.
 
 FEWEST_LEVELS = 16
 """Images, or whole numbers, that reach this are taken for grey levels; the handwritten digits of scikit-learn have no more."""
@@ -538,5 +538,5 @@ def _has_image_shape(x: Tensor) -> bool:
 
 
 def _whole(x: Tensor) -> bool:
-    """Whether all values are whole numbers, or as near as a GPU leaves them that has divided by 255 and multiplied again."""
+    """Whether all values are whole numbers, up to the rounding of a division by 255 and a multiplication on a GPU."""
     return bool(((x - x.round()).abs() < 1e-3).all())

@@ -65,7 +65,7 @@ SAFETY = 1.1
 
 @dataclass(frozen=True)
 class Outside:
-    """How far below and above an interval values may lie that it was computed for."""
+    """How far below and above a computed interval the true values may lie."""
 
     below: Tensor
     above: Tensor
@@ -87,7 +87,7 @@ class Outside:
 
 
 def outside_of_both(interval: Interval, found: list[tuple[Interval, Outside]]) -> Outside:
-    """How far values may lie outside an interval that lie in each of the found ones, or not farther outside than they say."""
+    """How far values may lie outside `interval`, if they lie in every found interval, each widened by its own `Outside`."""
     lowest = reduce(torch.maximum, (other.lower - outside.below for other, outside in found))
     highest = reduce(torch.minimum, (other.upper + outside.above for other, outside in found))
     return Outside(SAFETY * (interval.lower - lowest).clamp(min=0), SAFETY * (highest - interval.upper).clamp(min=0))

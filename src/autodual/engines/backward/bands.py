@@ -216,7 +216,7 @@ class RadiusPass:
         return rows.norm(activation, coefficients, radius)
 
     def _worthwhile(self, rows: Rows, coefficients: Tensor, radius: Tensor, *slope: Tensor) -> bool:
-        """Whether to use the kernel."""
+        """Whether to use the kernels of `weigh`."""
         return isinstance(rows, DenseRows) and weighable(coefficients, radius, *slope, in_graph=self.static)
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
@@ -392,7 +392,7 @@ class Solver(ABC):
         """Bounds on the value of a node."""
 
     def settle(self, index: int) -> Interval:
-        """Bounds on what enters activation `index`, as tight as its dual layer can tell the difference."""
+        """Bounds on what enters activation `index`; they may be loose where tighter ones would give the same dual layer."""
         return self.bound(self.network.source(index))
 
     @abstractmethod
