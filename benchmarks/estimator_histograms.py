@@ -23,7 +23,7 @@ from frozen import SEED, Frozen, cut, small_mnist
 from machine import RESULTS, describe
 
 import autodual as ad
-from autodual.engines.projected.streams import read
+from autodual.engines.streams import read
 from autodual.report.plots import Axis, Mark, Series, line_chart
 
 FIGURE = "estimator-histograms"

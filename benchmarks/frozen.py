@@ -19,8 +19,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.dual import DualNetwork, OnDemand
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import draw
-from autodual.engines.projected.streams import StreamPass, Streams, read
+from autodual.engines.streams import StreamPass, Streams, draw, read
 
 DATA = ROOT / "tests" / "golden" / "data"
 SEED = 0

@@ -86,7 +86,7 @@ GRAPH = [
         "graph/test_swallowed_refusals.py",
     ),
     mutation(
-        "a module that forward changes is bounded as it was", "graph/digest.py",
+        "a module that forward changes is bounded as it was", "graph/tracer.py",
         "            if not _equal(now, kept):\n", "            if False:\n",
         "graph/test_changed_modules.py",
     ),
@@ -169,7 +169,7 @@ DUAL = [
         "dual/test_every_layer.py::test_keeps_its_contract[relu6]",
     ),
     mutation(
-        "lost bias of a linear layer", "dual/linear.py",
+        "lost bias of a linear layer", "dual/arithmetic.py",
         "        return self.bias_vector\n", "        return None\n",
         "dual/test_every_layer.py::test_keeps_its_contract[linear]",
     ),
@@ -195,12 +195,12 @@ DUAL = [
         "dual/test_every_layer.py::test_keeps_its_contract[rsub of two]",
     ),
     mutation(
-        "max instead of min", "dual/pool.py",
+        "max instead of min", "dual/normalising.py",
         "return input - torch.relu(input - other)", "return input + torch.relu(other - input)",
         "dual/test_every_layer.py::test_keeps_its_contract[minimum]",
     ),
     mutation(
-        "adaptive pooling with windows cut short", "dual/pool.py",
+        "adaptive pooling with windows cut short", "dual/conv.py",
         "range(out * size // count, -(-(out + 1) * size // count))",
         "range(out * size // count, max(out * size // count + 1, (out + 1) * size // count))",
         "dual/test_every_layer.py::test_keeps_its_contract[adaptive_max_pool1d, uneven]",
@@ -230,13 +230,13 @@ ENGINES = [
         "engines/test_engines.py", "soundness/test_closed_forms.py",
     ),
     mutation(
-        "wrong line of the two", "engines/backward/solvers.py",
+        "wrong line of the two", "engines/backward/crown.py",
         "return torch.addcmul(positive * lines.lower_slope, negative, lines.upper_slope)",
         "return torch.addcmul(positive * lines.upper_slope, negative, lines.lower_slope)",
         "soundness/test_oracles.py::test_relaxations_are_ordered",
     ),
     mutation(
-        "lost bias on the way back", "engines/backward/solvers.py",
+        "lost bias on the way back", "engines/backward/crown.py",
         "                total.append(rows.inner(node, coefficients, bias))\n", "                pass\n",
         "engines/test_engines.py", "soundness/test_closed_forms.py",
     ),
@@ -246,12 +246,12 @@ ENGINES = [
         "engines/test_engines.py", "soundness/test_forward_equals_backward.py",
     ),
     mutation(
-        "unstable units forgotten on the way back", "engines/backward/radius.py",
+        "unstable units forgotten on the way back", "engines/backward/bands.py",
         "return rows.norm(activation, coefficients, radius)", "return 0 * rows.norm(activation, coefficients, radius)",
         "soundness/test_forward_equals_backward.py::test_on_random_graphs",
     ),
     mutation(
-        "input's part forgotten on the way back", "engines/backward/radius.py",
+        "input's part forgotten on the way back", "engines/backward/bands.py",
         "            total.append(self._support(rows, on_input))\n", "            total.append(0 * self._support(rows, on_input))\n",
         "engines/test_engines.py", "soundness/test_forward_equals_backward.py",
     ),
@@ -284,7 +284,7 @@ ENGINES = [
         "engines/test_local_rows.py",
     ),
     mutation(
-        "slack times 0.1", "engines/backward/solvers.py",
+        "slack times 0.1", "engines/backward/bands.py",
         "total = SAFETY * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)",
         "total = 0.1 * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)",
         "soundness/test_rounding.py::test_large_terms_that_cancel",
@@ -296,13 +296,13 @@ ENGINES = [
         "engines/test_gamma.py",
     ),
     mutation(
-        "run error ignored", "engines/backward/solvers.py",
+        "run error ignored", "engines/backward/bands.py",
         "run_error = SAFETY * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))",
         "run_error = 0 * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))",
         "certificates/test_as_run.py", "soundness/test_rounding.py",
     ),
     mutation(
-        "intervals rounded inwards", "engines/errors.py",
+        "intervals rounded inwards", "engines/rounding.py",
         "return interval.widened(self.below, self.above)", "return interval.widened(-self.below, -self.above)",
         "engines/test_outward.py", "soundness/test_rounding.py",
     ),
@@ -334,7 +334,7 @@ ENGINES = [
         "engines/test_intersect.py",
     ),
     mutation(
-        "same draws for every layer and step", "engines/projected/draws.py",
+        "same draws for every layer and step", "engines/streams.py",
         "                part.angles.uniform_(0, math.pi, generator=generator)\n",
         "                part.angles.uniform_(0, math.pi, generator=torch.Generator().manual_seed(0))\n",
         "engines/test_high_probability.py::test_no_random_numbers_are_used_twice",
@@ -356,7 +356,7 @@ ENGINES = [
         "engines/test_high_probability.py",
     ),
     mutation(
-        "fresh projections not added to a stream", "engines/projected/streams.py",
+        "fresh projections not added to a stream", "engines/streams.py",
         "pass_and_add(streams[own], slope, radius, draws, dtypes[own])",
         "pass_and_add(streams[own], slope, 0 * radius, draws, dtypes[own])",
         "dual/test_every_layer.py::test_streams_of_projections_pass_it_with_the_exact_widths[linear]", "engines/test_projected.py",
@@ -367,7 +367,7 @@ ENGINES = [
         "kernels/test_newton_scale.py", "engines/test_projected_average.py",
     ),
     mutation(
-        "exact first radii also after two layers that mix", "engines/projected/exact_first.py",
+        "exact first radii also after two layers that mix", "engines/projected.py",
         "for a, shapes in layers) <= 1", "for a, shapes in layers) <= 2",
         "engines/test_exact_first.py",
     ),
@@ -457,17 +457,17 @@ CERTIFICATES = [
         "certificates/test_loss.py", "graph/test_changes.py",
     ),
     mutation(
-        "attack climbs", "certificates/descent.py",
+        "attack climbs", "certificates/attacks.py",
         "moved(region, runs.x, -runs.slope, runs.size)", "moved(region, runs.x, runs.slope, runs.size)",
         "certificates/test_descent.py", "certificates/test_attack.py",
     ),
     mutation(
-        "steps never halved", "certificates/descent.py",
+        "steps never halved", "certificates/attacks.py",
         "    halve = few | stuck\n", "    halve = few & ~few\n",
         "certificates/test_descent.py",
     ),
     mutation(
-        "momentum leaves the set", "certificates/descent.py",
+        "momentum leaves the set", "certificates/attacks.py",
         "        x = x if onwards is None else onwards\n", "        x = x + (1 - MOMENTUM) * (runs.x - runs.before)\n",
         "certificates/test_descent.py",
     ),

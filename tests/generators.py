@@ -13,8 +13,7 @@ from torch import Tensor
 
 import autodual as ad
 from autodual.dual import DualNetwork, walk
-from autodual.engines.projected.draws import Angles, Draws, passed_activations
-from autodual.engines.projected.streams import COLUMNS, GAUSS, StreamPass
+from autodual.engines.streams import COLUMNS, GAUSS, Angles, Draws, StreamPass, passed_activations
 
 
 def one_by_one(network: DualNetwork, region: ad.InputSet) -> Draws:

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.certificates import limits
-from autodual.certificates.limits import cheaper_engines, duration
 from autodual.engines import effort
-from autodual.engines.effort import Progress
+from autodual.engines.effort import Progress, duration
 
 
 @pytest.fixture
@@ -87,13 +85,13 @@ class TestTimeLimit:
 class TestAnnouncement:
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module, name in ((effort, "PATIENCE"), (effort, "OFTEN"), (limits, "SURE")):
+        for module, name in ((effort, "PATIENCE"), (effort, "OFTEN"), (effort, "SURE")):
             monkeypatch.setattr(module, name, -1.0)
 
     def test_long_work_is_announced_once(
         self, problem: tuple[nn.Module, torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(limits, "LONG", 0.0)
+        monkeypatch.setattr(effort, "LONG", 0.0)
         with pytest.warns(
             UserWarning, match=r"Dual\(\) will take about .* for 12 examples .*Dual\(intermediate=IBP\(\)\)"
         ) as told:
@@ -108,7 +106,7 @@ class TestAnnouncement:
     def test_a_limit_is_announcement_enough(
         self, problem: tuple[nn.Module, torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(limits, "LONG", 0.0)
+        monkeypatch.setattr(effort, "LONG", 0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             ad.certify(*problem, BALL, timeout=1e6)
@@ -146,7 +144,7 @@ class TestAnnouncement:
     ids=repr,
 )
 def test_cheaper_engines(engine: ad.Dual, expected: list[str]) -> None:
-    assert [repr(e) for e in cheaper_engines(engine)] == expected
+    assert [repr(e) for e in engine.cheaper] == expected
 
 
 @pytest.mark.parametrize(

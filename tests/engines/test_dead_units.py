@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import autodual as ad
-from autodual.engines.backward.solvers import DualSolver
-from autodual.engines.memory import Budget
+from autodual.engines.backward.bands import DualSolver
+from autodual.engines.effort import Budget
 from autodual.engines.prepare import dual_network
 from autodual.engines.rounding import Rounding
 from small import DOUBLE, batch, bounds_of

@@ -10,7 +10,7 @@ from torch import nn
 
 import autodual as ad
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import Draws, _apart, _in_one_piece, draw
+from autodual.engines.streams import Draws, _apart, _in_one_piece, draw
 from autodual.kernels.stream import Angles
 
 SHAPES = {2: (4, 5, 5), 5: (7,)}

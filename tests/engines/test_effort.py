@@ -11,7 +11,7 @@ from torch import nn
 
 import autodual as ad
 from autodual.engines import effort as module
-from autodual.engines.backward import radius
+from autodual.engines.backward import bands
 from autodual.engines.effort import Effort, Progress, TimeLimitError, current, reached, watched
 from autodual.engines.prepare import dual_network
 
@@ -133,11 +133,11 @@ def test_patches_are_cut_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     x, model = x.double(), model.double()
     whole = ad.certify(model, x, labels, ad.LinfBall(0.01))
     pieces = []
-    before = radius.RadiusPass._of_lines
+    before = bands.RadiusPass._of_lines
     monkeypatch.setattr(
-        radius.RadiusPass, "_of_lines", lambda self, patches: pieces.append(patches.lines) or before(self, patches)
+        bands.RadiusPass, "_of_lines", lambda self, patches: pieces.append(patches.lines) or before(self, patches)
     )
-    monkeypatch.setattr(radius, "MOST_CUT", 1)
+    monkeypatch.setattr(bands, "MOST_CUT", 1)
     cut = ad.certify(model, x, labels, ad.LinfBall(0.01))
     assert pieces[:3] == [slice(0, 1), slice(1, 2), slice(2, 3)]
     torch.testing.assert_close(cut.margins, whole.margins, rtol=1e-13, atol=1e-13)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autodual as ad
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.exact_first import exact_first_sources
+from autodual.engines.projected import exact_first_sources
 from small import DOUBLE, Net, batch, mlp
 
 BALLS = [ad.LinfBall(0.05), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.3)]

@@ -10,8 +10,9 @@ from torch import nn
 
 import autodual as ad
 from autodual.dual import DualNetwork
-from autodual.engines import high_probability, memory
-from autodual.engines.backward.radius import RadiusPass
+from autodual.engines import effort, high_probability
+from autodual.engines.backward.bands import RadiusPass
+from autodual.engines.effort import Budget
 from autodual.engines.high_probability import (
     ConfidenceRadius,
     gaussian_enlargement,
@@ -20,10 +21,8 @@ from autodual.engines.high_probability import (
     log_tail_per_estimate,
     smallest_k,
 )
-from autodual.engines.memory import Budget
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import Draws, draw
-from autodual.engines.projected.streams import COLUMNS, GAUSS, INPUT
+from autodual.engines.streams import COLUMNS, GAUSS, INPUT, Draws, draw
 from autodual.kernels.stream import Angles
 from small import batch, mlp
 
@@ -317,7 +316,7 @@ def test_the_same_seed_gives_the_same_certificate_however_little_memory_is_free(
 ) -> None:
     model, x, ball = mlp(6, 30, 20, 10, 3), batch(4, 6), ad.LinfBall(0.05)
     before, bounds = ad.certify(model, x, LABELS, ball, engine), ad.bounds(model, ball.around(x), engine)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 2 * 4 * 200 * 8 * 8)  # for two or three
+    monkeypatch.setattr(effort, "free_bytes", lambda device: 2 * 4 * 200 * 8 * 8)  # for two or three
     after = ad.certify(model, x, LABELS, ball, engine)
     torch.testing.assert_close(after.margins, before.margins, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(after.slack, before.slack, rtol=1e-9, atol=1e-12)

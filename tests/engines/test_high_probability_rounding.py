@@ -16,8 +16,7 @@ from autodual.engines.high_probability import (
     never_zero,
 )
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import Draws, draw
-from autodual.engines.projected.streams import COLUMNS, INPUT, StreamPass
+from autodual.engines.streams import COLUMNS, INPUT, Draws, StreamPass, draw
 from autodual.kernels.stream import Angles
 from small import batch, mlp
 

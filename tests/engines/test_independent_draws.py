@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.dual import DualNetwork
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import Draws, _apart, _in_one_piece, draw
+from autodual.engines.streams import Draws, _apart, _in_one_piece, draw
 
 LAYERS = [part for _ in range(3) for part in (nn.Linear(6, 6), nn.ReLU())]
 X = torch.rand(3, 6, generator=torch.Generator().manual_seed(0))

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import Draws
-from autodual.engines.projected.streams import StreamPass, Streams
+from autodual.engines.streams import Draws, StreamPass, Streams
 from autodual.kernels.stream import Angles
 from small import batch, mlp
 

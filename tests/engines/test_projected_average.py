@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import Band, DualNetwork, walk
-from autodual.engines.backward.radius import RadiusPass
-from autodual.engines.memory import Budget
+from autodual.engines.backward.bands import RadiusPass
+from autodual.engines.effort import Budget
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.draws import draw
-from autodual.engines.projected.streams import StreamPass, read
 from autodual.engines.results import Preactivations
+from autodual.engines.streams import StreamPass, draw, read
 from autodual.sets import norm_of
 from autodual.sets.norms import L2
 from generators import radii_from_streams

@@ -171,13 +171,13 @@ class TestLowerSlope:
 
 
 def _budget() -> object:
-    from autodual.engines.memory import Budget
+    from autodual.engines.effort import Budget
 
     return Budget.unlimited()
 
 
 def _no_errors() -> object:
-    from autodual.engines.errors import NoErrors
+    from autodual.engines.rounding import NoErrors
 
     return NoErrors()
 

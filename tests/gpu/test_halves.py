@@ -139,7 +139,7 @@ def test_streams_stay_float32_where_they_must(watch_dtypes: list[torch.dtype]) -
 @pytest.fixture
 def watch_dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """Of the streams that pass a layer in half precision."""
-    from autodual.engines.projected import streams
+    from autodual.engines import streams
 
     seen: list[torch.dtype] = []
     plain = streams._in_half

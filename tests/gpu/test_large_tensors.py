@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.engines.projected.draws import Draws
+from autodual.engines.streams import Draws
 from autodual.kernels.stream import Angles
 
 pytestmark = pytest.mark.gpu

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from autodual._tensor import channels_inside
-from autodual.kernels import selection
-from autodual.kernels.median import median_of_sizes
-from autodual.kernels.selection import LARGEST_NETWORK, selection_network
+from autodual.kernels import median
+from autodual.kernels.median import LARGEST_NETWORK, median_of_sizes, selection_network
 from autodual.kernels.stream import Angles, fresh_stream, pass_and_add
 
 
@@ -31,15 +30,15 @@ def test_a_compiler_calls_the_selection_network_and_does_not_trace_it(monkeypatc
     @torch.compiler.assume_constant_result
     def marked() -> None: ...
 
-    assert vars(selection_network) == vars(marked)  # what selection.py writes itself, not to import the compiler
+    assert vars(selection_network) == vars(marked)  # what median.py writes itself, not to import the compiler
 
     def untraceable(k: int) -> Any:
         torch._dynamo.graph_break()  # an error if it is traced; nothing if it is called
         return ((0, 1, True, False),)
 
-    monkeypatch.setattr(selection, "_selection_network", untraceable)
+    monkeypatch.setattr(median, "_selection_network", untraceable)
     torch.compiler.reset()
-    compiled = torch.compile(selection.middle_in_plain_operations, fullgraph=True, backend="eager")
+    compiled = torch.compile(median.middle_in_plain_operations, fullgraph=True, backend="eager")
     assert compiled(torch.tensor([-2.0, 1.0])) == 1.0
 
 

@@ -15,7 +15,7 @@ import autodual as ad
 from autodual.dual import BilinearDual
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.prepare import dual_network
-from autodual.engines.projected.engine import Relaxed
+from autodual.engines.projected import Relaxed
 from small import DOUBLE, ENGINES, Net, batch, corners
 
 

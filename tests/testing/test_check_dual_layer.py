@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import DualLayer, Window
-from autodual.dual.arithmetic import DualScale
+from autodual.dual.arithmetic import DualLinear, DualScale
 from autodual.dual.conv import DualConv
-from autodual.dual.linear import DualLinear
 from autodual.dual.piecewise import DualReLU
 from autodual.dual.smooth import DualGELU, DualTanh
 from autodual.testing import check_dual_layer

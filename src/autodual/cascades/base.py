@@ -18,13 +18,13 @@ from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCertificate, Json, Saved, read_record, save
 from autodual.cascades.stage import Stage, check_models, open_stages
-from autodual.certificates.arguments import check_ball, check_label_range, check_perturbation, check_problem
-from autodual.certificates.descent import Seen, descend
+from autodual.certificates.attacks import Seen, descend
 from autodual.certificates.proof import describe
 from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import check_engine, check_input
+from autodual.engines.prepare import check_ball, check_engine, check_input, check_perturbation, check_problem
 from autodual.engines.results import BoundEngine
 from autodual.sets import LinfBall, Perturbation
+from autodual.spec import check_label_range
 
 ORDERS = {"linf": math.inf, "l2": 2.0, "l1": 1.0}
 """The norms of NORMS by the number that PyTorch knows them by."""

@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.certificates.arguments import check_classifier
 from autodual.certificates.proof import look, prove_rows
 from autodual.certificates.proof import prove as prove_question
 from autodual.dual import DualNetwork
+from autodual.engines.effort import COPIES, Budget
 from autodual.engines.ibp import IBP
-from autodual.engines.memory import COPIES, Budget
 from autodual.engines.prepare import Prepared, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, exceeds
 from autodual.engines.rounding import of_sum
 from autodual.sets import Perturbation
-from autodual.spec import Label, Spec, margins
+from autodual.spec import Label, Spec, check_classifier, margins
 
 # Margins of scores, and what rounding leaves of bounds on them.
 

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import full_precision
-from autodual.certificates.arguments import GivenSet, check_asked
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject
-from autodual.certificates.limits import Report, in_time, until_time_is_up
 from autodual.engines.backward.dual import Dual
-from autodual.engines.effort import Effort, TimeLimitError
+from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
-from autodual.engines.prepare import Prepared, check_engine, prepare
+from autodual.engines.prepare import GivenSet, Prepared, check_asked, check_engine, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, worth_another_look
 from autodual.graph import Network
 from autodual.graph.digest import digest_network, digest_object, digest_tensors, digesting
@@ -34,13 +32,13 @@ from autodual.spec import Label, Question, Spec, Specification
 PROBED = 8
 """From so many examples on, an engine whose slack in float32 tends to be large is tried on one of them first."""
 FAR = 8
-"""A margin so many times the slack of a cheaper engine is taken to be above that of the engine itself."""
+"""Where a margin is so many times the slack of an engine's `sketch`, the slack of the engine itself is taken to be smaller, too."""
 
 
 def prove(
     prepared: Prepared, x: Tensor, question: Question, ball: Perturbation, engine: BoundEngine, right: Tensor
 ) -> Proof | ProbableProof:
-    """Lower bounds on all rows [N, R] with their errors, as sharp as the `right` examples need them to be decided."""
+    """Lower bounds on all rows [N, R] with their errors; computed again in float64 for `right` examples that float32 leaves open."""
     everyone = torch.arange(len(x), device=x.device)
     if float32_is_in_vain(prepared, x, question, ball, engine):
         found = look(prepared, x, question.rows(torch.float64), ball, engine, everyone)
@@ -126,9 +124,9 @@ def float32_is_in_vain(
 ) -> bool:
     """Whether float64 is where proofs will come from, so that bounds in float32 would be computed for nothing.
 
-    Some engines have a slack in proportion to the network's values. Few examples are bounded in float64 at once; of many, the first
-    is tried in float32: there, no margin may be decided either way. Where the engine names a cheaper one, that one is tried before: a
-    slack far below a margin at the centre needs no closer look. Only time depends on the answer.
+    Some engines have a slack in proportion to the network's values. With such an engine, a few examples go to float64 at once. Of many
+    examples, the first is tried in float32: the answer is yes if no margin exceeds its slack. The engine's `sketch` is tried before,
+    since it is cheaper: the answer is no if its slack is far below a margin at the centre. Only time depends on the answer.
     """
     if x.dtype != torch.float32:
         return False

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
-from autodual.certificates.arguments import GivenSet, check_asked
 from autodual.certificates.proof import prove, treats_all_alike
 from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import Prepared, check_engine, prepare
+from autodual.engines.prepare import GivenSet, Prepared, check_asked, check_engine, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, proves
 from autodual.graph import Network
 from autodual.sets import Perturbation

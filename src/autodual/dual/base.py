@@ -1,4 +1,4 @@
-"""Dual layers: what every engine needs to know about one operation, declared once.
+"""Dual layers, what every engine needs to know about one operation, declared once; a network of them, and its one traversal.
 
 An operation is either *affine* (its transpose is exact) or *elementwise* (bounded between lines on an interval). Tensors
 carry one leading batch dimension [M, *shape]; engines fold rows or generators into it.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -124,7 +126,7 @@ class AffineDual(ABC):
         return None
 
     def one_to_one(self, shapes: tuple[Shape, ...]) -> bool:
-        """Whether every entry of the result is a multiple of one entry of the operand, and none of another result's entry."""
+        """Whether every entry of the result is a multiple of one entry of the operand, and no two of the same entry."""
         return False
 
     exact: bool = False
@@ -237,7 +239,7 @@ class ElementwiseDual(ABC):
     """Whether every value is zero or an entry of the operand, so that evaluating the layer rounds nothing and nothing underflows."""
 
     domain: tuple[float, float] = (-math.inf, math.inf)
-    """Where the layer says anything: outside, the function is not defined, or its operand is known not to lie there."""
+    """Where the layer holds. Outside, the function is not defined, or its operand is known not to lie there."""
 
     elementwise: bool = True
     """Whether slopes multiply entry by entry. A product of two activations has other shapes, and says itself what its slopes do."""
@@ -272,3 +274,174 @@ class ElementwiseDual(ABC):
 
 
 DualLayer = AffineDual | ElementwiseDual
+
+
+# A network of dual layers, and the one traversal of it.
+#
+# A pass says what happens at the input, at an affine node and at an activation, and nothing else. `walk` visits what a node is
+# computed from and drops values that nothing reads any more. `OnDemand` keeps them: it goes as far as it is asked to, and whoever owns
+# it may put another value in a node's place, from which the pass then goes on.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DualNode:
+    """One dual layer in its place. The first node of a network is its input and has no layer."""
+
+    name: str
+    layer: DualLayer | None
+    inputs: tuple[int, ...]
+    shape: Shape
+    apart: AffineDual | None = None
+    """By how much the layer's constants differ if the model computes them in float32 instead of float64; None: not at all."""
+
+
+@dataclass(frozen=True)
+class DualNetwork:
+    """Dual layers in the order of evaluation. Built anew for every call, so it never holds a stale parameter."""
+
+    nodes: tuple[DualNode, ...]
+    output: int
+    run_dtype: torch.dtype | None = None
+    """What the model itself computes in; None: what it is bounded in."""
+    activations: tuple[int, ...] = field(init=False)
+    """Indices of the elementwise layers, in order."""
+    readers: tuple[tuple[int, ...], ...] = field(init=False)
+    """For every node, the nodes that read it, once for every use."""
+
+    def __post_init__(self) -> None:
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for source in node.inputs:
+                found[source].append(index)
+        activations = tuple(i for i, n in enumerate(self.nodes) if isinstance(n.layer, ElementwiseDual))
+        object.__setattr__(self, "activations", activations)
+        object.__setattr__(self, "readers", tuple(tuple(f) for f in found))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network itself, computed from its dual layers."""
+        return walk(self, Evaluation(x))
+
+    def activation(self, index: int) -> ElementwiseDual:
+        """The layer of an activation."""
+        layer = self.nodes[index].layer
+        assert isinstance(layer, ElementwiseDual)
+        return layer
+
+    def source(self, index: int) -> int:
+        """The node that an activation reads."""
+        return self.nodes[index].inputs[0]
+
+    def operand_shapes(self, index: int) -> tuple[Shape, ...]:
+        return tuple(self.nodes[i].shape for i in self.nodes[index].inputs)
+
+    def ancestors(self, index: int) -> list[int]:
+        """The node and everything it is computed from, last first."""
+        needed = {index}
+        for i in range(index, -1, -1):
+            if i in needed:
+                needed.update(self.nodes[i].inputs)
+        return sorted(needed, reverse=True)
+
+
+def evaluate(layer: DualLayer, *operands: Tensor) -> Tensor:
+    return layer.apply(*operands) if isinstance(layer, AffineDual) else layer.value(operands[0])
+
+
+class Pass(ABC, Generic[T]):
+    """What is computed for every node, from what was computed for its operands."""
+
+    @abstractmethod
+    def input(self) -> T:
+        """The value of node 0."""
+
+    @abstractmethod
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[T]) -> T:
+        """The value of a node W x + b."""
+
+    @abstractmethod
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[T]) -> T:
+        """The value of a node f(x)."""
+
+
+def walk(network: DualNetwork, what: Pass[T], target: int | None = None) -> T:
+    """The value of a node, by default the output; each value is dropped after its last reader on the way."""
+    target = network.output if target is None else target
+    needed = network.ancestors(target)[::-1]
+    last_reader = {source: index for index in needed for source in network.nodes[index].inputs}
+    values: dict[int, T] = {}
+    for index in needed:
+        values[index] = _visit(network, what, index, values)
+        for source in set(network.nodes[index].inputs):
+            if last_reader[source] == index:
+                del values[source]
+    return values[target]
+
+
+class OnDemand(Generic[T]):
+    """The values of a pass, computed when they are asked for, and kept.
+
+    keep: or else a value is dropped when its last reader is visited.
+    """
+
+    def __init__(self, network: DualNetwork, what: Pass[T], keep: bool = True) -> None:
+        self.network, self._what, self._keep = network, what, keep
+        self._values: dict[int, T] = {}
+
+    def at(self, index: int) -> T:
+        """The value of a node; those that it is computed from are visited first, in order."""
+        if index not in self._values:
+            for i in self._missing(index):
+                self._values[i] = _visit(self.network, self._what, i, self._values)
+                if not self._keep:
+                    self._drop_before(i)
+        return self._values[index]
+
+    def put(self, index: int, value: T) -> None:
+        """Sets the value of a node, whether or not it was visited."""
+        self._values[index] = value
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._values
+
+    def _missing(self, index: int) -> list[int]:
+        found: set[int] = set()
+        waiting = [index]
+        while waiting:
+            one = waiting.pop()
+            if one not in self._values and one not in found:
+                found.add(one)
+                waiting += self.network.nodes[one].inputs
+        return sorted(found)
+
+    def _drop_before(self, index: int) -> None:
+        for source in set(self.network.nodes[index].inputs):
+            if max(self.network.readers[source]) == index:
+                del self._values[source]
+
+
+def _visit(network: DualNetwork, what: Pass[T], index: int, values: dict[int, T]) -> T:
+    node = network.nodes[index]
+    if node.layer is None:
+        return what.input()
+    operands = [values[i] for i in node.inputs]
+    if isinstance(node.layer, AffineDual):
+        return what.affine(index, node.layer, operands)
+    return what.activation(index, node.layer, operands)
+
+
+@dataclass(frozen=True)
+class Evaluation(Pass[Tensor]):
+    """The network's own values at x."""
+
+    x: Tensor
+
+    def input(self) -> Tensor:
+        return self.x
+
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
+        return layer.apply(*operands)
+
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
+        return layer.value(operands[0])

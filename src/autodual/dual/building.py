@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError, CaptureError
-from autodual.dual.base import AffineDual, ElementwiseDual
-from autodual.dual.network import DualNetwork, DualNode, evaluate
+from autodual.dual.base import AffineDual, DualNetwork, DualNode, ElementwiseDual, evaluate
 from autodual.dual.products import BilinearDual
 from autodual.graph import Call, Network, Operand
 from autodual.graph.registry import Registry

@@ -1,4 +1,4 @@
-"""Statistics of an example and normalisation by them: variances, lengths, and layer, group, instance and RMS normalisation.
+"""Statistics of an example, and normalisation by them: sums, means, extremes, variances, lengths; layer, group, instance, RMS norms.
 
 With the mean m, c = x - m and v = mean c^2, normalised values are c / sqrt(v + eps). Squares are never negative, so v + eps is at
 least eps, whatever bounds say: the root is taken of the part above (`power_above`). And of n values, c_i^2 <= (n - 1) v: the others
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,104 @@ from autodual.dual.base import AffineDual
 from autodual.dual.building import register, rewrite
 from autodual.dual.convex import power_above, recorded
 from autodual.dual.products import BilinearDual, elementwise_product
+from autodual.dual.shape import DualMonotone
 from autodual.graph import Call, depends
+
+# Sums, means, and extremes, which are rewritten with ReLU.
+
+
+@register(torch.mean, torch.Tensor.mean)
+def _mean(call: Call) -> DualMonotone:
+    dims, keep = _reduced_dims(call)
+    return DualMonotone(lambda x: x.mean(dims, keepdim=keep))
+
+
+@register(torch.sum, torch.Tensor.sum)
+def _sum(call: Call) -> DualMonotone:
+    dims, keep = _reduced_dims(call)
+    return DualMonotone(lambda x: x.sum(dims, keepdim=keep))
+
+
+def _reduced_dims(call: Call) -> tuple[list[int], bool]:
+    given = call.argument(1, "dim", 0)
+    dims = given if isinstance(given, list | tuple) else (given,)
+    return [call.dimension(d) + 1 for d in dims], call.argument(2, "keepdim", False)
+
+
+@rewrite(torch.maximum, torch.Tensor.maximum)
+def maximum(input: Any, other: Any) -> Any:
+    """max(a, b) = a + relu(b - a)."""
+    return input + torch.relu(other - input)
+
+
+@rewrite(torch.minimum, torch.Tensor.minimum)
+def minimum(input: Any, other: Any) -> Any:
+    """min(a, b) = a - relu(a - b)."""
+    return input - torch.relu(input - other)
+
+
+class Extremes(NamedTuple):
+    """What max and min along a dimension return; the indices cannot be bounded, and are refused where they are used."""
+
+    values: Any
+    indices: Any
+
+
+@rewrite(torch.max, torch.Tensor.max)
+def _max(input: Any, *args: Any, **named: Any) -> Any:
+    if _is_pair(args, named):
+        return maximum(input, *args, **named)
+    along = _along(input, args, named)
+    return NotImplemented if along is None else Extremes(_amax(input, *along), input.argmax(*along))
+
+
+@rewrite(torch.min, torch.Tensor.min)
+def _min(input: Any, *args: Any, **named: Any) -> Any:
+    if _is_pair(args, named):
+        return minimum(input, *args, **named)
+    along = _along(input, args, named)
+    return NotImplemented if along is None else Extremes(-_amax(-input, *along), input.argmin(*along))
+
+
+def _is_pair(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether two tensors are compared with each other."""
+    given = (*args, *named.values())
+    return len(given) == 1 and hasattr(given[0], "shape")
+
+
+def _along(input: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, bool] | None:
+    """The dimension, and whether to keep it, of a call for floating-point extremes along one; None for another call."""
+    values = dict(zip(("dim", "keepdim"), args, strict=False)) | named
+    known = len(args) <= 2 and set(values) <= {"dim", "keepdim"} and isinstance(values.get("dim"), int)
+    if not known or not input.is_floating_point():
+        return None
+    return values["dim"], values.get("keepdim", False)
+
+
+@rewrite(torch.amax, torch.Tensor.amax)
+def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    dims = sorted((d % input.dim() for d in ((dim,) if isinstance(dim, int) else dim)), reverse=True)
+    for d in dims:
+        input = tournament([input.narrow(d, i, 1) for i in range(input.shape[d])])
+        input = input if keepdim else input.squeeze(d)
+    return input if dims else NotImplemented  # no dimension means all of them, the batch included
+
+
+@rewrite(torch.amin, torch.Tensor.amin)
+def _amin(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    highest = _amax(-input, dim, keepdim)
+    return NotImplemented if highest is NotImplemented else -highest
+
+
+def tournament(pieces: list[Any]) -> Any:
+    """The largest of several values, by comparing pairs, the winners again, and so on."""
+    while len(pieces) > 1:
+        paired = [maximum(a, b) for a, b in zip(pieces[::2], pieces[1::2], strict=False)]
+        pieces = paired + pieces[len(paired) * 2 :]
+    return pieces[0]
+
+
+# Variances and lengths.
 
 
 def variance_of(squares: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -47,7 +144,7 @@ class DualVariance(AffineDual):
         return self.count + 2, 1
 
     def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
-        """Of a sum of squares of x and of the square of a sum."""
+        """PyTorch may subtract the square of a sum of x from a sum of squares of x: both are rounded, in proportion to x^2."""
         return grain * (2 + self.count / 4) * operands[1].square().mean(self.dims, keepdim=True)
 
 

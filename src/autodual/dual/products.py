@@ -125,7 +125,7 @@ class BilinearDual(ElementwiseDual):
         return torch.stack(found).amax(0)
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
-        """Of B(x, c_y) + B(c_x, y) - B(c_x, c_y), twice for a total of twice the size, and of pulled coefficients."""
+        """Terms of B(x, c_y) + B(c_x, y) - B(c_x, c_y), twice since they add up to twice the size; coefficients have no more."""
         most = 2 * (2 * max(self.counts) + 2)
         return most, most
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.dual.arithmetic import DualScale
+from autodual.dual.arithmetic import DualEinsum, DualScale
 from autodual.dual.base import AffineDual
 from autodual.dual.building import parameter, register, rewrite
-from autodual.dual.linear import DualEinsum
 from autodual.dual.products import BilinearDual, DualBilinear
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call, Operand, depends
@@ -228,7 +227,7 @@ class DualChoice(AffineDual):
     """Entries of one operand where a mask is set, and of the other, or of constants, elsewhere."""
 
     mask: Tensor
-    """Of the shape of the result."""
+    """[*shape of the result] bool."""
     sides: tuple[Tensor | None, Tensor | None]
     """Constants, or None for the next operand."""
     shape: Shape

@@ -252,8 +252,8 @@ class TabledDual(CurvedDual):
 
 
 ENTRIES, FARTHEST, HALVINGS = 4096, 45.0, 24
-"""Of a table: its length per piece, how far it goes (beyond, derivatives are 0 or 1 to the last digit), and how often the distance
-of two neighbours is halved in float64."""
+"""A table has so many entries per piece and goes so far out (beyond, derivatives are 0 or 1 to the last digit); in float64, the
+distance of two neighbours is halved so often."""
 
 
 @functools.cache

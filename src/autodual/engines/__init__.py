@@ -1,6 +1,6 @@
 """DUAL -> BOUNDS: one engine per file."""
 
-from autodual.engines.backward.dual import Crown as Crown
+from autodual.engines.backward.crown import Crown as Crown
 from autodual.engines.backward.dual import Dual as Dual
 from autodual.engines.backward.slopes import AlphaCrown as AlphaCrown
 from autodual.engines.best import BestOf as BestOf
@@ -9,13 +9,7 @@ from autodual.engines.high_probability import HighProbability as HighProbability
 from autodual.engines.ibp import IBP as IBP
 from autodual.engines.prepare import bounds as bounds
 from autodual.engines.prepare import capture as capture
-from autodual.engines.projected.draws import Draws as Draws
-from autodual.engines.projected.engine import Projected as Projected
-from autodual.engines.projected.estimators import Estimator as Estimator
-from autodual.engines.projected.estimators import GeometricMean as GeometricMean
-from autodual.engines.projected.estimators import MaximumLikelihood as MaximumLikelihood
-from autodual.engines.projected.estimators import Median as Median
-from autodual.engines.projected.estimators import QuietGradient as QuietGradient
+from autodual.engines.projected import Projected as Projected
 from autodual.engines.results import BoundEngine as BoundEngine
 from autodual.engines.results import Bounds as Bounds
 from autodual.engines.results import Confidence as Confidence
@@ -28,3 +22,9 @@ from autodual.engines.results import ProbablePreactivations as ProbablePreactiva
 from autodual.engines.results import ProbableProof as ProbableProof
 from autodual.engines.results import Proof as Proof
 from autodual.engines.results import SoundBounds as SoundBounds
+from autodual.engines.streams import Draws as Draws
+from autodual.engines.streams import Estimator as Estimator
+from autodual.engines.streams import GeometricMean as GeometricMean
+from autodual.engines.streams import MaximumLikelihood as MaximumLikelihood
+from autodual.engines.streams import Median as Median
+from autodual.engines.streams import QuietGradient as QuietGradient

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
-from autodual.engines.backward.dual import BackwardEngine, Crown, Dual, Part, join_bounds, join_preactivations
-from autodual.engines.backward.solvers import Solver
-from autodual.engines.effort import TimeLimitError
-from autodual.engines.errors import Errors, Outside, outside_of_both
+from autodual.engines.backward.bands import Solver
+from autodual.engines.backward.crown import Crown
+from autodual.engines.backward.dual import BackwardEngine, Dual, Part, join_bounds, join_preactivations
+from autodual.engines.effort import Budget, TimeLimitError
 from autodual.engines.ibp import IntervalBounds, interval_bounds
-from autodual.engines.memory import Budget
 from autodual.engines.results import (
     BoundEngine,
     Bounds,
@@ -32,7 +31,7 @@ from autodual.engines.results import (
     join_proofs,
     proves,
 )
-from autodual.engines.rounding import Rounding
+from autodual.engines.rounding import Errors, Outside, Rounding, outside_of_both
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
@@ -172,6 +171,10 @@ class BestOf(BoundEngine):
     @property
     def coarse_in_float32(self) -> bool:
         return all(engine.coarse_in_float32 for engine in self.engines)
+
+    @property
+    def cheaper(self) -> list[BoundEngine]:
+        return list(self.engines[:-1])[::-1]
 
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof | ProbableProof:
         if self.every_activation:

@@ -1,21 +1,103 @@
-"""How much work a call has before it, how far it has come, and when it must end.
-
-An engine says what it begins (`Effort.begin`) and how far it is (`Effort.reached`), chunk by chunk. Nothing is counted before a call
-has taken a second, so that short calls pay nothing. After that the operations of every step are counted from the shapes of the
-network, and the time that is left follows from the time that the steps so far have taken.
-"""
+"""What a call may take: how much memory at once, and how much time; and what is said about it."""
 
 from __future__ import annotations
 
+import math
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import Tensor
 
-from autodual._errors import AutodualError
+from autodual._errors import ArgumentError, AutodualError, MemoryBudgetError
+from autodual._tensor import free_bytes
+from autodual.dual import DualNetwork
+
+if TYPE_CHECKING:
+    from autodual.engines.results import BoundEngine
+
+# Memory.
+
+COPIES = 4
+"""Tensors of coefficients that are alive at the same time, at most: before, after, a product, and a work buffer."""
+CACHE_BYTES = 24 << 20
+"""On a CPU, chunks that stay in the cache are faster than large ones."""
+PATCH_BYTES = 8 << 20
+"""Chunks of patches are faster if they are smaller still: what a larger one frees goes back to the operating system, which has to
+find and clear pages for the next one."""
+FEW_PATCHES = 512
+"""A chunk has at least so many patches: with fewer, starting a convolution takes longer than a small chunk saves."""
+DEFAULT_SHARE = 0.25
+"""Part of the free memory that is taken when nothing is said."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit on the bytes of intermediate results."""
+
+    max_bytes: int
+    preferred: int
+    cached: bool = False
+    """Whether there is a cache that chunks should stay in."""
+
+    @classmethod
+    def of(cls, max_bytes: int | None, device: torch.device) -> Budget:
+        check_max_bytes(max_bytes)
+        limit = int(free_bytes(device) * DEFAULT_SHARE) if max_bytes is None else max_bytes
+        cached = device.type == "cpu" and not torch.is_grad_enabled()
+        return cls(limit, min(limit, CACHE_BYTES) if cached else limit, cached)
+
+    @classmethod
+    def unlimited(cls) -> Budget:
+        """A budget for work that is small by construction, and for steps that must not look at the machine."""
+        return cls(sys.maxsize, sys.maxsize)
+
+    def rows(self, network: DualNetwork, target: int, like: Tensor) -> int:
+        """How many rows for a batch shaped like `like` may be pulled back together."""
+        widest = max(math.prod(network.nodes[i].shape) for i in network.ancestors(target))
+        row = widest * like.shape[0] * like.element_size() * COPIES
+        return max(1, self.preferred // row)
+
+    def patches(self, network: DualNetwork, rows: int, like: Tensor) -> int:
+        """How many virtual examples of a cropped network may be treated together."""
+        widest = max(math.prod(node.shape) for node in network.nodes)
+        example = widest * rows * like.element_size() * COPIES
+        small = max(PATCH_BYTES, -(-FEW_PATCHES // rows) * example) if self.cached else self.preferred
+        return max(1, min(self.preferred, small) // example)
+
+    def examples(self, network: DualNetwork, like: Tensor) -> int:
+        """How many examples may be treated together, so that one row of all of them, and their bounds, fit."""
+        units = sum(math.prod(node.shape) for node in network.nodes)
+        example = units * like.element_size() * 2 * COPIES
+        if example > self.max_bytes:
+            raise MemoryBudgetError(
+                f"max_bytes = {self.max_bytes:,} is too little: one example of this network ({units:,} values) needs about "
+                f"{example:,} bytes. Raise max_bytes, free memory, or use a cheaper engine such as IBP()"
+            )
+        return max(1, self.max_bytes // example)
+
+
+def even_split(count: int, limit: int) -> int:
+    """A chunk size of at most `limit` that leaves no small rest."""
+    return -(-count // -(-count // max(1, limit)))
+
+
+def check_max_bytes(max_bytes: int | None) -> None:
+    if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0):
+        raise ArgumentError(f"max_bytes must be a positive whole number of bytes, or None, got {max_bytes!r}")
+
+
+# Time: how much work a call has before it, how far it has come, and when it must end.
+#
+# An engine says what it begins (`Effort.begin`) and how far it is (`Effort.reached`), chunk by chunk. Nothing is counted before a call
+# has taken a second, so that short calls pay nothing. After that the operations of every step are counted from the shapes of the
+# network, and the time that is left follows from the time that the steps so far have taken.
 
 PATIENCE = 1.0
 """Seconds before anything is counted."""
@@ -62,7 +144,7 @@ class _Pass:
     counted: Mapping[int, float] | None = None
 
     def operations(self) -> tuple[float, float]:
-        """Those that are done, and all of them."""
+        """Operations that are done, and all operations."""
         if self.counted is None:
             self.counted = self.costs()
         each = sum(self.counted.values())
@@ -99,7 +181,7 @@ class Effort:
         self._open.append(self._passes[-1])
 
     def next_part(self, examples: int) -> None:
-        """So many of the examples are treated together, after those before."""
+        """The next so many examples are treated, together."""
         now = self._open[-1]
         now.finished, now.part, now.step = now.finished + now.part, examples, None
 
@@ -109,7 +191,7 @@ class Effort:
         now.finished, now.part = now.examples, 0
 
     def reached(self, step: int, within: float) -> None:
-        """A step of the present part is done up to a part `within` of it."""
+        """The fraction `within` of a step is done, for the examples that are treated now."""
         elapsed = time.monotonic() - self.started
         self.check(elapsed)
         if self._open:
@@ -135,7 +217,7 @@ _CURRENT: ContextVar[Effort | None] = ContextVar("autodual effort", default=None
 
 @contextmanager
 def watched(effort: Effort) -> Iterator[Effort]:
-    """What engines do inside, in this thread, is the work of `effort`."""
+    """Counts what engines do inside, in this thread, as the work of `effort`."""
     token = _CURRENT.set(effort)
     try:
         yield effort
@@ -155,3 +237,127 @@ def reached(step: int, within: float) -> None:
     effort = _CURRENT.get()
     if effort is not None:
         effort.reached(step, within)
+
+
+# What users hear of it, and what is proved when the time is up.
+
+T = TypeVar("T")
+
+LONG = 60.0
+"""Seconds from which on a call says beforehand what it will take."""
+SURE = 2.0
+"""Seconds of work after which that can be told."""
+SHARE = 10
+"""Batches under a time limit grow as long as each takes no more than this part of it."""
+
+Report = Callable[[Progress], None]
+
+
+@contextmanager
+def in_time(
+    engine: BoundEngine, examples: int, timeout: float | None, progress: bool | Report | None
+) -> Iterator[Effort]:
+    """Work on a certificate: watched, announced if it will take long, and ended by its time limit.
+
+    progress: True shows a line on standard error, False nothing; None shows it on a terminal, if the work takes long. Or a function,
+    which is called with every report.
+    """
+    if timeout is not None and not (isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout > 0):
+        raise ArgumentError(f"timeout must be a positive number of seconds, or None for no limit, got {timeout!r}")
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise ArgumentError(f"progress must be True, False, None or a function, got {progress!r}")
+    teller = _Teller(engine, examples, timeout, progress)
+    try:
+        with watched(Effort(None if timeout is None else float(timeout), teller)) as effort:
+            yield effort
+    finally:
+        teller.clear()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Turns the progress of a call on some examples into that of the longer call which it belongs to."""
+
+    whole: Report
+    before: int
+    """Examples that were done before."""
+    count: int
+    of: int
+    started: float
+    """When the longer call began to work."""
+
+    def __call__(self, progress: Progress) -> None:
+        elapsed = time.monotonic() - self.started
+        self.whole(Progress((self.before + progress.fraction * self.count) / self.of, elapsed, elapsed))
+
+
+class _Teller:
+    """Says once what a call will take, and shows how far it is."""
+
+    def __init__(
+        self, engine: BoundEngine, examples: int, timeout: float | None, progress: bool | Report | None
+    ) -> None:
+        self.engine, self.examples, self.timeout, self.progress = engine, examples, timeout, progress
+        self.announced, self.shown = False, False
+
+    def __call__(self, progress: Progress) -> None:
+        if callable(self.progress):
+            self.progress(progress)
+        if progress.worked < SURE or isinstance(self.progress, Part):
+            return
+        long = progress.expected > LONG
+        if long and not self.announced:
+            self.announced = True
+            if self.timeout is None:
+                warnings.warn(self._announcement(progress), stacklevel=2)
+        if self.progress is True or (self.progress is None and (long or self.shown) and sys.stderr.isatty()):
+            self.shown = True
+            left = f"about {duration(progress.remaining)} left"
+            print(f"\r{self.engine!r}: {progress.fraction:4.0%}, {left:<24}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Removes the line."""
+        if self.shown:
+            print("\r" + " " * 78 + "\r", end="", file=sys.stderr, flush=True)
+
+    def _announcement(self, progress: Progress) -> str:
+        many = "1 example" if self.examples == 1 else f"{self.examples} examples"
+        cheaper = " or ".join(map(repr, self.engine.cheaper))
+        advice = f"Cheaper, and looser: {cheaper}. " if cheaper else ""
+        return (
+            f"{self.engine!r} will take about {duration(progress.expected)} for {many} of this network "
+            f"({progress.fraction:.1%} is done after {duration(progress.elapsed)}). {advice}timeout= sets a limit, after which "
+            f"what is not decided is unknown"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    if not math.isfinite(seconds):
+        return "a long time"
+    for size, name in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {name}" if seconds < 99.5 * size else f"{seconds / size:,.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def until_time_is_up(work: Callable[[slice], T], count: int, together: bool, effort: Effort) -> tuple[list[T], int]:
+    """Results of `work` for batches of examples, and how many examples those are.
+
+    Without a time limit, and if they must stay `together`, all examples are one batch. Else batches grow from a single example, so
+    that what is found before the last one is not lost.
+    """
+    results = list[T]()
+    done, size = 0, count if together or effort.timeout is None else 1
+    while done < count:
+        some = slice(done, min(done + size, count))
+        began = time.monotonic()
+        try:
+            effort.check()
+            results.append(work(some))
+        except TimeLimitError:
+            break
+        done = some.stop
+        quick = effort.timeout is None or time.monotonic() - began < effort.timeout / SHARE
+        size = 2 * size if quick else size
+    return results, done

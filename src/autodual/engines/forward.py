@@ -12,8 +12,8 @@ from torch import Tensor
 from autodual._errors import MemoryBudgetError
 from autodual._tensor import flat, merge_leading, split_leading
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Pass, walk
-from autodual.engines.backward.solvers import DualSolver
-from autodual.engines.memory import Budget
+from autodual.engines.backward.bands import DualSolver
+from autodual.engines.effort import Budget
 from autodual.engines.results import (
     BoundEngine,
     Bounds,

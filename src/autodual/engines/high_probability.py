@@ -12,12 +12,9 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import added
 from autodual.dual import Band, DualNetwork, OnDemand, walk
+from autodual.engines.backward.bands import Centres
 from autodual.engines.backward.dual import Dual
-from autodual.engines.backward.solvers import Centres
-from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside
-from autodual.engines.projected.draws import Draws, draw
-from autodual.engines.projected.exact_first import exact_first_radii, exact_first_sources
-from autodual.engines.projected.streams import COLUMNS, GAUSS, StreamPass
+from autodual.engines.projected import exact_first_radii, exact_first_sources
 from autodual.engines.results import (
     BoundEngine,
     Bounds,
@@ -32,7 +29,8 @@ from autodual.engines.results import (
     require_bands,
     warn_of_exact_bounds,
 )
-from autodual.engines.rounding import Rounding
+from autodual.engines.rounding import SAFETY, Errors, NoErrors, Outside, Rounding
+from autodual.engines.streams import COLUMNS, GAUSS, Draws, StreamPass, draw
 from autodual.interval import Interval
 from autodual.kernels.stream import Angles
 from autodual.sets import InputSet, Projection, norm_of

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
-from autodual.dual.network import Evaluation
-from autodual.engines.backward.solvers import DualSolver, constant_bands
-from autodual.engines.errors import SAFETY, Errors, NoErrors, Outside, outside_of_both
-from autodual.engines.memory import Budget
+from autodual.dual.base import Evaluation
+from autodual.engines.backward.bands import DualSolver, constant_bands
+from autodual.engines.effort import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
-from autodual.engines.rounding import MORE_ROUNDINGS, Rounding, of_sum
+from autodual.engines.rounding import SAFETY, Errors, NoErrors, Outside, Rounding, outside_of_both
 from autodual.interval import Interval
 from autodual.sets import Box, InputSet
 from autodual.spec import Spec
@@ -41,7 +40,7 @@ class Intervals(Pass[Interval]):
 
 @dataclass(frozen=True)
 class IntervalErrors(Pass[Tensor]):
-    """How far rounding may have moved the intervals of interval arithmetic, where errors do add up from layer to layer."""
+    """How far rounding may have moved the intervals: here, errors add up from layer to layer."""
 
     rounding: Rounding
 
@@ -158,11 +157,6 @@ class IBP(BoundEngine):
         return found
 
 
-def run_error_at(network: DualNetwork, x: Tensor) -> Tensor:
-    """Bounds |fl z - z| of the output, [N, *shape], for the network evaluated at the points x in their dtype."""
-    return evaluate_with_error(network, x)[1]
-
-
 def evaluate_with_error(network: DualNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
     """The output at the points x, computed in their dtype, and how far that, in any order of summation, may be from the exact one."""
     rounding = Rounding(replace(network, run_dtype=x.dtype), Box.around(x, torch.zeros_like(x)))
@@ -178,16 +172,3 @@ class _EvaluationWithError(Evaluation):
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         self.rounding.enter_at(index, operands[0])
         return layer.value(operands[0])
-
-
-def least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
-    """What `run_error_at` counts at least, from the last layer alone, which reads `operand`: its sum is as large as |W| |z| + |b|.
-
-    The whole error is far larger, and far more work. Zero where the last layer is not such a sum.
-    """
-    layer = network.nodes[network.output].layer
-    if not isinstance(layer, AffineDual) or layer.exact:
-        return operand.new_zeros(())
-    bias = layer.bias()
-    size = layer.absolute(operand.abs())
-    return of_sum(MORE_ROUNDINGS, operand.dtype) * (size if bias is None else size + bias.abs().to(size))

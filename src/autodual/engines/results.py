@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError, UnsoundError, UnsupportedOperationError
 from autodual.dual import DualNetwork, ElementwiseDual
-from autodual.engines.errors import Outside
+from autodual.engines.rounding import Outside
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Question, Spec
@@ -164,6 +164,11 @@ class BoundEngine(ABC):
     def coarse_in_float32(self) -> bool:
         """Whether rounding in float32 counts in proportion to the network's values, and so is often more than a margin."""
         return False
+
+    @property
+    def cheaper(self) -> list[BoundEngine]:
+        """Engines that bound the same with less work, the tightest first: what to try where this one takes too long."""
+        return []
 
     @property
     def sketch(self) -> BoundEngine | None:

@@ -18,14 +18,12 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual.certificates import Certificate, HighProbabilityCertificate, Verdict, certify
-from autodual.certificates.arguments import GivenSet, check_ball
-from autodual.certificates.limits import Part, Report, in_time
 from autodual.certificates.proof import in_words
 from autodual.data import Examples
 from autodual.data.examples import as_labels, check_finite
 from autodual.engines import BoundEngine, Dual
-from autodual.engines.effort import Effort, TimeLimitError
-from autodual.engines.prepare import check_engine
+from autodual.engines.effort import Effort, Part, Report, TimeLimitError, in_time
+from autodual.engines.prepare import GivenSet, check_ball, check_engine
 from autodual.evaluation.judge import Judged, Ledger, at_once, graph_of, judged_summary, problem_of
 from autodual.graph import Network
 from autodual.graph.digest import digest_object

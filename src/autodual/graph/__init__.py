@@ -9,5 +9,5 @@ from autodual.graph.record import check_surroundings as check_surroundings
 from autodual.graph.registry import Call as Call
 from autodual.graph.registry import Operand as Operand
 from autodual.graph.registry import Registry as Registry
-from autodual.graph.twins import depends as depends
+from autodual.graph.tracer import depends as depends
 from autodual.graph.twins import private_copy as private_copy

@@ -13,21 +13,23 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import numpy as np
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph import calls
-from autodual.graph.calls import Calls, NormalTensors, Plain, Step, Watch, memory, tensors
-from autodual.graph.digest import State
+from autodual.graph.calls import SETTABLE, SHOWN, Calls, NormalTensors, Plain, Step, Watch, memory, tensors
 from autodual.graph.registry import Registry, odd_tensor, parameter_hooks
-from autodual.graph.twins import ConcreteProxy, Reads, Twins, forward_with_hooks, own_classes, value_of
+from autodual.graph.twins import Reads, Twins, forward_with_hooks, own_classes, package_of
 
 
 @dataclass(eq=False, slots=True)
@@ -432,3 +434,146 @@ class ConcreteTracer(fx.Tracer):
 
 
 _RECORD, _CALL = ConcreteTracer.record.__code__, nn.Module._call_impl.__code__
+
+
+# Proxies, which a model meets in place of tensors.
+
+_ASSIGNED = SETTABLE | {"tracer", "node", "value", "overwritten"}
+
+
+class ConcreteProxy(fx.Proxy):
+    """What a model meets in place of a tensor: it answers questions about shape, dtype and device from the sample's value."""
+
+    tracer: ConcreteTracer
+    value: Any = None
+    overwritten: tuple[str, str] | None = None
+    """Why it must not be read any more, and who wrote: its tensor was changed through a view, which the graph does not show."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
+        self.tracer.watch.ask(name)
+        found = getattr(self.value, name)
+        if isinstance(found, Tensor):
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name) if callable(found) else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
+        if name not in _ASSIGNED and hasattr(Tensor, name):
+            raise self.tracer.watch.refused(
+                f"assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
+            )
+        super().__setattr__(name, value)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise self.tracer.watch.refused(
+            "a tensor that is captured does not support item assignment (x[...] = y), since the graph would not show it; put the "
+            "parts together by torch.cat or torch.stack, or multiply by a constant mask"
+        )
+
+    def __repr__(self) -> str:
+        return SHOWN
+
+    def __iter__(self) -> Iterator[Any]:
+        """A parameter may be unpacked, which a tensor does by `unbind`; iterating over the input would read its batch."""
+        if isinstance(self.value, Tensor) and not self.tracer.calls.varies(self.value):
+            return iter(self.unbind(0))
+        return iter(super().__iter__())
+
+    def __len__(self) -> int:
+        self.tracer.watch.ask("__len__")
+        return len(self.value)
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    setattr(ConcreteProxy, f"__i{_operation}__", _in_place(getattr(operator, f"__i{_operation}__")))
+
+
+def value_of(a: Any) -> Any:
+    return a.value if isinstance(a, ConcreteProxy) else a
+
+
+def depends(a: Any) -> bool:
+    """Whether a value that a rewrite is given is computed from the network's input, and not from parameters alone."""
+    if not isinstance(a, fx.Proxy):
+        return False
+    waiting, known = [a.node], "depends on the input"
+    while waiting:
+        node = waiting[-1]
+        if known in node.meta:
+            waiting.pop()
+            continue
+        before = node.all_input_nodes
+        unknown = [n for n in before if known not in n.meta]
+        if not unknown:
+            node.meta[known] = node.op == "placeholder" or any(n.meta[known] for n in before)
+        waiting += unknown
+    return bool(a.node.meta[known])
+
+
+# Has a module changed while `forward` ran? The answer for every call of a module that has a dual layer.
+
+
+class State:
+    """All attributes of a module and of those below it: hooks, methods of their own, submodules, which parameters, and the rest.
+
+    A dual layer is built from the module as it is outside of `forward`. A `forward` that changes the module calls another function.
+    """
+
+    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
+        """ignored: attributes that calls of the module set, as the older weight_norm does."""
+        self._module, self._ignored = module, ignored
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the module for what it is now."""
+        modules = self._module.modules() if self._module._modules else (self._module,)
+        self._kept = [(m, type(m), type(m).forward, _frozen(self._attributes(m))) for m in modules]
+
+    def _attributes(self, module: nn.Module) -> dict[str, Any]:
+        now = vars(module)
+        return {name: now[name] for name in now if name not in self._ignored} if self._ignored else now
+
+    def changed(self) -> str | None:
+        """The name of an attribute that is not what it was when it was kept."""
+        for module, kind, forward, kept in self._kept:
+            if type(module) is not kind:
+                return "__class__"
+            if kind.forward is not forward:
+                return "forward"
+            now = self._attributes(module)
+            if not _equal(now, kept):
+                pairs = ((n, now.get(n, _MISSING), old) for n, old in kept.items())
+                name = next((n for n, a, b in pairs if a is not b and not _equal(a, b)), None)
+                own = package_of(kind) != "torch"  # whose methods may look for any name
+                new = (n for n in sorted(now.keys() - kept.keys()) if own or hasattr(kind, n))
+                name = name or next(new, None)
+                if name is not None:
+                    return name
+        return "hooks, those on every module," if _global_forward_hooks or _global_forward_pre_hooks else None
+
+
+_MISSING, _ARRAYS = object(), (Tensor, np.ndarray)
+
+
+def _frozen(value: Any) -> Any:
+    """A copy of a container, with those inside it; anything else as it is."""
+    if isinstance(value, dict):
+        return {k: _frozen(v) for k, v in dict.items(value)}
+    if isinstance(value, list | deque | set):
+        return (list if isinstance(value, list) else type(value))(_frozen(v) for v in value)
+    return value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Equality of numbers, texts and containers of them; anything else is equal to itself only."""
+    if isinstance(a, _ARRAYS) or isinstance(b, _ARRAYS):
+        return a is b
+    try:
+        return bool(a == b)
+    except (RuntimeError, ValueError):  # tensors or arrays inside, which differ
+        return False

@@ -1,4 +1,4 @@
-"""What a model meets while it is captured: twins of its modules, and proxies in place of tensors.
+"""Twins of a model's modules, which run in their place while it is captured.
 
 `torch.fx` traces by replacing `nn.Module.__call__` and `nn.Module.__getattr__` for the whole process. Here each module gets a
 twin instead, a private copy: no other thread sees what is done to it, and the model stays as it was. A twin is an object of the
@@ -13,22 +13,16 @@ from __future__ import annotations
 import argparse
 import dis
 import functools
-import operator
 import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
-
-from autodual.graph.calls import SETTABLE, SHOWN
-
-if TYPE_CHECKING:
-    from autodual.graph.tracer import ConcreteTracer
+from torch import Tensor, nn
 
 # What Python code can reach from an object: the one walk that copies a model and that notices what has changed about it.
 
@@ -382,82 +376,3 @@ def forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
         changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)
         result = result if changed is None else changed
     return result
-
-
-# Proxies, which a model meets in place of tensors.
-
-_ASSIGNED = SETTABLE | {"tracer", "node", "value", "overwritten"}
-
-
-class ConcreteProxy(fx.Proxy):
-    """What a model meets in place of a tensor: it answers questions about shape, dtype and device from the sample's value."""
-
-    tracer: ConcreteTracer
-    value: Any = None
-    overwritten: tuple[str, str] | None = None
-    """Why it must not be read any more, and who wrote: its tensor was changed through a view, which the graph does not show."""
-
-    def __getattr__(self, name: str) -> Any:
-        """A tensor such as x.T is recorded; x.shape is a plain fact; methods are left to torch.fx."""
-        self.tracer.watch.ask(name)
-        found = getattr(self.value, name)
-        if isinstance(found, Tensor):
-            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        return super().__getattr__(name) if callable(found) else found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """`x.data = y` changes what x is, and so do its like; any other name is the user's own."""
-        if name not in _ASSIGNED and hasattr(Tensor, name):
-            raise self.tracer.watch.refused(
-                f"assigns to .{name} of a tensor, which the graph would not show; compute a new tensor"
-            )
-        super().__setattr__(name, value)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise self.tracer.watch.refused(
-            "a tensor that is captured does not support item assignment (x[...] = y), since the graph would not show it; put the "
-            "parts together by torch.cat or torch.stack, or multiply by a constant mask"
-        )
-
-    def __repr__(self) -> str:
-        return SHOWN
-
-    def __iter__(self) -> Iterator[Any]:
-        """A parameter may be unpacked, which a tensor does by `unbind`; iterating over the input would read its batch."""
-        if isinstance(self.value, Tensor) and not self.tracer.calls.varies(self.value):
-            return iter(self.unbind(0))
-        return iter(super().__iter__())
-
-    def __len__(self) -> int:
-        self.tracer.watch.ask("__len__")
-        return len(self.value)
-
-
-def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
-
-
-for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
-    setattr(ConcreteProxy, f"__i{_operation}__", _in_place(getattr(operator, f"__i{_operation}__")))
-
-
-def value_of(a: Any) -> Any:
-    return a.value if isinstance(a, ConcreteProxy) else a
-
-
-def depends(a: Any) -> bool:
-    """Whether a value that a rewrite is given is computed from the network's input, and not from parameters alone."""
-    if not isinstance(a, fx.Proxy):
-        return False
-    waiting, known = [a.node], "depends on the input"
-    while waiting:
-        node = waiting[-1]
-        if known in node.meta:
-            waiting.pop()
-            continue
-        before = node.all_input_nodes
-        unknown = [n for n in before if known not in n.meta]
-        if not unknown:
-            node.meta[known] = node.op == "placeholder" or any(n.meta[known] for n in before)
-        waiting += unknown
-    return bool(a.node.meta[known])

@@ -13,7 +13,7 @@ from autodual._errors import AutodualError
 from autodual._tensor import Shape
 from autodual.dual import AffineDual, BilinearDual, DualNetwork, ElementwiseDual, Window, build
 from autodual.engines import capture
-from autodual.engines.ibp import run_error_at
+from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
 from autodual.testing._bilinear import BilinearCheck, check_bilinear_errors
 from autodual.testing._cases import (
@@ -107,7 +107,9 @@ def _check_value(
     scale = torch.maximum(expected.abs().flatten(1).amax(1), x.abs().flatten(1).amax(1))
     allowed = rounding(dtype, scale.reshape(-1, *[1] * (expected.dim() - 1)), expected)
     with torch.no_grad():
-        allowed = allowed + run_error_at(network, x).nan_to_num(0.0, 0.0)  # of the module, and as much of its twin
+        allowed = allowed + evaluate_with_error(network, x)[1].nan_to_num(
+            0.0, 0.0
+        )  # of the module, and as much of its twin
     require_close(found, expected, allowed, f"{name}: the dual layers' value against the module's")
 
 
@@ -157,7 +159,7 @@ def _as_run(
     for x in (hurting_batch(shape, generator), spread(points, shape)):
         if len(x):
             x = x.clamp(*domain)
-            found, exact, stated = module(x.clone()), double.forward(x.double()), run_error_at(single, x)
+            found, exact, stated = module(x.clone()), double.forward(x.double()), evaluate_with_error(single, x)[1]
             what = f"{name}: the module, as it runs in float32, is farther from the exact function than run_error says"
             require_stated(found, exact, stated, what, value=exact)
 

@@ -19,7 +19,7 @@ from autodual.cascades.records import CascadeAttack, CascadeCertificate
 from autodual.certificates.certificate import collapse
 from autodual.data import Examples
 from autodual.engines import Dual
-from autodual.engines.memory import COPIES
+from autodual.engines.effort import COPIES
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation.evaluate import check_together

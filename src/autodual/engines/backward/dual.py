@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
-from autodual.engines.backward.solvers import CrownSolver, DualSolver, LowerSlope, Solver, constant_bands
-from autodual.engines.effort import current
-from autodual.engines.errors import Errors, NoErrors, Outside
+from autodual.engines.backward.bands import DualSolver, Solver, constant_bands
+from autodual.engines.effort import Budget, check_max_bytes, current
 from autodual.engines.ibp import IBP, IntervalBounds, interval_bounds
-from autodual.engines.memory import Budget, check_max_bytes
 from autodual.engines.results import (
     BoundEngine,
     Bounds,
@@ -30,7 +28,7 @@ from autodual.engines.results import (
     name_layers,
     require_bands,
 )
-from autodual.engines.rounding import Rounding
+from autodual.engines.rounding import Errors, NoErrors, Outside, Rounding
 from autodual.interval import Interval
 from autodual.sets import InputSet
 from autodual.spec import Spec
@@ -69,6 +67,10 @@ class BackwardEngine(BoundEngine):
     @property
     def random(self) -> bool:
         return self.intermediate is not None and self.intermediate.random
+
+    @property
+    def cheaper(self) -> list[BoundEngine]:
+        return [IBP()] if isinstance(self.intermediate, IBP) else [replace(self, intermediate=IBP())]
 
     @abstractmethod
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> Solver:
@@ -222,43 +224,6 @@ class Dual(BackwardEngine):
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> DualSolver:
         require_bands(network, "Dual")
         return DualSolver(network, region, budget, rounding)
-
-
-@dataclass(frozen=True, repr=False)
-class Crown(BackwardEngine):
-    """Two lines per unit; for ReLU the lower slope is 0 or 1, whichever leaves less area. Usually tighter than `Dual`.
-
-    lower: "adaptive" is that; "zero" and "one" give every unstable ReLU the slope 0 or 1. Other activations get the smallest or the
-        largest slope of a line that touches them from below; those that have one line only keep it.
-
-    Examples:
-        >>> import autodual as ad
-        >>> ad.Crown(lower="zero", intermediate=ad.IBP())  # close to interval bounds, and often tighter where those are trained with
-        Crown(intermediate=IBP(), lower='zero')
-    """
-
-    lower: LowerSlope = "adaptive"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lower not in get_args(LowerSlope):
-            raise ArgumentError(
-                f"lower must be one of {', '.join(map(repr, get_args(LowerSlope)))}, got {self.lower!r}"
-            )
-
-    def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> CrownSolver:
-        return CrownSolver(network, region, budget, rounding, self.lower)
-
-    @property
-    def coarse_in_float32(self) -> bool:
-        return True
-
-    @property
-    def sketch(self) -> BoundEngine | None:
-        return replace(self, intermediate=IBP(), intersect=False) if self.intermediate is None else None
-
-    def _rounding(self, network: DualNetwork, region: InputSet) -> Rounding:
-        return Rounding(network, region, pulls_centres=True)
 
 
 def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, beside: IntervalBounds | None) -> Tensor:

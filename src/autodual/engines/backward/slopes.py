@@ -27,16 +27,14 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, channels_inside, flat, merge_leading, split_leading
 from autodual.dual import CurvedDual, DualNetwork, FreeSlopes, Lines
-from autodual.engines.backward.dual import BackwardEngine, Crown
+from autodual.engines.backward.crown import Crown, CrownSolver
+from autodual.engines.backward.dual import BackwardEngine
 from autodual.engines.backward.rows import CellRows, DenseRows, Plan, Rows, local_windows, plan_for
-from autodual.engines.backward.solvers import CrownSolver
 from autodual.engines.best import improved
-from autodual.engines.effort import current, reached
-from autodual.engines.errors import Errors, Outside, outside_of_both
+from autodual.engines.effort import Budget, current, even_split, reached
 from autodual.engines.ibp import IBP
-from autodual.engines.memory import Budget, even_split
 from autodual.engines.results import BoundEngine, Minimum, ProbableProof, Proof
-from autodual.engines.rounding import Rounding
+from autodual.engines.rounding import Errors, Outside, Rounding, outside_of_both
 from autodual.interval import Interval
 from autodual.sets import InputSet, Norm
 from autodual.spec import Spec
@@ -47,7 +45,7 @@ moments of them, the best slopes, and what a gradient step keeps."""
 CHUNK_BYTES = 256 << 20
 """On a CPU, larger chunks are no faster."""
 CURVED_COPIES = 60
-"""The same where offsets of lines are searched for."""
+"""`COPIES` for activations whose offsets of lines are searched for."""
 MOMENTS = 0.9, 0.99
 """Decay of the moments of gradients. [Adam]"""
 
@@ -400,6 +398,10 @@ class AlphaCrown(BackwardEngine):
     @property
     def coarse_in_float32(self) -> bool:
         return True
+
+    @property
+    def cheaper(self) -> list[BoundEngine]:
+        return [self.start]
 
     @property
     def sketch(self) -> BoundEngine | None:

@@ -1,1 +1,0 @@
-"""The engine that carries random projections of the generators forward."""
