@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.dual.base import AffineDual
+from autodual.dual.base import AffineDual, spectral_norm
 from autodual.dual.building import parameter, register
 from autodual.dual.products import BilinearDual, matrix_product
 from autodual.graph import Call, Operand
@@ -43,6 +43,9 @@ class DualLinear(AffineDual):
 
     def nonzero_terms(self, *operands: Tensor) -> Tensor | None:
         return (operands[0] > 0).sum(-1, keepdim=True) + 1
+
+    def operator_norms(self, shapes: tuple[Shape, ...], like: Tensor) -> tuple[float, ...]:
+        return (spectral_norm(self.weight.detach()),)
 
     def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualLinear | None:
         if not self.flat:
