@@ -173,7 +173,8 @@ def schur_test(absolute: Callable[[Tensor], Tensor], ones: Tensor) -> Tensor:
         if not rows.requires_grad:  # it does not depend on x
             return ones.new_zeros(len(ones))
         (columns,) = torch.autograd.grad(rows.sum(), x, materialize_grads=True)
-    return NORM_SAFETY * (rows.detach().flatten(1).amax(1) * columns.flatten(1).amax(1)).sqrt()
+    largest = [sums.detach().reshape(len(ones), -1).amax(1) for sums in (rows, columns)]
+    return NORM_SAFETY * (largest[0] * largest[1]).sqrt()
 
 
 def spectral_norm(matrices: Tensor) -> float:
