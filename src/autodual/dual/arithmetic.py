@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.dual.base import AffineDual, Window
+from autodual.dual.base import AffineDual, Window, spectral_norm
 from autodual.dual.building import number, parameter, register, rewrite
 from autodual.dual.products import BilinearDual, elementwise_product, matrix_product
 from autodual.graph import Call, Operand, depends
@@ -348,6 +348,9 @@ class DualLinear(AffineDual):
 
     def nonzero_terms(self, *operands: Tensor) -> Tensor | None:
         return (operands[0] > 0).sum(-1, keepdim=True) + 1
+
+    def operator_norms(self, shapes: tuple[Shape, ...], like: Tensor) -> tuple[float, ...]:
+        return (spectral_norm(self.weight.detach()),)
 
     def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> DualLinear | None:
         if not self.flat:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -121,6 +121,16 @@ class AffineDual(ABC):
         """
         return None
 
+    def operator_norms(self, shapes: tuple[Shape, ...], like: Tensor) -> tuple[float, ...]:
+        """For every operand of the given shapes, a number s with |W x| <= s |x| in the l2 norm. Here by Schur's test."""
+        zeros = [like.new_zeros(1, *shape) for shape in shapes]
+
+        def of_operand(place: int) -> float:
+            ones = torch.ones_like(zeros[place])
+            return schur_test(lambda x: self.absolute(*zeros[:place], x, *zeros[place + 1 :]), ones).item()
+
+        return tuple(map(of_operand, range(len(shapes))))
+
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         """What each spatial position of the result reads of every operand; None when it may read everything."""
         return None
@@ -146,6 +156,44 @@ class AffineDual(ABC):
 
 def _as_it_is(saved: Tensor) -> Tensor:
     return saved
+
+
+# Bounds on the l2 norm of a linear map, from above; their own rounding is far below the hundredth that is added.
+
+NORM_SAFETY = 1.01
+
+
+def schur_test(absolute: Callable[[Tensor], Tensor], ones: Tensor) -> Tensor:
+    """[M]: the root of the largest row sum of |W| times its largest column sum, which the norm of W is never above. [Schur 1911]
+
+    absolute: x -> |W| x for x [M, *shape], where each of the M may have a W of its own.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        x = ones.clone().requires_grad_()
+        rows = absolute(x)
+        if not rows.requires_grad:  # it does not depend on x
+            return ones.new_zeros(len(ones))
+        (columns,) = torch.autograd.grad(rows.sum(), x, materialize_grads=True)
+    largest = [sums.detach().reshape(len(ones), -1).amax(1) for sums in (rows, columns)]
+    return NORM_SAFETY * (largest[0] * largest[1]).sqrt()
+
+
+def spectral_norm(matrices: Tensor) -> float:
+    """A bound on the largest singular value of matrices [..., m, n]: the Frobenius norm of (A A')^16, to the power of 1/32.
+
+    For m rows it is too large by m^(1/64) at most, and an eighth root of that as a rule.
+    """
+    wide = matrices.shape[-2] <= matrices.shape[-1]
+    scale = matrices.abs().amax().clamp(min=torch.finfo(matrices.dtype).tiny)
+    a = (matrices / scale).to(torch.complex64 if matrices.is_complex() else torch.float32)
+    power = a @ a.mH if wide else a.mH @ a
+    logarithm = torch.zeros(power.shape[:-2], dtype=torch.float64, device=a.device)
+    for squared in range(5):
+        power = power @ power if squared else power
+        size = torch.linalg.matrix_norm(power).clamp(min=torch.finfo(torch.float32).tiny)
+        logarithm = 2 * logarithm + size.double().log()
+        power = power / size[..., None, None]
+    return NORM_SAFETY * (scale * (logarithm / 32).exp().amax()).item()
 
 
 @dataclass(frozen=True)

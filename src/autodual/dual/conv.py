@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside, channels_lie_inside
-from autodual.dual.base import AffineDual, Window
+from autodual.dual.base import AffineDual, Window, spectral_norm
 from autodual.dual.building import parameter, register, rewrite
 from autodual.dual.normalising import tournament
 from autodual.dual.shape import DualMonotone
@@ -29,6 +29,8 @@ MANY_ROWS = 256
 """From so many rows on, a CPU is faster with a smaller matrix for each line of positions."""
 FEW_CHANNELS = 4
 """Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution (not backwards)."""
+FREQUENCIES = 4
+"""Frequencies along a dimension, for each tap of the kernel, that a bound on a convolution's norm looks at."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -183,6 +185,10 @@ class DualConv(_Convolution):
         alive = (operands[0].flatten(2).sum(2) != 0).sum(1).reshape(-1, *[1] * (self.dims + 1))
         return alive * math.prod(self.weight.shape[2:]) + 1
 
+    def operator_norms(self, shapes: tuple[Shape, ...], like: Tensor) -> tuple[float, ...]:
+        around = [n + r for n, r in zip(shapes[0][1:], self.reach, strict=True)]
+        return (kernel_norm(self.weight, self.groups, around if set(self.dilation) == {1} else None),)
+
     def window(self, shapes: tuple[Shape, ...]) -> Window | None:
         low = tuple(-p for p in self.padding)
         return Window(self.stride, low, tuple(a + r for a, r in zip(low, self.reach, strict=True)))
@@ -223,6 +229,35 @@ class DualConvTranspose(_Convolution):
         return _CONV_TRANSPOSE[self.dims](
             x, weight, None, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
+
+    def operator_norms(self, shapes: tuple[Shape, ...], like: Tensor) -> tuple[float, ...]:
+        return (kernel_norm(self.weight, self.groups),)
+
+
+def kernel_norm(weight: Tensor, groups: int, around: Sequence[int] | None = None) -> float:
+    """A bound on the l2 norm of a convolution with this kernel, or of its transpose, whatever its padding, stride and dilation.
+
+    On an infinite grid, without strides, the norm is the supremum over frequencies w of the spectral norm of K(w), the kernel's
+    Fourier transform. Zero padding and strides leave out rows and columns, which makes no norm larger; dilation repeats the same
+    K. Along a dimension of k taps, u'K(w)v is up to a phase a function of exponential type t = (k - 1) / 2. At a distance d from the
+    place where such a function is largest, M, it is at least M cos(t d) [Duffin and Schaeffer 1938]. Some frequency of a grid
+    of n is within pi / n of that place, so the largest value on the grid is at least M cos(pi t / n).
+
+    around: where a circle of so many positions has room for all that an image of this size touches, its frequencies suffice.
+    """
+    taps = weight.shape[2:]
+    sizes = [FREQUENCIES * k if k > 1 else 1 for k in taps]
+    circle = [False] * len(taps) if around is None else [m <= n for m, n in zip(around, sizes, strict=True)]
+    missed = [
+        1.0 if whole else math.cos(math.pi * (k - 1) / (2 * n)) for k, n, whole in zip(taps, sizes, circle, strict=True)
+    ]
+    if around is not None:
+        sizes = [min(m, n) for m, n in zip(around, sizes, strict=True)]
+    kernels = weight.detach().double().unflatten(0, (groups, -1))
+    found = torch.fft.rfftn(
+        kernels, s=sizes, dim=tuple(range(3, kernels.dim()))
+    )  # [groups, rows, columns, *frequencies]
+    return spectral_norm(found.flatten(3).permute(0, 3, 1, 2)) / math.prod(missed)
 
 
 @rewrite(nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from autodual._errors import MemoryBudgetError
-from autodual._tensor import flat, merge_leading, split_leading
-from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, Pass, walk
-from autodual.engines.backward.bands import DualSolver
-from autodual.engines.effort import Budget
+from autodual._tensor import added, flat, merge_leading, split_leading
+from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
+from autodual.dual.base import schur_test
+from autodual.engines.backward.dual import Dual, join_bounds, join_preactivations
+from autodual.engines.effort import COPIES, Budget, current, reached
 from autodual.engines.results import (
     BoundEngine,
     Bounds,
     Minimum,
     Preactivations,
+    ProbableProof,
     Proof,
-    SoundBounds,
     generators,
-    name_layers,
     require_bands,
 )
-from autodual.engines.rounding import Rounding
+from autodual.engines.rounding import SAFETY, Errors, NoErrors, Rounding
 from autodual.interval import Interval
 from autodual.sets import InputSet, norm_of
 from autodual.spec import Spec
 
+Result = TypeVar("Result")
+
+UNSTABLE = 0.02
+"""Part of the units of a network that are taken to be unstable before anything is known."""
 INPUT = 0
 """Key of the input's generators; those of an activation's unstable units are under its index."""
 
@@ -42,13 +47,49 @@ class Centred:
     generators: dict[int, Tensor]
 
 
-class ForwardPass(Pass[Centred]):
-    """Carries one column per input feature and per unstable unit; units that are stable in all examples get none."""
+class ErrorLengths(Pass[Tensor]):
+    """[N]: the l2 norm of what the errors of activations so far make of a node, at most.
 
-    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget) -> None:
-        self.network, self.region, self.budget = network, region, budget
+    An error e of an activation reaches a node as J e, where J is the linear network of its slopes. Rows of J would tell how much
+    that is for every unit. Its norm is at most the product of the layers' own, which costs next to nothing; in float64 there is
+    room for that, even after many layers.
+    """
+
+    def __init__(self, network: DualNetwork, bands: dict[int, Band], rounding: Rounding, like: Tensor) -> None:
+        self.network, self.bands, self.rounding, self.like = network, bands, rounding, like
+
+    def input(self) -> Tensor:
+        return self.like.new_zeros(len(self.like))
+
+    def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
+        if not any(bool(o.any()) for o in operands):
+            return operands[0]
+        norms = layer.operator_norms(self.network.operand_shapes(index), self.like)
+        return added([norm * o for norm, o in zip(norms, operands, strict=True)])
+
+    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
+        slope = self.bands[index].slope.abs()
+        ones = torch.ones_like(self.rounding.at(self.network.source(index)).size)
+        own = torch.linalg.vector_norm(flat(self.rounding.errors[index], 1), dim=1)
+        return schur_test(lambda x: layer.along(slope, x), ones) * operands[0] + SAFETY * own
+
+
+class ForwardPass(Pass[Centred]):
+    """Carries one column per input feature and per unstable unit; units that are stable in all examples get none.
+
+    With a `Rounding`, intervals are widened by all errors. So nothing strays from the band of an activation: errors that are only
+    known by their length could do so in every unit at once.
+    """
+
+    def __init__(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> None:
+        self.network, self.region, self.budget, self.rounding = network, region, budget, rounding
         self.bands: dict[int, Band] = {}
         self.preactivations: dict[int, Interval] = {}
+        self._lengths = (
+            OnDemand(network, ErrorLengths(network, self.bands, rounding, region.centre))
+            if isinstance(rounding, Rounding)
+            else None
+        )
         self.output = walk(network, self)
 
     def input(self) -> Centred:
@@ -59,18 +100,22 @@ class ForwardPass(Pass[Centred]):
         return Centred(centre, {INPUT: identity.expand(count, *centre.shape)})
 
     def affine(self, index: int, layer: AffineDual, operands: Sequence[Centred]) -> Centred:
-        return Centred(layer.apply(*(o.centre for o in operands)), self._through_affine(layer, operands))
+        return Centred(layer.apply(*(o.centre for o in operands)), self._through_affine(index, layer, operands))
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Centred]) -> Centred:
-        self.preactivations[index] = self.interval(operands[0])
-        band = self.bands[index] = layer.band(self.preactivations[index])
+        source = self.network.source(index)
+        interval = self.preactivations[index] = self.interval(source, operands[0])
+        band = self.bands[index] = layer.band(interval)
+        self.rounding.take(source, interval, None)
+        self.rounding.enter_band(index, interval, band)
         generators = {source: layer.along(band.slope, g) for source, g in operands[0].generators.items()}
         centre = layer.along(band.slope, operands[0].centre) + band.centre
         return Centred(centre, generators | self._unstable(index, band))
 
-    def _through_affine(self, layer: AffineDual, operands: Sequence[Centred]) -> dict[int, Tensor]:
+    def _through_affine(self, index: int, layer: AffineDual, operands: Sequence[Centred]) -> dict[int, Tensor]:
         result = {}
-        for source in {s: None for o in operands for s in o.generators}:
+        sources = list({s: None for o in operands for s in o.generators})
+        for place, source in enumerate(sources, 1):
             count = next(o.generators[source].shape[0] for o in operands if source in o.generators)
             self._fits(count, operands[0].centre.shape)
             columns = [
@@ -80,6 +125,7 @@ class ForwardPass(Pass[Centred]):
                 for o in operands
             ]
             result[source] = split_leading(layer.linear(*columns), count)
+            reached(index, place / len(sources))
         return result
 
     def _unstable(self, index: int, band: Band) -> dict[int, Tensor]:
@@ -92,7 +138,17 @@ class ForwardPass(Pass[Centred]):
         spread = radius.new_zeros(len(units), *radius.shape).index_copy(2, units, columns)
         return {index: spread.reshape(len(units), *band.radius.shape)}
 
-    def interval(self, value: Centred) -> Interval:
+    def interval(self, index: int, value: Centred) -> Interval:
+        """Bounds on a node, for certain where errors are counted."""
+        found = self.spread(value)
+        if self._lengths is None:
+            return found
+        assert isinstance(self.rounding, Rounding)
+        error = self.rounding.of_columns(index, found.radius, self._lengths.at(index))
+        return found.widened(error, error)
+
+    def spread(self, value: Centred) -> Interval:
+        """The centre and, below and above it, the sum over all columns."""
         below, above = self._input_reach(value)
         for source, columns in value.generators.items():
             if source != INPUT:
@@ -124,55 +180,58 @@ class ForwardPass(Pass[Centred]):
 
 @dataclass(frozen=True, repr=False)
 class ForwardDual(BoundEngine):
-    """Computes the bounds of `Dual` in one forward pass over columns; memory grows with inputs times hidden units."""
+    """Computes the bounds of `Dual` in one forward pass over columns, one per input feature and per unstable unit.
+
+    That is cheap for deep networks with few unstable units, where `Dual` pulls back a row for every unit; memory grows with the
+    number of columns times the widest layer. A proof's last step, the margins, is `Dual`'s own.
+    """
 
     max_bytes: int | None = None
 
+    @property
+    def coarse_in_float32(self) -> bool:
+        return True
+
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        return Preactivations(self._run(network, region).preactivations)
-
-    def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
-        run = self._run(network, region)
-        output = run.interval(run.output)
-        return SoundBounds(output, name_layers(network, run.preactivations))
-
-    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
-        return Minimum(self._project(self._run(network, region), spec))
+        return join_preactivations(self._of_parts(network, region, _entering))
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
-        run = self._run(network, region)
-        rounding = Rounding(network, region, generators(network))
-        self._pull_back(run, rounding)
-        return Preactivations(run.preactivations, outside=rounding.outside_of(network.activations))
+        return join_preactivations(self._of_parts(network, region, _entering, proof=True))
 
-    def enclose(self, network: DualNetwork, region: InputSet) -> SoundBounds:
-        run, rounding = self._run(network, region), Rounding(network, region, generators(network))
-        self._pull_back(run, rounding).bound(network.output)
-        outside = rounding.outside_of(network.activations)
-        inside = {i: outside[i].around(v) for i, v in run.preactivations.items()}
-        output = rounding.outside[network.output].around(run.interval(run.output))
-        return SoundBounds(output, name_layers(network, inside))
+    def bounds(self, network: DualNetwork, region: InputSet) -> Bounds:
+        return join_bounds(network, self._of_parts(network, region, _output))
 
-    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
-        run = self._run(network, region)
-        solver = self._pull_back(run, Rounding(network, region, generators(network)))
-        _, slack, run_error = solver.prove(network.output, spec)
-        return Proof(self._project(run, spec), slack, run_error)
+    def enclose(self, network: DualNetwork, region: InputSet) -> Bounds:
+        return join_bounds(network, self._of_parts(network, region, _output, proof=True))
 
-    @staticmethod
-    def _pull_back(run: ForwardPass, rounding: Rounding) -> DualSolver:
-        """Computes the bounds once more, backwards, which is how their rounding errors are found."""
-        solver = DualSolver(run.network, run.region, run.budget, rounding)
-        for index, interval in run.preactivations.items():
-            source = run.network.source(index)
-            if source not in rounding.outside:
-                solver.bound(source)
-            solver.set_band(index, interval, run.bands[index])
-        return solver
+    def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Minimum:
+        parts = self._of_parts(network, region, lambda run, some: self._project(run, spec[some]))
+        return Minimum(torch.cat(parts))
 
-    def _run(self, network: DualNetwork, region: InputSet) -> ForwardPass:
+    def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof | ProbableProof:
+        return Dual(intermediate=self, max_bytes=self.max_bytes).prove(network, region, spec)
+
+    def _of_parts(
+        self, network: DualNetwork, region: InputSet, read: Callable[[ForwardPass, slice], Result], proof: bool = False
+    ) -> list[Result]:
+        """What is read off forward passes over as many examples at a time as the memory budget allows."""
         require_bands(network, "ForwardDual")
-        return ForwardPass(network, region, Budget.of(self.max_bytes, region.centre.device))
+        budget = Budget.of(self.max_bytes, region.centre.device)
+        inputs, widest = math.prod(network.nodes[0].shape), max(math.prod(node.shape) for node in network.nodes)
+        size = max(1, budget.max_bytes // (COPIES * inputs * widest * region.centre.element_size()))
+        effort, results = current(), list[Result]()
+        if effort is not None:
+            effort.begin(lambda: _operations(network), len(region))
+        for start in range(0, len(region), size):
+            some = slice(start, min(start + size, len(region)))
+            part = region if size >= len(region) else region[some]
+            if effort is not None:
+                effort.next_part(some.stop - some.start)
+            errors = Rounding(network, part, columns=generators(network)) if proof else NoErrors()
+            results.append(read(ForwardPass(network, part, budget, errors), some))
+        if effort is not None:
+            effort.end()
+        return results
 
     @staticmethod
     def _project(run: ForwardPass, spec: Spec) -> Tensor:
@@ -184,4 +243,25 @@ class ForwardDual(BoundEngine):
             return torch.einsum("knc,...nc->...nk", rows.expand(-1, value.centre.shape[0], -1), x)
 
         generators = {s: apply(g.flatten(2)) for s, g in value.generators.items()}
-        return run.interval(Centred(apply(value.centre.flatten(1)), generators)).lower
+        return run.spread(Centred(apply(value.centre.flatten(1)), generators)).lower
+
+
+def _entering(run: ForwardPass, some: slice) -> Preactivations:
+    return Preactivations(run.preactivations, outside=run.rounding.outside_of(run.network.activations))
+
+
+def _output(run: ForwardPass, some: slice) -> tuple[Interval, Preactivations]:
+    return run.interval(run.network.output, run.output), Preactivations(run.preactivations)
+
+
+def _operations(network: DualNetwork) -> dict[int, float]:
+    """Multiplications, about, for every affine node of one example; how many columns will come from unstable units is a guess."""
+    columns, found = float(math.prod(network.nodes[0].shape)), dict[int, float]()
+    for index, node in enumerate(network.nodes):
+        if isinstance(node.layer, AffineDual):
+            found[index] = (
+                columns * math.prod(node.shape) * node.layer.terms(network.operand_shapes(index), node.shape)[0]
+            )
+        elif node.layer is not None:
+            columns += UNSTABLE * math.prod(node.shape)
+    return found

@@ -14,7 +14,8 @@ With u half the machine epsilon, a sum of n products, in any order, fused or not
     since_i   |W| since_j + local_i                  0                               errors since the last activations
 
 gamma belongs to the centre, which goes forward; gamma' to coefficients, which are pulled back and multiplied by how far the node
-moves. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i.) What enters an activation was bounded by
+moves. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i. Where columns of generators go forward, gamma'
+is the larger of both.) What enters an activation was bounded by
 computed numbers, so it may lie `outside` its interval by the slack of those bounds, where f may stray from its lines. So an activation
 is wrong by
 
@@ -217,9 +218,9 @@ class NodeErrors:
 class _AffineErrors(Pass[NodeErrors]):
     """Errors of the input and of affine nodes. Those of an activation are put there by whoever relaxes it."""
 
-    def __init__(self, network: DualNetwork, region: InputSet, more_terms: int, pulls_centres: bool) -> None:
+    def __init__(self, network: DualNetwork, region: InputSet, columns: int, pulls_centres: bool) -> None:
         self.network, self.region = network, region
-        self.more_terms, self.pulls_centres = more_terms, pulls_centres
+        self.columns, self.pulls_centres = columns, pulls_centres
         self.dtype = region.centre.dtype
         self.run_dtype = network.run_dtype or self.dtype
         self.lost = region.centre.new_zeros(len(region.centre))
@@ -319,8 +320,8 @@ class _AffineErrors(Pass[NodeErrors]):
     def of_sums(self, index: int, size: Tensor, moves: Tensor) -> Tensor:
         """gamma size_i + gamma' moves_i."""
         forward, back = self.grains(index)
-        lost = of_underflow(self.terms(index)[0], self.dtype)
-        return torch.add(forward * size + lost, moves, alpha=back)
+        lost = (1 + self.columns) * of_underflow(self.terms(index)[0], self.dtype)
+        return torch.add(forward * size + lost, moves, alpha=max(forward, back) if self.columns else back)
 
     def lose(self, index: int, moves: Tensor) -> None:
         """Counts coefficients on a node that underflow, times how far it moves, over all its features."""
@@ -342,7 +343,7 @@ class _AffineErrors(Pass[NodeErrors]):
 
     def grain_of_features(self, index: int) -> float:
         """gamma_n of a sum of coefficients times values over all features of a node, which other such sums are added to."""
-        terms = math.prod(self.network.nodes[index].shape) + len(self.network.nodes) + self.more_terms
+        terms = math.prod(self.network.nodes[index].shape) + len(self.network.nodes) + self.columns
         return of_sum(terms, self.dtype)
 
     def zero_like(self, values: Tensor) -> Tensor:
@@ -369,10 +370,8 @@ class _AffineErrors(Pass[NodeErrors]):
 class Rounding(Errors):
     """The errors of one computation, in the order in which its activations are relaxed."""
 
-    def __init__(
-        self, network: DualNetwork, region: InputSet, more_terms: int = 0, pulls_centres: bool = False
-    ) -> None:
-        """more_terms: how many terms an engine's sums over features have more than those of a backward pass.
+    def __init__(self, network: DualNetwork, region: InputSet, columns: int = 0, pulls_centres: bool = False) -> None:
+        """columns: how many columns of generators, at most, go forward instead of rows back.
 
         pulls_centres: whether biases and the input's centre are added up over features, too, and not computed forward.
         """
@@ -383,7 +382,7 @@ class Rounding(Errors):
         """By node, as far as bounds were computed for it."""
         self.errors, self.run_errors = {}, {}
         self._leaning: dict[int, Tensor] = {}
-        self._pass = _AffineErrors(network, region, more_terms, pulls_centres)
+        self._pass = _AffineErrors(network, region, columns, pulls_centres)
         self._nodes = OnDemand(network, self._pass)
         self._nodes.at(0)
         self._run_lost = torch.zeros_like(self._pass.lost)
@@ -407,6 +406,14 @@ class Rounding(Errors):
             self.outside[index] = Outside.both(total)
             return
         self.outside[index] = Outside((total - node.drift).clamp(min=0), (total + node.drift).clamp(min=0))
+
+    def of_columns(self, index: int, radius: Tensor, before: Tensor) -> Tensor:
+        """How far the centre of a node and the sum of its columns may be wrong together.
+
+        before: [N], the l2 norm of what the errors of earlier activations make of the node; no entry of that is larger.
+        """
+        total = self.at(index).since + self._pass.grain_of_features(index) * radius
+        return SAFETY * (total + (before + self.lost).reshape(-1, *[1] * (total.dim() - 1)))
 
     def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
         none = torch.zeros_like(self.at(index).size)

@@ -203,6 +203,8 @@ def _candidates(module: nn.Module) -> list[Shape]:
 # The contract of an AffineDual: W x + b, its transpose, |W|, the window that a position reads, and what rounding may do.
 
 BATCH = 3
+POWERS = 8
+"""Steps of the power method that look for an operand which a layer makes long."""
 MOST_COLUMNS = 1024
 """Columns of W that are looked at per operand; larger operands are looked at in random places."""
 SINGLE = torch.float32
@@ -232,6 +234,7 @@ class AffineCheck:
             self._linear(operands, size, generator)
             self._transpose(operands, size, generator)
             self._absolute(columns, matrices, generator)
+            self._operator_norms(matrices)
             self._windows(columns, matrices)
             self._narrowed(operands, size)
             self._cropped(operands, size)
@@ -284,6 +287,19 @@ class AffineCheck:
             expected = expected + torch.tensordot(r, matrix.abs(), 1)
         found = self.layer.absolute(*radii)[0]
         require_close(found, expected, rounding(torch.float64, expected), f"{self.name}: absolute(r) against |W| r")
+
+    def _operator_norms(self, matrices: list[Tensor]) -> None:
+        """|W x| <= operator_norms |x|, for an x that a few steps of the power method make long."""
+        stated = self.layer.operator_norms(self.operand_shapes, matrices[0])
+        if len(stated) != len(matrices):
+            raise AssertionError(f"{self.name}: {len(stated)} operator norms for {len(matrices)} operands")
+        for i, (norm, matrix) in enumerate(zip(stated, matrices, strict=True)):
+            rows = matrix.flatten(1)
+            x = rows.new_ones(len(rows))
+            for _ in range(POWERS):
+                x = torch.nn.functional.normalize(rows @ (x @ rows), dim=0)
+            what = f"{self.name}: |W x| for operand {i} against its operator norm, {norm:g}, times |x|"
+            require_below((x @ rows).norm() - norm * x.norm(), what)
 
     def _windows(self, columns: list[Tensor], matrices: list[Tensor]) -> None:
         """No entry of W lies outside the declared window."""

@@ -1,0 +1,69 @@
+"""Proofs from columns: those of `Dual`, in parts that fit into the memory, with progress and a time limit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import autodual as ad
+from zoo import BasicBlock
+
+
+def deep(blocks: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    body = [BasicBlock(4, 4) for _ in range(blocks)]
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *body, nn.Flatten(), nn.Linear(4 * 64, 3)).eval()
+
+
+@pytest.fixture
+def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    model = deep()
+    x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    return model, x, model(x).argmax(1)
+
+
+@pytest.mark.parametrize("ball", [ad.LinfBall(0.01), ad.L2Ball(0.05), ad.LinfBall(0.02, clip=(0.0, 1.0))], ids=repr)
+def test_a_deep_network_is_proved_as_by_rows(
+    problem: tuple[nn.Module, torch.Tensor, torch.Tensor], ball: ad.Perturbation
+) -> None:
+    backward, forward = (ad.certify(*problem, ball, engine) for engine in (ad.Dual(), ad.ForwardDual()))
+    others = backward.margins.isfinite()
+    assert torch.equal(backward.certified, forward.certified)
+    assert bool(forward.certified.any())
+    assert (backward.margins - forward.margins)[others].abs().max() < 1e-4
+    assert forward.slack[others].max() < 1e-9
+
+
+def test_errors_stay_small_in_a_deep_network(problem: tuple[nn.Module, torch.Tensor, torch.Tensor]) -> None:
+    """Absolute weights from layer to layer would have added up to more than any margin; norms have not."""
+    model, x, _ = problem
+    model, x = model.double(), x.double()
+    region = ad.LinfBall(0.01).around(x)
+    rows, columns = (ad.bounds(model, region, engine) for engine in (ad.Dual(), ad.ForwardDual()))
+    for name, exact in rows.layers.items():
+        found = columns.layers[name]
+        assert (found.lower - exact.lower).abs().max() < 1e-8
+        assert (found.upper - exact.upper).abs().max() < 1e-8
+
+
+def test_a_batch_is_cut_to_the_memory(problem: tuple[nn.Module, torch.Tensor, torch.Tensor]) -> None:
+    whole = ad.certify(*problem, ad.LinfBall(0.01), ad.ForwardDual())
+    enough_for_two = 2 * 4 * 64 * 256 * 8 + 1
+    parts = ad.certify(*problem, ad.LinfBall(0.01), ad.ForwardDual(max_bytes=enough_for_two))
+    assert torch.equal(whole.certified, parts.certified)
+    assert torch.allclose(whole.margins, parts.margins, atol=1e-6)
+
+
+def test_it_says_how_far_it_is_and_ends_in_time(
+    problem: tuple[nn.Module, torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATIENCE", "OFTEN"):
+        monkeypatch.setattr(f"autodual.engines.effort.{name}", 0.0)
+    told = list[float]()
+    ad.certify(*problem, ad.LinfBall(0.01), ad.ForwardDual(), progress=lambda progress: told.append(progress.fraction))
+    assert len(told) > 10
+    assert told == sorted(told)
+    assert 0 < told[0] < 0.5 < told[-1] <= 1
+    found = ad.certify(*problem, ad.LinfBall(0.01), ad.ForwardDual(), timeout=1e-6)
+    assert not bool(found.certified.any())
