@@ -199,6 +199,8 @@ BAD: dict[str, tuple[Callable[[], ad.Specification], str]] = {
     "half of a class": (lambda: ad.TopK(ZERO_ONE, 1.5), "k must be a whole number"),
     "no limit": (lambda: ad.Between(), "give a lower or an upper limit"),
     "no finite limit": (lambda: ad.Between(lower=-INF), "every example has no finite limit"),
+    "lower limit that nothing meets": (lambda: ad.Between(lower=[INF, 0.0, 0.0, 0.0]), "lower holds \\+inf, a limit that nothing"),
+    "upper limit that nothing meets": (lambda: ad.Between(upper=[-INF, 0.0, 0.0, 0.0]), "upper holds -inf, a limit that nothing"),
     "nan limit": (lambda: ad.Between(NAN), "lower holds NaN"),
     "limits the wrong way": (lambda: ad.Between(1.0, 0.0), "lower must be less than upper"),
     "limits that are equal": (lambda: ad.Between(1.0, 1.0), "lower must be less than upper"),

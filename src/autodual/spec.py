@@ -358,8 +358,15 @@ class Between(Specification):
             raise ArgumentError(f"Between: output must be the number of an output, got {self.output!r}")
         for name in ("lower", "upper"):
             limit = getattr(self, name)
-            if limit is not None:
-                object.__setattr__(self, name, _numbers(limit, name, (0, 1, 2), infinite=True))
+            if limit is None:
+                continue
+            numbers = _numbers(limit, name, (0, 1, 2), infinite=True)
+            if bool((numbers == (math.inf if name == "lower" else -math.inf)).any()):
+                raise ArgumentError(
+                    f"Between: {name} holds {'+inf' if name == 'lower' else '-inf'}, a limit that nothing can meet; "
+                    f"{'-inf' if name == 'lower' else '+inf'} is no limit"
+                )
+            object.__setattr__(self, name, numbers)
 
     def put(self, x: Tensor, shape: Shape) -> Question:
         classes = math.prod(shape)

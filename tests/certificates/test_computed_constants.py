@@ -125,3 +125,27 @@ def test_factors_that_float32_has_no_normal_number_for(engine: ad.BoundEngine) -
 
     certificate = ad.certify(Small().eval(), torch.tensor([[1e38]]), torch.tensor([0]), ad.LinfBall(0.0), engine)
     assert not certificate.certified.item()  # 2.3 - 2.5 < 0; float32 computes with 2.8e-45
+
+
+class TinyProduct(nn.Module):
+    """x a b, with a product of parameters that float32 has only a denormal number for, or none."""
+
+    def __init__(self, a: float, b: float) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.tensor([a])), nn.Parameter(torch.tensor([b]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.a * self.b)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, ad.ForwardDual()], ids=repr)
+@pytest.mark.parametrize("b", [1e-20, 1e-24])
+def test_a_tiny_constant_before_a_huge_input(engine: ad.BoundEngine, b: float) -> None:
+    model, x = TinyProduct(1e-22, b).eval(), torch.tensor([[3e38]])
+    true = (x.double() * model.a.double() * model.b.double()).item()
+    assert abs(model(x).item() - true) > 1e-4 * true
+    for sign in (1.0, -1.0):
+        found = ad.certify(model, x, ad.Positive([[sign]]), ad.LinfBall(0.0), engine)
+        lower = (found.margins.double() - found.slack).item()
+        assert lower <= sign * true
+        assert lower - found.run_error.double().item() <= sign * model(x).item()

@@ -52,6 +52,23 @@ def test_batch_norm_with_a_large_mean(engine: ad.BoundEngine) -> None:
     assert tried > 4
 
 
+@pytest.mark.parametrize("engine", [*ENGINES, ad.ForwardDual()], ids=repr)
+@pytest.mark.parametrize("mean", [0.0, 1e38])
+def test_batch_norm_with_a_slope_that_float32_hardly_holds(engine: ad.BoundEngine, mean: float) -> None:
+    """The slope, 1e-42, is a denormal number of float32, wrong by a thousandth of it, and x is as large as it is small."""
+    norm, x = nn.BatchNorm1d(1, eps=0.0).eval(), torch.tensor([[3e38]])
+    with torch.no_grad():
+        norm.weight[:], norm.running_var[:], norm.running_mean[:] = 1e-23, 1e38, mean
+    true = (x.double() - norm.running_mean.double()) * norm.weight.double() / norm.running_var.double().sqrt()
+    ran = norm(x).double()
+    assert (ran - true).abs() > 1e-4 * true
+    for sign in (1.0, -1.0):
+        found = ad.certify(norm, x, ad.Positive([[sign]]), POINT, engine)
+        lower = (found.margins.double() - found.slack).item()
+        assert lower <= sign * true.item()
+        assert lower - found.run_error.double().item() <= sign * ran.item()
+
+
 @every_engine
 @pytest.mark.parametrize("divisor", [3, 7, 199, 1_000_003])
 def test_division_by_integers_in_float64(engine: ad.BoundEngine, divisor: int) -> None:

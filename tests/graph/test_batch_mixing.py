@@ -25,6 +25,7 @@ MIXING: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "flatten(0)": lambda m, x: m.fc(x.flatten(0).view(x.shape)),
     "reshape by width": lambda m, x: m.fc(x.reshape(x.shape[1], -1).reshape(x.shape)),
     "flip": lambda m, x: m.fc(x.flip(0)),
+    "roll of everything": lambda m, x: m.fc(x.roll(1, [])),
     "first example": lambda m, x: m.fc(x - x[0]),
     "other examples": lambda m, x: m.fc(x[torch.arange(x.shape[0]).roll(1)]),
     "every second example": lambda m, x: m.fc(x[::2]),

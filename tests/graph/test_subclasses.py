@@ -85,6 +85,53 @@ def test_subclasses_compute_what_their_forward_says(make: Callable[[], nn.Module
         assert output.contains(model(region.sample()), tolerance=1e-9).all()
 
 
+class CappedAttention(nn.MultiheadAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)[0].clamp(-0.01, 0.01), None
+
+
+def _encoder_layer(activation: Callable[[Tensor], Tensor], **parts: nn.Module) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, activation=activation)
+    for name, part in parts.items():
+        setattr(layer, name, part)
+    return layer.to(DOUBLE).eval()
+
+
+def _capped() -> nn.Module:
+    return nn.Hardtanh(-0.01, 0.01)
+
+
+class Widened(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).abs() + 1
+
+
+PARTS: dict[str, Callable[[], nn.Module]] = {
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), _capped),
+    "linear1": lambda: Widened(4, 6),
+}
+
+
+@pytest.mark.parametrize(("name", "make"), PARTS.items(), ids=PARTS.keys())
+def test_all_parts_of_an_encoder_layer_count(name: str, make: Callable[[], nn.Module]) -> None:
+    """PyTorch calls all of them, but for ReLU and GELU only while gradients are wanted: then there is no one function."""
+    x = batch(2, 3, 4)
+    model = _encoder_layer(F.silu, **{name: make()})
+    torch.testing.assert_close(build(ad.capture(model, x)).forward(x), model(x))
+    with pytest.raises(ad.AutodualError, match=f"its {name} is a .* two functions"):
+        ad.capture(_encoder_layer(F.relu, **{name: make()}), x)
+
+
+def test_attention_of_an_encoder_layer_is_what_it_computes() -> None:
+    x, hooked = batch(2, 3, 4), _encoder_layer(F.silu)
+    hooked.self_attn.register_forward_hook(lambda module, args, out: (out[0].clamp(-0.01, 0.01), None))
+    for model in (_encoder_layer(F.silu, self_attn=CappedAttention(4, 2, batch_first=True)), hooked):
+        with pytest.raises(ad.AutodualError, match="multi_head_attention_forward"):
+            ad.capture(model, x)
+    with pytest.raises(ad.AutodualError, match="its self_attn is a CappedAttention"):
+        ad.capture(_encoder_layer(F.relu, self_attn=CappedAttention(4, 2, batch_first=True)), x)
+
+
 class CappedCall(nn.Linear):
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         return super()._call_impl(*args, **kwargs).clamp(max=100)

@@ -21,6 +21,8 @@ from autodual.graph import Call, Operand, depends
 
 FOLDING = 8 * torch.finfo(torch.float64).eps
 """Relative error of constants that are folded in float64, in proportion to the terms that they are the sum of."""
+FAINT, LOST = torch.finfo(torch.float32).tiny, 2.0**-148
+"""A factor below FAINT that was folded may have lost this much in float32, which has only denormal numbers for it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ class DualScale(AffineDual):
 
     def _folding_error(self, grain: float, dtype: torch.dtype, x: Tensor) -> Tensor | None:
         if self.cancelling is not None:
-            return grain * self.cancelling.to(x)
+            assert isinstance(self.weight, Tensor)
+            found = grain * self.cancelling.to(x)
+            faint = torch.where(self.weight.abs() < FAINT, LOST, 0.0).to(x)
+            return found + x * faint if dtype == torch.float32 else found
         lost, tiny = self._lost(dtype), torch.finfo(x.dtype).tiny
         return None if lost == 0 else (x * (lost / tiny) * tiny).expand(len(x), *self.shape)  # lost is no normal number
 
@@ -301,8 +306,9 @@ def _scale(
 ) -> DualScale:
     """slope * x + shift with slope = weight / sqrt(variance + eps) and shift = bias - mean * slope.
 
-    With running statistics, both are folded in float64: a large mean makes the shift cancel. A training step, whose bounds are no
-    certificate, folds the statistics of its batch in their own dtype.
+    With running statistics, both are folded in float64: a large mean makes the shift cancel. PyTorch folds in the network's dtype, so
+    what a faint slope loses there, the mean multiplies. A training step, whose bounds are no certificate, folds the statistics of its
+    batch in their own dtype.
     """
     dtype = variance.dtype
     if call.clean is None:
@@ -316,6 +322,7 @@ def _scale(
         return folded
     with torch.no_grad():
         terms = (mean * slope).abs() if bias is None else bias.abs() + (mean * slope).abs()
+        terms = terms + torch.where(slope.abs() < FAINT, mean.abs() * (LOST / FOLDING), 0.0)
     return replace(folded, cancelling=terms.reshape(columns))
 
 

@@ -276,23 +276,46 @@ def _multihead_attention(
     return F.linear(joined, m.out_proj.weight, m.out_proj.bias), None
 
 
+_ENCODER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
+    "self_attn": (nn.MultiheadAttention,),
+    **dict.fromkeys(("linear1", "linear2"), (nn.Linear,)),
+    **dict.fromkeys(("norm1", "norm2"), (nn.LayerNorm,)),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), (nn.Dropout, nn.Identity)),
+}
+"""What the parts of a TransformerEncoderLayer are."""
+
+
+def _runs_as(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module computes what one of these classes does."""
+    return "forward" not in vars(module) and any(type(module).forward is kind.forward for kind in kinds)
+
+
 @rewrite(nn.TransformerEncoderLayer)
 def _encoder_layer(
     module: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Any:
-    """Attention and two linear layers, with their residual connections."""
+    """Attention and two linear layers, with their residual connections.
+
+    With ReLU and GELU, PyTorch may take a fast path, which reads the parameters of its parts and calls none of them.
+    """
     m = module
     if src_key_padding_mask is not None or m.training:
         raise ArgumentError(
             "TransformerEncoderLayer: has a dual layer in eval mode and without src_key_padding_mask; call model.eval(), and leave "
             "padding out"
         )
+    other = [name for name, kinds in _ENCODER_PARTS.items() if not _runs_as(getattr(m, name), kinds)]
+    if m.activation_relu_or_gelu and other:
+        raise ArgumentError(
+            f"TransformerEncoderLayer: its {other[0]} is a {type(getattr(m, other[0])).__name__}, which PyTorch calls in training and "
+            f"passes over without gradients, so that the layer is two functions; write the layer out in a module of your own"
+        )
 
     def attend(x: Any) -> Any:
-        return _multihead_attention(m.self_attn, x, x, x, attn_mask=src_mask)[0]
+        return m.dropout1(m.self_attn(x, x, x, attn_mask=src_mask, need_weights=False)[0])
 
     def feed(x: Any) -> Any:
-        return m.linear2(m.activation(m.linear1(x)))
+        return m.dropout2(m.linear2(m.dropout(m.activation(m.linear1(x)))))
 
     if m.norm_first:
         x = src + attend(m.norm1(src))

@@ -162,8 +162,8 @@ def differ_by_more_than_rounding(double: DualNetwork, single: DualNetwork) -> bo
 
 
 def _near(exact: Tensor, rounded: Tensor) -> Tensor:
-    tiny = torch.finfo(torch.float32).tiny
-    return (exact - rounded).abs() <= SINGLE * exact.abs() + tiny
+    """Relative to the constant, however small it is: what it multiplies may be as large as it is small."""
+    return (exact - rounded).abs() <= SINGLE * exact.abs()
 
 
 def _constants(double: DualNode, single: DualNode) -> dict[str, tuple[Tensor, Tensor]]:

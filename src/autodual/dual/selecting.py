@@ -28,7 +28,7 @@ def _moves(function: Callable[[Tensor], Tensor]) -> DualMonotone:
 @register(torch.roll, torch.Tensor.roll)
 def _roll(call: Call) -> DualMonotone:
     shifts, dims = call.argument(1, "shifts"), call.argument(2, "dims", None)
-    if dims is None or dims == ():
+    if dims is None or dims in ((), []):
         call.dimension(0)  # it would roll all entries of the batch
     places = [call.dimension(d) + 1 for d in (dims if isinstance(dims, list | tuple) else (dims,))]
     amounts = shifts if isinstance(shifts, list | tuple) else (shifts,)
