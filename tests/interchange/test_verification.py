@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import signal
+import threading
 import time
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.engines import Proof
-from autodual.interchange.verification import Clock, Outcome, Verification, competition_text, report, verify
+from autodual.interchange.verification import Clock, Outcome, Verification, _written, competition_text, report, verify
 
 
 def _property(text: str, folder: Path, inputs: int = 2, outputs: int = 2) -> ad.VnnLibProperty:
@@ -164,6 +166,83 @@ def test_in_real_numbers_and_as_run_are_told_apart(tmp_path: Path) -> None:
     assert tiny.outcome is Outcome.UNSAT
     assert not tiny.unsat_as_run
     assert report(tiny)["unsat_as_run"] is False
+
+
+def test_what_only_one_engine_proves_within_rounding_is_kept(tmp_path: Path) -> None:
+    """Float32 leaves the first disjunct open by its slack; the second, which the same engine cannot refute, must not hide that."""
+    network = Sum().eval()
+
+    class First(ad.IBP):
+        """Says nothing about conditions on Y_1."""
+
+        def prove(self, *args: Any) -> Proof:
+            found, rows = super().prove(*args), args[2].rows
+            return replace(found, lower=torch.where((rows[..., 1] != 0).T, -9.0, found.lower))
+
+    class Second(ad.IBP):
+        def prove(self, *args: Any) -> Proof:
+            found, rows = super().prove(*args), args[2].rows
+            return replace(found, lower=torch.where((rows[..., 0] != 0).T, -9.0, found.lower))
+
+    asked = _property(_box((0.0, 1.0), (0.0, 1.0)) + "(assert (or (<= Y_0 -1e-9) (<= Y_1 -1.1)))", tmp_path)
+    assert verify(network, (2,), asked, engines=[First()]).outcome is Outcome.UNKNOWN
+    assert verify(network, (2,), asked, engines=[First(), Second()]).outcome is Outcome.UNSAT
+
+
+POINT = "(assert (>= X_0 0.1)) (assert (<= X_0 0.1)) (assert (= (* 3 X_1) 1))"
+
+
+def test_a_counterexample_that_float64_does_not_hold(tmp_path: Path) -> None:
+    """The one allowed input is (1/10, 1/3); what is said is about that one, and not about the nearest numbers of float64."""
+    found = verify(Sum().eval(), (2,), _property(POINT + "(assert (<= Y_0 0.434))", tmp_path))
+    assert found.outcome is Outcome.SAT
+    assert found.counterexample is not None
+    assert found.counterexample.exact == {0: Fraction(1, 10), 1: Fraction(1, 3)}
+    assert competition_text(found).splitlines()[1:3] == ["((X_0 0.1)", "(X_1 (/ 1 3))"]
+    assert report(found)["counterexample"]["exact_inputs"] == {"X_0": "1/10", "X_1": "1/3"}
+    assert verify(Sum().eval(), (2,), _property(POINT + "(assert (<= Y_0 0.433))", tmp_path)).outcome is Outcome.UNSAT
+
+
+@pytest.mark.parametrize("limit", ["0.10000000000000000555", "0.100000000000000005", "0.1"])
+def test_the_nearest_number_is_not_the_point(limit: str, tmp_path: Path) -> None:
+    """The number of float64 that is nearest to 0.1 is larger, and satisfies what 0.1 does not."""
+    point = "(assert (>= X_0 0.1)) (assert (<= X_0 0.1))"
+    asked = _property(point + f"(assert (>= Y_0 {limit}))", tmp_path, 1, 1)
+    assert verify(nn.ReLU().eval(), (1,), asked).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("1/10", "0.1"), ("-1/8", "-0.125"), ("1/3", "(/ 1 3)"), ("-7/6", "(/ -7 6)"), ("12345678901234567/5", "2469135780246913.4")],
+)  # fmt: skip
+def test_numbers_are_written_as_they_are(value: str, text: str) -> None:
+    assert _written(Fraction(value)) == text
+
+
+def test_the_stronger_engines_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A property that the first engines leave open is tried by AlphaCrown, and decided by none of the cheaper ones."""
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1)).eval()
+    region = ad.Box(torch.full((1, 2), -1.0), torch.ones(1, 2))
+    best, alpha = (ad.bounds(network, region, e).output.lower.item() for e in (ad.Crown(), ad.AlphaCrown()))
+    limit = (best + 3 * alpha) / 4
+    assert best < limit < alpha
+    asked = _property(_box((-1.0, 1.0), (-1.0, 1.0)) + f"(assert (<= Y_0 {limit!r}))", tmp_path, 2, 1)
+    assert verify(network, (2,), asked, engines=[ad.IBP(), ad.Dual(), ad.Crown()]).outcome is Outcome.UNKNOWN
+    found = verify(network, (2,), asked)
+    assert found.outcome is Outcome.UNSAT
+    assert found.refutations[0][0] is not None
+    assert found.refutations[0][0].engine == "AlphaCrown()"
+
+
+def test_a_search_ends_in_time_where_no_alarm_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autodual.interchange.verification.QUICK", (10**9, 1))
+    asked = _property(_box((0.0, 1.0), (0.0, 1.0)) + "(assert (<= Y_0 -1))", tmp_path)
+    found: list[Verification] = []
+    thread = threading.Thread(target=lambda: found.append(verify(Sum().eval(), (2,), asked, [ad.IBP()], Clock(0.5))))
+    thread.start()
+    thread.join(60)
+    assert [f.outcome for f in found] == [Outcome.TIMEOUT]
 
 
 def test_several_boxes_are_all_refuted_or_one_is_broken(tmp_path: Path) -> None:
