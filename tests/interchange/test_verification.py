@@ -147,6 +147,16 @@ def test_exactly_zero_is_not_unsat(tmp_path: Path) -> None:
     assert _decide("(assert (<= Y_0 -1e-300))", tmp_path).outcome is not Outcome.UNSAT
 
 
+def test_a_bound_must_exceed_its_slack(tmp_path: Path) -> None:
+    class Loose(ad.IBP):
+        def prove(self, *args: Any) -> Proof:
+            found = super().prove(*args)
+            return replace(found, slack=torch.full_like(found.slack, 0.5))
+
+    assert _decide("(assert (<= Y_0 -0.4))", tmp_path, engines=[Loose()]).outcome is Outcome.UNKNOWN
+    assert _decide("(assert (<= Y_0 -0.6))", tmp_path, engines=[Loose()]).outcome is Outcome.UNSAT
+
+
 def test_in_real_numbers_and_as_run_are_told_apart(tmp_path: Path) -> None:
     """A margin that float64 proves, and that the rounding of float32 may undo."""
     torch.manual_seed(0)
@@ -321,6 +331,41 @@ def test_alarms_of_others_go_on(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
+
+
+def test_many_disjuncts_and_boxes_of_many_sizes(tmp_path: Path) -> None:
+    many = " ".join(f"(and (<= Y_0 {-i - 1}) (<= Y_1 5))" for i in range(500))
+    started = time.process_time()
+    assert _decide(f"(assert (or {many}))", tmp_path).outcome is Outcome.UNSAT
+    assert time.process_time() - started < 20
+    boxes = " ".join(
+        f"(and (>= X_0 {i}) (<= X_0 {i + 1}) (or {' '.join(f'(<= Y_0 {-k - 1})' for k in range(i + 1))}))"
+        for i in range(12)
+    )
+    head = f"(assert (>= X_1 0)) (assert (<= X_1 1)) (assert (or {boxes}))"
+    found = verify(Sum().eval(), (2,), _property(head, tmp_path))
+    assert found.outcome is Outcome.UNSAT
+    assert [len(case) for case in found.refutations] == list(range(1, 13))
+    assert all(
+        r is not None and abs(r.margin - (c + k + 1)) < 1e-4
+        for c, case in enumerate(found.refutations)
+        for k, r in enumerate(case)
+    )
+    far = boxes.replace("(or ", "(or (>= Y_0 12.5) ")
+    broken = verify(
+        Sum().eval(), (2,), _property(f"(assert (>= X_1 0)) (assert (<= X_1 1)) (assert (or {far}))", tmp_path)
+    )
+    assert broken.outcome is Outcome.SAT
+    assert broken.counterexample is not None
+    assert broken.counterexample.inputs[0] >= 11
+
+
+def test_numbers_beyond_the_network(tmp_path: Path) -> None:
+    asked = _property(_box((-1e300, 1e300), (0.0, 1.0)) + "(assert (<= Y_0 -1))", tmp_path)
+    with pytest.raises(
+        ad.ArgumentError, match=r"allows X_0 between -1e\+300 and 1e\+300, but the network computes in torch.float32"
+    ):
+        verify(Sum().eval(), (2,), asked)
 
 
 def test_other_numbers_of_inputs_or_outputs(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ BAD = {
     "other names": ("(declare-const Z_0 Real)", "declares 'Z_0'"),
     "no outputs": ("(declare-const X_0 Real)(assert (<= X_0 1))(assert (>= X_0 0))", "declares no output Y_0"),
     "strict": (HEAD + BOX + "(assert (< Y_0 Y_1))", "'<' is strict"),
+    "three terms": (HEAD + BOX + "(assert (<= 0 Y_0 1))", "'<=' compares two terms here, but is given 3"),
     "not": (HEAD + BOX + "(assert (not (<= Y_0 Y_1)))", "'not' is no condition"),
     "product": (HEAD + BOX + "(assert (<= (* Y_0 Y_1) 1))", "a product of two variables"),
     "division": (HEAD + BOX + "(assert (<= (/ Y_0 2) 1))", "'/' is no operation"),
@@ -200,6 +201,12 @@ def test_other_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_a_mark_of_byte_order_and_lines_of_windows(tmp_path: Path) -> None:
+    path = tmp_path / "property.vnnlib"
+    path.write_bytes(b"\xef\xbb\xbf" + (HEAD + BOX + "(assert (<= Y_0 Y_1))").replace("\n", "\r\n").encode())
+    assert ad.load_vnnlib(path).cases[0].disjuncts[0].rows.tolist() == [[1.0, -1.0]]
 
 
 def test_the_line_is_named(tmp_path: Path) -> None:

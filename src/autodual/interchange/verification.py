@@ -228,6 +228,15 @@ class _Work:
         return Outcome.UNKNOWN, None
 
     def _prepared(self) -> Prepared:
+        largest = torch.finfo(self.like.dtype).max
+        for case in self.asked.cases:
+            beyond = (torch.maximum(case.lower.abs(), case.upper.abs()) > largest).nonzero().flatten().tolist()
+            if beyond:
+                low, high = (f"{end[beyond[0]]:g}" for end in (case.lower, case.upper))
+                raise ArgumentError(
+                    f"the property allows X_{beyond[0]} between {low} and {high}, but the network computes in {self.like.dtype} and "
+                    f"cannot go beyond {largest:g}; give that input narrower bounds"
+                )
         region = self._box(self.asked.cases[:1])
         prepared = prepare(self.model, region.centre, region)
         outputs = math.prod(prepared.graph.output_shape)
@@ -244,15 +253,16 @@ class _Work:
         return {c: disjuncts for c, disjuncts in found.items() if disjuncts}
 
     def _groups(self, some: Open) -> Iterator[Open]:
-        """Cases with equally many disjuncts, which are asked about together."""
-        for count in sorted(set(map(len, some.values()))):
+        """Cases that are asked about together: none has more than twice as many disjuncts as another."""
+        sizes = {c: len(disjuncts).bit_length() for c, disjuncts in some.items()}
+        for size in sorted(set(sizes.values())):
             self.clock.check()
-            yield {c: disjuncts for c, disjuncts in some.items() if len(disjuncts) == count}
+            yield {c: disjuncts for c, disjuncts in some.items() if sizes[c] == size}
 
     def _disjuncts(self, group: Open) -> Iterator[list[Conjunction]]:
-        """The first disjunct of every case, then the second of every one, and so on."""
-        for places in zip(*group.values(), strict=True):
-            yield [self.asked.cases[c].disjuncts[d] for c, d in zip(group, places, strict=True)]
+        """The first disjunct of every case, then the second of every one, and so on; a case with fewer repeats its last."""
+        for number in range(max(map(len, group.values()))):
+            yield [self.asked.cases[c].disjuncts[own[min(number, len(own) - 1)]] for c, own in group.items()]
 
     # Proofs.
 
@@ -288,7 +298,7 @@ class _Work:
             holds, as_run = exceeds(margin, slack), exceeds(margin, slack, run_error)
             columns = (t.tolist() for t in (margin, slack, run_error, holds, as_run))
             for case, values in zip(group, zip(*columns, strict=True), strict=True):
-                d = group[case][number]
+                d = group[case][min(number, len(group[case]) - 1)]
                 self.refutations[case][d] = _better(self.refutations[case][d], Refutation(repr(engine), *values))
 
     def _box(self, cases: Sequence[Case]) -> Box:
@@ -305,9 +315,11 @@ class _Work:
     def _search(self, prepared: Prepared, steps: int, starts: int) -> Counterexample | None:
         for group in self._groups(self._open()):
             box = self._inner_box([self.asked.cases[c] for c in group])
+            asked = list(self._disjuncts(group))
+            most = max(len(d.rows) for disjuncts in asked for d in disjuncts)
             parts = [
-                _excluded([list(zip(d.rows, d.inner_limits, strict=True)) for d in disjuncts])
-                for disjuncts in self._disjuncts(group)
+                _excluded([list(zip(d.rows, d.inner_limits, strict=True)) for d in disjuncts], most)
+                for disjuncts in asked
             ]
             try:
                 with watched(Effort(self.clock.left)):
@@ -362,9 +374,12 @@ Condition: TypeAlias = tuple[Tensor, Tensor]
 """A row [outputs] and its limit: row @ y <= limit."""
 
 
-def _excluded(conjunctions: Sequence[list[Condition]]) -> Positive:
-    """What must hold if no output satisfies all conditions of its example's conjunction; short ones repeat their first condition."""
-    most = max(map(len, conjunctions))
+def _excluded(conjunctions: Sequence[list[Condition]], least: int = 0) -> Positive:
+    """What must hold if no output satisfies all conditions of its example's conjunction; short ones repeat their first condition.
+
+    least: the number of rows that are wanted at least.
+    """
+    most = max(least, *map(len, conjunctions))
     full = [found + found[:1] * (most - len(found)) for found in conjunctions]
     rows, limits = (torch.stack([torch.stack([c[k] for c in found]) for found in full]) for k in (0, 1))
     return Positive(rows, -limits, needed=1)

@@ -107,7 +107,7 @@ def _text(place: Path) -> str:
     if content[:2] == b"\x1f\x8b":
         content = _unpacked(place, content)
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ArgumentError(f"{place}: is not a VNN-LIB file: it is no text") from None
     if not text.strip():
@@ -265,6 +265,10 @@ class _Reading:
             case ["=", left, right]:
                 difference = self._term(left).plus(self._term(right), Fraction(-1))
                 return [[difference, difference.times(Fraction(-1))]]
+            case [("<=" | ">=" | "=") as word, *terms]:
+                self._refuse(
+                    f"{word!r} compares two terms here, but is given {len(terms)}; write one condition for each pair"
+                )
             case [("<" | ">") as word, *_]:
                 self._refuse(f"{word!r} is strict, which is not supported; write {word}=")
             case [str(word), *_]:
