@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -86,6 +87,11 @@ class AtLeast:
         ways = (parts.isfinite().sum(1, keepdim=True) - count + 1).clamp(min=1)
         place = parts.argsort(1).argsort(1) - rank % ways
         chosen, found = (place >= 0) & (place < count), torch.zeros_like(rows, dtype=torch.bool)
+        if self._alike is not None:
+            rule, numbers = self._alike
+            inner = rule.failing(rows[:, numbers].flatten(0, 1), 0).reshape(len(rows), *numbers.shape)
+            found[:, numbers.flatten()] = (chosen.unsqueeze(2) & inner).flatten(1)
+            return found
         for number, part in enumerate(self.parts):
             which = chosen[:, number]
             if isinstance(part, int):
@@ -98,7 +104,20 @@ class AtLeast:
         """What is known about each part, [N, parts]."""
         if self.parts == tuple(range(rows.shape[1])):
             return rows
+        if self._alike is not None:
+            rule, numbers = self._alike
+            return found(rule, rows[:, numbers].flatten(0, 1)).reshape(len(rows), -1)
         return torch.stack([rows[:, p] if isinstance(p, int) else found(p, rows) for p in self.parts], dim=1)
+
+    @cached_property
+    def _alike(self) -> tuple[AtLeast, Tensor] | None:
+        """If all parts are one rule about equally many rows each: that rule, and the numbers of the rows [parts, rows]."""
+        kinds = {(p.needed, len(p.parts)) if isinstance(p, AtLeast) else None for p in self.parts}
+        rows = [p.parts for p in self.parts if isinstance(p, AtLeast)]
+        if len(kinds) > 1 or None in kinds or any(isinstance(row, AtLeast) for part in rows for row in part):
+            return None
+        needed, count = next(kind for kind in kinds if kind is not None)
+        return AtLeast(needed, tuple(range(count))), torch.tensor(rows)
 
     def beyond(self, rows: int) -> AtLeast:
         """The rule for rows that come after so many others."""

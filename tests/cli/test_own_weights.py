@@ -15,7 +15,7 @@ from autodual._errors import ArgumentError
 from autodual.certificates import certify
 from autodual.data import named_function
 from autodual.digits import load_digits, load_digits_network
-from autodual.runs.checkpoint import read_tensors
+from autodual.runs.checkpoint import load_model, read_tensors
 from autodual.sets import LinfBall
 
 Call = Callable[..., tuple[int, str, str]]
@@ -101,6 +101,25 @@ def test_no_other_pickle_is_opened(call: Call, tmp_path: Path) -> None:
     torch.save([torch.ones(1)], whole)
     with pytest.raises(ArgumentError, match="holds a list, not a state dictionary"):
         read_tensors(whole)
+
+
+def test_weights_that_do_not_fit_say_how(tmp_path: Path) -> None:
+    file, model = tmp_path / "w.pt", torch.nn.Sequential(torch.nn.Linear(2, 3))
+    state = model.state_dict()
+    for change, message in (
+        ({"0.weight": torch.zeros(4, 2)}, r"0.weight does not fit: the file has \[4, 2\], the model \[3, 2\]"),
+        ({"more": torch.zeros(1)}, r"more does not fit: the file has \[1\], the model none of that name"),
+        (
+            {"0.weight": state["0.weight"].to_sparse()},
+            "0.weight is a sparse or quantised tensor; save it as an ordinary one",
+        ),
+    ):
+        torch.save(state | change, file)
+        with pytest.raises(ArgumentError, match=message):
+            load_model(file, model)
+    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, file)
+    with pytest.raises(ArgumentError, match="Names in the file begin with 'module.'; save the state_dict"):
+        load_model(file, model)
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,49 @@ def test_whole_numbers_as_labels_keep_their_order(tmp_path: Path) -> None:
     assert train.classes == ("-1", "2", "10")
 
 
+@pytest.mark.parametrize("odd", ["+-1", "9" * 5000, "9007199254740993", "a\x85b", "inf"])
+def test_labels_that_are_nearly_numbers(odd: str, tmp_path: Path) -> None:
+    rows = "".join(f"{i},{label}\n" for i, label in enumerate([odd, "9007199254740992", odd, "9007199254740992"]))
+    train, _ = ad.load_table(written(tmp_path, rows), 2)
+    assert set(train.classes) == {odd, "9007199254740992"}
+
+
+def test_a_feature_that_float32_blurs(tmp_path: Path) -> None:
+    """Numbers of customers, for example: all of them would be one number."""
+    rows = "".join(f"{1234567890 + i},{i},{'ab'[i % 2]}\n" for i in range(20))
+    with pytest.raises(
+        ad.ArgumentError, match="feature 'number' lies between 1234567890 and 1234567909, which float32"
+    ):
+        ad.load_table(written(tmp_path, "number,age,kind\n" + rows), "kind")
+    with pytest.raises(ad.ArgumentError, match="feature 1 lies between 100000000 and 100000001"):
+        ad.ArrayData(np.array([[0, 100000000], [5, 100000001]]), np.array([0, 1]))
+    constant = ad.ArrayData(np.array([[0, 100000001], [5, 100000001]]), np.array([0, 1]))
+    assert constant.values[:, 1].tolist() == [100000000.0, 100000000.0]
+
+
 BAD = {
     "text in a number column": (HEADED.replace("4e1", "tall"), "kind", "line 3, column 'height': 'tall' is no number"),
     "a missing value": (HEADED.replace("4e1", ""), "kind", "line 3, column 'height': the value is missing"),
     "NaN": (HEADED.replace("4e1", "NaN"), "kind", r"line 3, column 'height': the value is missing \('NaN'\)"),
+    "a number as only Python writes it": (HEADED.replace("4e1", "4_1"), "kind", "column 'height': '4_1' is no number"),
+    "a decimal comma": (
+        HEADED.replace(",", ";").replace("4e1", "4,1"),
+        "kind",
+        "'4,1' has a comma, but numbers need a decimal point",
+    ),
+    "a decimal comma and no header": ("1,5;cat\n2,5;dog\n3,5;cat\n4,5;dog\n", "2", "'2,5' has a comma"),
+    "thousands": (HEADED.replace("4e1", '"4,000"'), "kind", "without separators of thousands"),
+    "one label in two ways": (HEADED.replace("cat", "1").replace("dog", "1.0"), "kind", "'1' and '1.0' are one number"),
+    "numbers as names of columns": (
+        "2019,2020,kind\n1,2,cat\n3,4,dog\n5,6,cat\n7,8,dog\n",
+        "-1",
+        "line 1 may hold the names of the columns, or the only row",
+    ),
+    "another break of lines inside a row": (
+        HEADED + "1,2,cat\x0b3,4,dog\n",
+        "kind",
+        "line 6 has 5 values, but line 1 has 3",
+    ),
     "infinity": (HEADED.replace("4e1", "inf"), "kind", "line 3, column 'height': inf is too large"),
     "beyond float32": (HEADED.replace("4e1", "1e39"), "kind", "line 3, column 'height': 1e39 is too large"),
     "no such label column": (
@@ -183,6 +222,7 @@ ARRAYS = {
     "a negative label": (np.zeros((2, 2)), [0, -1], {}, "label -1 is negative"),
     "fractions as labels": (np.zeros((2, 2)), torch.tensor([0.0, 1.0]), {}, "labels must be integers"),
     "infinity": (np.array([[1.0, np.inf], [0, 0]]), [0, 1], {"features": ("a", "b")}, "example 0 has inf as feature b"),
+    "masked": (np.ma.array(np.zeros((2, 2)), mask=[[0, 1], [0, 0]]), [0, 1], {}, "1 entries are masked"),
     "too large": (np.array([[1e300, 1], [0, 0]]), [0, 1], {}, "beyond 3e38"),
     "names for others": (np.zeros((2, 2)), [0, 1], {"features": ("a",)}, "1 features are named"),
     "a label without a class": (np.zeros((2, 2)), [0, 2], {"classes": ("a", "b")}, "label 2 of example 1 is outside 0..1"),
@@ -196,7 +236,7 @@ def test_bad_arrays(values: np.ndarray, labels: Any, options: dict[str, Any], me
 
 
 def test_arrays_of_any_type_become_float32() -> None:
-    for kind in (np.float64, np.float32, ">f8", np.int64, np.uint16, bool):
+    for kind in (np.float64, np.float32, np.longdouble, ">f8", np.int64, np.uint16, bool):
         data = ad.ArrayData(np.array([[0, 1], [1, 0]], dtype=kind), np.array([0, 1]))
         assert data.values.dtype == torch.float32
         assert data.values.tolist() == [[0, 1], [1, 0]]

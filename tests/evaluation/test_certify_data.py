@@ -33,11 +33,20 @@ def same(found: ad.DataCertificate, expected: ad.Certificate = EXPECTED, count: 
     assert found.verdicts == expected.verdicts[:count]
 
 
+def _read_only(values: Tensor) -> np.ndarray:
+    array = values.numpy().copy()
+    array.setflags(write=False)
+    return array
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "tensors": lambda: (IMAGES, LABELS),
     "a list": lambda: [IMAGES, LABELS],
     "arrays": lambda: (IMAGES.numpy(), LABELS.numpy()),
     "arrays of doubles": lambda: (IMAGES.double().numpy(), LABELS.numpy().astype(np.int32)),
+    "arrays of long doubles": lambda: (IMAGES.numpy().astype(np.longdouble), LABELS.tolist()),
+    "arrays that are read-only": lambda: (_read_only(IMAGES), _read_only(LABELS)),
+    "half of a float": lambda: (IMAGES.bfloat16(), LABELS),
     "a specification": lambda: (IMAGES, ad.Label(LABELS)),
     "a loader": lambda: DataLoader(TensorDataset(IMAGES, LABELS), batch_size=7),
     "a data set": lambda: TensorDataset(IMAGES, LABELS),
@@ -233,6 +242,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "labels for others": ((IMAGES, LABELS[:5]), {}, r"labels have shape \(5,\), but there are 60 inputs"),
     "labels with fractions": ((IMAGES, LABELS.float()), {}, "labels are float32, but must be integers"),
     "bytes": (((IMAGES * 255).byte().numpy(), LABELS), {}, "inputs hold uint8, but networks take floats"),
+    "labels of several lengths": ((IMAGES, [[0], [1, 2]] * 30), {}, "labels: lists inside are not of one length"),
+    "a masked label": ((IMAGES, np.ma.array(LABELS.numpy(), mask=[1] + [0] * 59)), {}, "labels: 1 entries are masked"),
+    "masked pixels": ((np.ma.masked_less(IMAGES.numpy(), 0.5), LABELS), {}, "entries are masked"),
     "inputs alone": (IMAGES, {}, "got Tensor alone"),
     "a number": (3, {}, "data must be .* got int"),
     "words": ("digits", {}, "got str alone"),

@@ -156,6 +156,7 @@ CASES = [
     Case("Clip by inputs", IMAGE, lambda g: g("Clip", "x", g.constant(-0.1), g.constant(0.3))),
     Case("Clip below", IMAGE, lambda g: g("Clip", "x", g.constant(-0.1))),
     Case("Clip above", IMAGE, lambda g: g("Clip", "x", "", g.constant(0.3))),
+    Case("Clip by tensors", IMAGE, lambda g: g("Clip", "x", g.constant([-0.1]), g.constant([0.3]))),
     Case("PRelu one", IMAGE, lambda g: g("PRelu", "x", g.constant([0.3]))),
     Case("PRelu channels", IMAGE, lambda g: g("PRelu", "x", g.weights(4, 1, 1))),
     Case("Dropout", VECTOR, lambda g: g("Dropout", "x")),

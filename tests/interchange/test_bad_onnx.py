@@ -186,6 +186,10 @@ def _unknown(
         ),
         (lambda g: g("ReduceL2", "x"), "ReduceL2 (node 0, 'ReduceL20'): this operator is unknown"),
         (lambda g: g("Slice", "x", g.ints(2), g.ints(2), g.ints(1)), "it selects nothing"),
+        (
+            lambda g: g("Cast", g("Mul", g("Cast", "x", to=11), g.constant(0.1, np.float64)), to=1),
+            "Mul (node 1, 'Mul1'): a constant holds numbers of torch.float64 that are none of torch.float32",
+        ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
@@ -254,7 +258,28 @@ def test_a_module_that_computes_something_else_is_refused(tmp_path: Path, monkey
 def test_old_softmax_on_which_the_reference_disagrees_with_its_definition(tmp_path: Path) -> None:
     """Before opset 13, softmax is over all dimensions from the axis on; the reference takes one. The file is refused."""
     graph = Graph((1, 4, 6), 11)
-    assert "differs from the file's" in _refusal(graph.save(tmp_path / "s.onnx", graph("Softmax", "x", axis=1)))
+    said = _refusal(graph.save(tmp_path / "s.onnx", graph("Relu", graph("Softmax", graph("Relu", "x"), axis=1))))
+    assert "differs from the file's" in said
+    assert "The first node that differs is Softmax (node 1, 'Softmax1')" in said
+
+
+def test_pooling_on_whose_size_the_reference_disagrees_names_its_node(tmp_path: Path) -> None:
+    graph = Graph((1, 4, 7, 7))
+    pooled = graph("MaxPool", "x", kernel_shape=[3, 2], auto_pad="SAME_LOWER", strides=[2, 2])
+    said = _refusal(graph.save(tmp_path / "p.onnx", pooled))
+    assert "the module makes [64] numbers, but the file [36]" in said
+    assert "The first node that differs is MaxPool (node 0, 'MaxPool0')" in said
+
+
+def test_a_cast_that_rounds_in_a_file_of_double_numbers(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["h"], to=1), helper.make_node("Cast", ["h"], ["y"], to=11)]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.DOUBLE, [1, 3])] for name in "xy"]
+    model = helper.make_model(helper.make_graph(nodes, "g", *ends), opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.save(model, str(tmp_path / "d.onnx"))
+    assert "only casts to DOUBLE are supported in this file" in _refusal(
+        tmp_path / "d.onnx", ad.UnsupportedOperationError
+    )
 
 
 def test_a_file_that_mixes_the_examples_of_a_batch(tmp_path: Path) -> None:

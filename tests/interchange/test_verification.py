@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import signal
+import threading
 import time
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.engines import Proof
-from autodual.interchange.verification import Clock, Outcome, Verification, competition_text, report, verify
+from autodual.interchange.verification import Clock, Outcome, Verification, _written, competition_text, report, verify
 
 
 def _property(text: str, folder: Path, inputs: int = 2, outputs: int = 2) -> ad.VnnLibProperty:
@@ -145,6 +147,16 @@ def test_exactly_zero_is_not_unsat(tmp_path: Path) -> None:
     assert _decide("(assert (<= Y_0 -1e-300))", tmp_path).outcome is not Outcome.UNSAT
 
 
+def test_a_bound_must_exceed_its_slack(tmp_path: Path) -> None:
+    class Loose(ad.IBP):
+        def prove(self, *args: Any) -> Proof:
+            found = super().prove(*args)
+            return replace(found, slack=torch.full_like(found.slack, 0.5))
+
+    assert _decide("(assert (<= Y_0 -0.4))", tmp_path, engines=[Loose()]).outcome is Outcome.UNKNOWN
+    assert _decide("(assert (<= Y_0 -0.6))", tmp_path, engines=[Loose()]).outcome is Outcome.UNSAT
+
+
 def test_in_real_numbers_and_as_run_are_told_apart(tmp_path: Path) -> None:
     """A margin that float64 proves, and that the rounding of float32 may undo."""
     torch.manual_seed(0)
@@ -164,6 +176,83 @@ def test_in_real_numbers_and_as_run_are_told_apart(tmp_path: Path) -> None:
     assert tiny.outcome is Outcome.UNSAT
     assert not tiny.unsat_as_run
     assert report(tiny)["unsat_as_run"] is False
+
+
+def test_what_only_one_engine_proves_within_rounding_is_kept(tmp_path: Path) -> None:
+    """Float32 leaves the first disjunct open by its slack; the second, which the same engine cannot refute, must not hide that."""
+    network = Sum().eval()
+
+    class First(ad.IBP):
+        """Says nothing about conditions on Y_1."""
+
+        def prove(self, *args: Any) -> Proof:
+            found, rows = super().prove(*args), args[2].rows
+            return replace(found, lower=torch.where((rows[..., 1] != 0).T, -9.0, found.lower))
+
+    class Second(ad.IBP):
+        def prove(self, *args: Any) -> Proof:
+            found, rows = super().prove(*args), args[2].rows
+            return replace(found, lower=torch.where((rows[..., 0] != 0).T, -9.0, found.lower))
+
+    asked = _property(_box((0.0, 1.0), (0.0, 1.0)) + "(assert (or (<= Y_0 -1e-9) (<= Y_1 -1.1)))", tmp_path)
+    assert verify(network, (2,), asked, engines=[First()]).outcome is Outcome.UNKNOWN
+    assert verify(network, (2,), asked, engines=[First(), Second()]).outcome is Outcome.UNSAT
+
+
+POINT = "(assert (>= X_0 0.1)) (assert (<= X_0 0.1)) (assert (= (* 3 X_1) 1))"
+
+
+def test_a_counterexample_that_float64_does_not_hold(tmp_path: Path) -> None:
+    """The one allowed input is (1/10, 1/3); what is said is about that one, and not about the nearest numbers of float64."""
+    found = verify(Sum().eval(), (2,), _property(POINT + "(assert (<= Y_0 0.434))", tmp_path))
+    assert found.outcome is Outcome.SAT
+    assert found.counterexample is not None
+    assert found.counterexample.exact == {0: Fraction(1, 10), 1: Fraction(1, 3)}
+    assert competition_text(found).splitlines()[1:3] == ["((X_0 0.1)", "(X_1 (/ 1 3))"]
+    assert report(found)["counterexample"]["exact_inputs"] == {"X_0": "1/10", "X_1": "1/3"}
+    assert verify(Sum().eval(), (2,), _property(POINT + "(assert (<= Y_0 0.433))", tmp_path)).outcome is Outcome.UNSAT
+
+
+@pytest.mark.parametrize("limit", ["0.10000000000000000555", "0.100000000000000005", "0.1"])
+def test_the_nearest_number_is_not_the_point(limit: str, tmp_path: Path) -> None:
+    """The number of float64 that is nearest to 0.1 is larger, and satisfies what 0.1 does not."""
+    point = "(assert (>= X_0 0.1)) (assert (<= X_0 0.1))"
+    asked = _property(point + f"(assert (>= Y_0 {limit}))", tmp_path, 1, 1)
+    assert verify(nn.ReLU().eval(), (1,), asked).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("1/10", "0.1"), ("-1/8", "-0.125"), ("1/3", "(/ 1 3)"), ("-7/6", "(/ -7 6)"), ("12345678901234567/5", "2469135780246913.4")],
+)  # fmt: skip
+def test_numbers_are_written_as_they_are(value: str, text: str) -> None:
+    assert _written(Fraction(value)) == text
+
+
+def test_the_stronger_engines_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A property that the first engines leave open is tried by AlphaCrown, and decided by none of the cheaper ones."""
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1)).eval()
+    region = ad.Box(torch.full((1, 2), -1.0), torch.ones(1, 2))
+    best, alpha = (ad.bounds(network, region, e).output.lower.item() for e in (ad.Crown(), ad.AlphaCrown()))
+    limit = (best + 3 * alpha) / 4
+    assert best < limit < alpha
+    asked = _property(_box((-1.0, 1.0), (-1.0, 1.0)) + f"(assert (<= Y_0 {limit!r}))", tmp_path, 2, 1)
+    assert verify(network, (2,), asked, engines=[ad.IBP(), ad.Dual(), ad.Crown()]).outcome is Outcome.UNKNOWN
+    found = verify(network, (2,), asked)
+    assert found.outcome is Outcome.UNSAT
+    assert found.refutations[0][0] is not None
+    assert found.refutations[0][0].engine == "AlphaCrown()"
+
+
+def test_a_search_ends_in_time_where_no_alarm_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autodual.interchange.verification.QUICK", (10**9, 1))
+    asked = _property(_box((0.0, 1.0), (0.0, 1.0)) + "(assert (<= Y_0 -1))", tmp_path)
+    found: list[Verification] = []
+    thread = threading.Thread(target=lambda: found.append(verify(Sum().eval(), (2,), asked, [ad.IBP()], Clock(0.5))))
+    thread.start()
+    thread.join(60)
+    assert [f.outcome for f in found] == [Outcome.TIMEOUT]
 
 
 def test_several_boxes_are_all_refuted_or_one_is_broken(tmp_path: Path) -> None:
@@ -242,6 +331,41 @@ def test_alarms_of_others_go_on(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
+
+
+def test_many_disjuncts_and_boxes_of_many_sizes(tmp_path: Path) -> None:
+    many = " ".join(f"(and (<= Y_0 {-i - 1}) (<= Y_1 5))" for i in range(500))
+    started = time.process_time()
+    assert _decide(f"(assert (or {many}))", tmp_path).outcome is Outcome.UNSAT
+    assert time.process_time() - started < 20
+    boxes = " ".join(
+        f"(and (>= X_0 {i}) (<= X_0 {i + 1}) (or {' '.join(f'(<= Y_0 {-k - 1})' for k in range(i + 1))}))"
+        for i in range(12)
+    )
+    head = f"(assert (>= X_1 0)) (assert (<= X_1 1)) (assert (or {boxes}))"
+    found = verify(Sum().eval(), (2,), _property(head, tmp_path))
+    assert found.outcome is Outcome.UNSAT
+    assert [len(case) for case in found.refutations] == list(range(1, 13))
+    assert all(
+        r is not None and abs(r.margin - (c + k + 1)) < 1e-4
+        for c, case in enumerate(found.refutations)
+        for k, r in enumerate(case)
+    )
+    far = boxes.replace("(or ", "(or (>= Y_0 12.5) ")
+    broken = verify(
+        Sum().eval(), (2,), _property(f"(assert (>= X_1 0)) (assert (<= X_1 1)) (assert (or {far}))", tmp_path)
+    )
+    assert broken.outcome is Outcome.SAT
+    assert broken.counterexample is not None
+    assert broken.counterexample.inputs[0] >= 11
+
+
+def test_numbers_beyond_the_network(tmp_path: Path) -> None:
+    asked = _property(_box((-1e300, 1e300), (0.0, 1.0)) + "(assert (<= Y_0 -1))", tmp_path)
+    with pytest.raises(
+        ad.ArgumentError, match=r"allows X_0 between -1e\+300 and 1e\+300, but the network computes in torch.float32"
+    ):
+        verify(Sum().eval(), (2,), asked)
 
 
 def test_other_numbers_of_inputs_or_outputs(tmp_path: Path) -> None:

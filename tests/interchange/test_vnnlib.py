@@ -94,6 +94,7 @@ def test_a_point_that_float64_does_not_hold(tmp_path: Path) -> None:
     found = _load(f"{head}(assert (>= X_0 0.1)) (assert (<= X_0 0.1)) (assert (<= Y_0 0))", tmp_path).cases[0]
     assert found.lower < found.upper
     assert found.inner_lower == found.inner_upper == torch.tensor(0.1, dtype=torch.float64)
+    assert found.exact == {0: Fraction(1, 10)}
 
 
 def test_coefficients_are_exact(tmp_path: Path) -> None:
@@ -172,6 +173,7 @@ BAD = {
     "other names": ("(declare-const Z_0 Real)", "declares 'Z_0'"),
     "no outputs": ("(declare-const X_0 Real)(assert (<= X_0 1))(assert (>= X_0 0))", "declares no output Y_0"),
     "strict": (HEAD + BOX + "(assert (< Y_0 Y_1))", "'<' is strict"),
+    "three terms": (HEAD + BOX + "(assert (<= 0 Y_0 1))", "'<=' compares two terms here, but is given 3"),
     "not": (HEAD + BOX + "(assert (not (<= Y_0 Y_1)))", "'not' is no condition"),
     "product": (HEAD + BOX + "(assert (<= (* Y_0 Y_1) 1))", "a product of two variables"),
     "division": (HEAD + BOX + "(assert (<= (/ Y_0 2) 1))", "'/' is no operation"),
@@ -201,6 +203,12 @@ def test_other_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     assert len(str(caught.value)) < 400
 
 
+def test_a_mark_of_byte_order_and_lines_of_windows(tmp_path: Path) -> None:
+    path = tmp_path / "property.vnnlib"
+    path.write_bytes(b"\xef\xbb\xbf" + (HEAD + BOX + "(assert (<= Y_0 Y_1))").replace("\n", "\r\n").encode())
+    assert ad.load_vnnlib(path).cases[0].disjuncts[0].rows.tolist() == [[1.0, -1.0]]
+
+
 def test_the_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(ad.ArgumentError, match=r"property\.vnnlib, line 6: "):
         _load(HEAD + BOX + "(assert (<= Y_0 Y_9))", tmp_path)
@@ -215,6 +223,21 @@ def test_gigabytes_behind_a_small_file(tmp_path: Path, monkeypatch: pytest.Monke
     plain.write_bytes(b" " * 1_000_001)
     with pytest.raises(ad.ArgumentError, match="is larger than 1,000,000 bytes"):
         ad.load_vnnlib(plain)
+
+
+def test_all_members_of_a_packed_file_are_read(tmp_path: Path) -> None:
+    """As gunzip does: what is left out would be a condition that nobody asked for."""
+    path = tmp_path / "p.vnnlib.gz"
+    first, second = (gzip.compress(text.encode()) for text in (HEAD + BOX, "(assert (<= Y_0 Y_1))"))
+    for padding in (b"", bytes(512)):
+        path.write_bytes(first + second + padding)
+        assert ad.load_vnnlib(path).cases[0].disjuncts[0].rows.tolist() == [[1.0, -1.0]]
+    path.write_bytes(first + second[:-9])
+    with pytest.raises(ad.ArgumentError, match="was cut short"):
+        ad.load_vnnlib(path)
+    path.write_bytes(first + b"(assert (<= Y_0 Y_1))")
+    with pytest.raises(ad.ArgumentError, match="cannot be unpacked"):
+        ad.load_vnnlib(path)
 
 
 def test_packed_and_cut_short_or_no_text_at_all(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import full_precision
-from autodual.engines.effort import Budget
+from autodual.engines.effort import Budget, current
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.prepare import check_asked, check_evaluation_mode, check_placement, prepare
 from autodual.graph import Network
@@ -238,7 +238,7 @@ class _Search:
             broken[mine[self._broken(merits, mine)]] = True
             return broken[mine]
 
-        found, merits = descend(objective, region, points, self.steps, finished)
+        found, merits = descend(objective, region, points, self.steps, finished, _check_time)
         for number in ranks.unique().tolist():  # one start at a time: then every example comes once
             which = ranks == number
             mine, its = examples[which], merits[which]
@@ -281,6 +281,13 @@ class _Search:
             ranked = output.topk(3, 1).values
             return value / (ranked[:, 0] - ranked[:, 2]).clamp(min=torch.finfo(output.dtype).tiny)
         return value
+
+
+def _check_time(part: float) -> None:
+    """Ends the search if it is part of a work whose time is up."""
+    effort = current()
+    if effort is not None:
+        effort.check()
 
 
 def _confirm(model: nn.Module | Network, points: Tensor, margins: Tensor, question: Question) -> Tensor:

@@ -15,7 +15,18 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, values_at_hand
 
-# Checks on labels.
+# Checks on arrays and labels.
+
+
+def as_array(values: Any, where: str) -> np.ndarray:
+    """Anything that NumPy takes for an array; refuses lists of several lengths, and entries that are masked."""
+    if isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any()):
+        count = int(np.ma.getmaskarray(values).sum())
+        raise ArgumentError(f"{where}: {count} entries are masked; fill these in, or remove the examples")
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ArgumentError(f"{where}: lists inside are not of one length; give one number for each place") from None
 
 
 def check_labels(
@@ -37,7 +48,7 @@ def check_labels(
 
 def as_labels(array: Any, count: int, where: str, kind: str = "image") -> Tensor:
     """[N] or [N, 1] of any integer type as int64 [N]."""
-    array = np.asarray(array)
+    array = as_array(array, f"{where}: labels")
     if array.dtype.kind not in "iu":
         raise ArgumentError(f"{where}: labels are {array.dtype}, but must be integers, 0 for the first class")
     if array.shape not in ((count,), (count, 1)):
@@ -167,7 +178,7 @@ class ArrayData(Examples):
             self.labels if isinstance(self.labels, Tensor) else as_labels(self.labels, len(values), where, "example")
         )
         if values.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float64):
-            check_float32(values, where)
+            check_float32(values, where, tuple(map(str, self.features)))
             values = values.to(torch.float32)
         if values.dtype != torch.float32 or values.dim() < 2 or values.numel() == 0:
             raise ArgumentError(
@@ -205,18 +216,33 @@ class ArrayData(Examples):
 
 def as_values(array: Any, where: str) -> Tensor:
     """Any array of numbers as a tensor."""
-    array = np.asarray(array)
+    array = as_array(array, where)
     if array.dtype.kind not in "fiub":
         raise ArgumentError(f"{where}: values are {array.dtype}, but must be numbers")
     kept = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.ascontiguousarray(kept.astype(np.float64) if kept.dtype.kind in "uf" else kept))
 
 
-def check_float32(values: Tensor, where: str) -> None:
-    """Refuses finite numbers beyond what float32 holds."""
+FEWEST_STEPS = 100
+"""Steps of float32 that the smallest and the largest number of a feature are apart, at least: fewer say little."""
+
+
+def check_float32(values: Tensor, where: str, features: Sequence[str] = ()) -> None:
+    """Refuses finite numbers beyond what float32 holds, and columns of a table whose numbers it can hardly tell apart."""
     wide = values.double()
     if bool((wide.isfinite() & (wide.abs() > torch.finfo(torch.float32).max)).any()):
         raise ArgumentError(f"{where}: holds numbers beyond 3e38, which float32 does not hold; use other units")
+    if wide.dim() != 2 or wide.numel() == 0:
+        return
+    spread, step = wide.amax(0) - wide.amin(0), torch.finfo(torch.float32).eps * wide.abs().amax(0)
+    blurred = ((spread > 0) & (spread < FEWEST_STEPS * step)).nonzero().flatten().tolist()
+    if blurred:
+        name = repr(features[blurred[0]]) if features else blurred[0]
+        lowest, highest = (f"{end[blurred[0]].item():.17g}" for end in (wide.amin(0), wide.amax(0)))
+        raise ArgumentError(
+            f"{where}: feature {name} lies between {lowest} and {highest}, which float32, in which networks compute, can hardly tell "
+            f"apart; subtract the smallest from all of them, or remove the feature"
+        )
 
 
 def check_finite(values: Tensor, where: str, features: Sequence[str] = ()) -> None:

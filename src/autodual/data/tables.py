@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +50,8 @@ class Rows:
     labels: list[str]
     lines: list[int]
     """Where each row ends in the file."""
+    titled: bool
+    """Whether the first line names the columns."""
 
 
 def load_table(
@@ -133,8 +137,21 @@ def _classes(rows: Rows) -> tuple[tuple[str, ...], dict[str, int]]:
             f"{rows.path}: the label column has {len(counts)} different values in {len(rows.labels)} rows, so it seems to hold "
             f"measurements, not classes; name another one"
         )
-    whole = all(label.lstrip("+-").isdecimal() for label in counts)
-    ordered = tuple(sorted(counts, key=(lambda label: (int(label), label)) if whole else None))
+    if not rows.titled and [n for label, n in counts.items() if n == 1] == [1] and counts[rows.labels[0]] == 1:
+        raise ArgumentError(
+            f"{rows.path}: line {rows.lines[0]} may hold the names of the columns, or the only row with the label {rows.labels[0]!r}; "
+            f"name the label column by its name, or remove the line"
+        )
+    numbers: dict[float, str] = {}
+    for label in counts:
+        value = int(label) if WHOLE.fullmatch(label) else _number(label)
+        other = label if value is None else numbers.setdefault(value, label)
+        if other != label:
+            raise ArgumentError(
+                f"{rows.path}: the labels {other!r} and {label!r} are one number, but would be two classes; write it in one way"
+            )
+    whole = len(numbers) == len(counts) and all(isinstance(value, int) for value in numbers)
+    ordered = tuple(numbers[value] for value in sorted(numbers)) if whole else tuple(sorted(counts))
     return ordered, {label: number for number, label in enumerate(ordered)}
 
 
@@ -183,14 +200,14 @@ def read_rows(path: Path, label_column: str | None) -> Rows:
     if not labels:
         raise ArgumentError(f"{path}: has a header and no rows")
     features = tuple(name for i, name in enumerate(names) if i != place)
-    return Rows(path, features, np.array(values, dtype=np.float64), labels, places)
+    return Rows(path, features, np.array(values, dtype=np.float64), labels, places, titled)
 
 
 def _split(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     """Rows with the numbers of their lines, without empty ones. What separates values is what the first line has most of."""
-    start = next((line for line in islice(text.splitlines(), 1000) if line.strip()), "")
-    separator = max(",;\t", key=start.count)
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=separator, strict=True, skipinitialspace=True)
+    start = next((line for line in islice(io.StringIO(text, newline=""), 1000) if line.strip()), "")
+    separator = max(";\t,", key=start.count)  # a comma may also be part of a number
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True)
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
@@ -221,11 +238,13 @@ def _label_place(path: Path, cells: list[str], label_column: str | None) -> int:
     return place - 1 if place > 0 else len(cells) + place
 
 
+WHOLE = re.compile(r"[-+]?\d{1,4000}", re.ASCII)  # Python reads no more than 4300 digits
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf(inity)?|nan)", re.ASCII | re.IGNORECASE)
+
+
 def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
+    """A decimal number as other programs write it; Python alone would read 1_0 as ten."""
+    return float(cell) if NUMBER.fullmatch(cell) else None
 
 
 def _value(path: Path, line: int, column: str, cell: str) -> float:
@@ -234,6 +253,11 @@ def _value(path: Path, line: int, column: str, cell: str) -> float:
     number = _number(cell)
     if number is None:
         shown = cell if len(cell) <= 40 else f"{cell[:40]}..."
+        if _number(cell.replace(",", ".")) is not None:
+            raise ArgumentError(
+                f"{path}: line {line}, column {column!r}: {shown!r} has a comma, but numbers need a decimal point; save the table "
+                f"with decimal points, and without separators of thousands"
+            )
         raise ArgumentError(
             f"{path}: line {line}, column {column!r}: {shown!r} is no number; features are numbers, so give each kind a column of 0 "
             f"and 1, or remove the column"

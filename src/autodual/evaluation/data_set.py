@@ -20,7 +20,7 @@ from autodual._files import write_json
 from autodual.certificates import Certificate, HighProbabilityCertificate, Verdict, certify
 from autodual.certificates.proof import in_words
 from autodual.data import Examples
-from autodual.data.examples import as_labels, check_finite
+from autodual.data.examples import as_array, as_labels, check_finite
 from autodual.engines import BoundEngine, Dual
 from autodual.engines.effort import Effort, Part, Report, TimeLimitError, in_time
 from autodual.engines.prepare import GivenSet, check_ball, check_engine
@@ -280,7 +280,11 @@ def _inputs(values: Any, what: str) -> Tensor:
     if not isinstance(values, Tensor | np.ndarray):
         raise ArgumentError(f"{what} must be a tensor or a NumPy array [N, *shape], got {type(values).__name__}")
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
-        values = torch.from_numpy(np.ascontiguousarray(values, values.dtype.newbyteorder("=")))
+        narrow = "f8" if values.dtype.itemsize > 8 else values.dtype.newbyteorder("=")
+        kept = np.ascontiguousarray(as_array(values, what), narrow)
+        values = torch.from_numpy(
+            kept if kept.flags.writeable else kept.copy()
+        )  # PyTorch warns of arrays that are read-only
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise ArgumentError(
             f"{what} hold {values.dtype}, but networks take floats: convert and scale them as your model expects, for example "
@@ -289,7 +293,7 @@ def _inputs(values: Any, what: str) -> Tensor:
     if values.dim() < 2 or values.numel() == 0:
         raise ArgumentError(f"{what} must be [N, *shape], at least one of each, got shape {tuple(values.shape)}")
     check_finite(values.detach(), what)
-    return values.detach()
+    return values.detach().float() if values.dtype == torch.bfloat16 else values.detach()  # which NumPy does not know
 
 
 def _labels(labels: Any, count: int) -> Tensor:

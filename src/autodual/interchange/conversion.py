@@ -128,7 +128,15 @@ class Node:
     def tensor(self, constant: np.ndarray) -> Tensor:
         """A constant as the modules hold it: floating-point numbers in the precision of the network."""
         tensor = torch.from_numpy(np.array(constant))  # a copy, and one that may be written to
-        return tensor.to(self.building.dtype) if tensor.is_floating_point() else tensor
+        if not tensor.is_floating_point():
+            return tensor
+        held = tensor.to(self.building.dtype)
+        if not torch.equal(held.to(tensor.dtype), tensor) and not bool(tensor.isnan().any()):
+            raise self.refuse(
+                f"a constant holds numbers of {tensor.dtype} that are none of {held.dtype}, in which the network computes; store the "
+                f"constant in that type, so that proofs are about what is stored"
+            )
+        return held
 
     # What a node adds.
 
@@ -242,8 +250,12 @@ def _used(named: Sequence[tuple[str, Step]], last: str) -> tuple[tuple[str, Step
     return tuple(reversed(kept))
 
 
+def node_label(proto: Any, index: int) -> str:
+    return f"{proto.op_type} (node {index}{f', {proto.name!r}' if proto.name else ''})"
+
+
 def _node(proto: Any, index: int, known: dict[str, Known], file: OnnxFile, building: Conversion) -> Node:
-    label = f"{proto.op_type} (node {index}{f', {proto.name!r}' if proto.name else ''})"
+    label = node_label(proto, index)
     for name in proto.input:
         if name and name not in known:
             raise ArgumentError(f"{file.path}: {label}: reads {name!r}, which no node before it makes")

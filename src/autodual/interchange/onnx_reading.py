@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, full_precision
-from autodual.interchange.conversion import FAILURES, Wiring, convert
+from autodual.interchange.conversion import FAILURES, Wiring, convert, node_label
 from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package, read_onnx
 from autodual.interchange.operators import FOLDERS, READERS
 
@@ -99,9 +99,13 @@ class Reference:
 
     def as_given(self, x: Tensor) -> Tensor:
         """The output for an input of the shape that the file wants."""
+        return self.tensors(x, [self._file.output])[0]
+
+    def tensors(self, x: Tensor, names: list[str]) -> list[Tensor]:
+        """What the file computes on its way, for an input of the shape that it wants."""
         with np.errstate(all="ignore"):
-            (output,) = self._evaluator.run([self._file.output], {self._file.input: x.numpy()})
-        return torch.from_numpy(np.array(output))
+            found = self._evaluator.run(names, {self._file.input: x.numpy()})
+        return [torch.from_numpy(np.array(value)) for value in found]
 
 
 def _check_against_file(network: OnnxNetwork, file: OnnxFile) -> None:
@@ -126,18 +130,43 @@ def _compared(network: OnnxNetwork, file: OnnxFile, x: Tensor) -> Tensor:
         ) from None
     if found.shape != expected.shape:
         raise ArgumentError(
-            f"{file.path}: the module makes {list(found.shape[1:])} numbers, but the file {list(expected.shape[1:])}: it is refused"
+            f"{file.path}: the module makes {list(found.shape[1:])} numbers, but the file {list(expected.shape[1:])}: it is "
+            f"refused{_where(network, file, x)}"
         )
     finite = expected.isfinite().all(1)
     if bool(finite.any()):
-        scale = expected[finite].abs().amax().clamp(min=torch.finfo(file.dtype).tiny)
-        apart = ((found[finite] - expected[finite]).abs().amax() / scale).item()
+        apart = _apart(found[finite], expected[finite])
         if not apart <= TOLERANCE:
             raise ArgumentError(
                 f"{file.path}: the module's output differs from the file's by {apart:.1g} of its largest entry on random inputs, more "
-                f"than {TOLERANCE:g}: it is refused"
+                f"than {TOLERANCE:g}: it is refused{_where(network, file, x)}"
             )
     return expected
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    scale = expected.abs().amax().clamp(min=torch.finfo(expected.dtype).tiny)
+    return ((found - expected).abs().amax() / scale).item()
+
+
+def _where(network: OnnxNetwork, file: OnnxFile, x: Tensor) -> str:
+    """The first node whose result differs, and what to do about it."""
+    nodes, tensors = file.model.graph.node, {network.entrance: x[:1]}
+    last = dict[int, str]()  # what the last step of every node makes
+    try:
+        with full_precision(), torch.no_grad():
+            for name, operands, result, _ in network.calls:
+                tensors[result] = network.steps[name](*(tensors[operand] for operand in operands))
+                if name != "Output":
+                    last[int(name.split("_")[1])] = result
+        expected = Reference(file).tensors(x[0].reshape(file.input_shape), [nodes[i].output[0] for i in last])
+    except FAILURES:
+        return ""
+    for (index, result), wanted in zip(last.items(), expected, strict=True):
+        own = tensors[result].flatten()
+        if own.numel() != wanted.numel() or not _apart(own, wanted.flatten()) <= TOLERANCE:
+            return f". The first node that differs is {node_label(nodes[index], index)}; write it with other settings, or not at all"
+    return ""
 
 
 def _check_examples_apart(file: OnnxFile, x: Tensor, expected: Tensor) -> None:

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._tensor import Shape, full_precision
-from autodual.engines import IBP, BoundEngine, Crown, Dual, Proof
-from autodual.engines.ibp import evaluate_with_error
+from autodual.certificates import attack, certify
+from autodual.certificates.certificate import Certificate
+from autodual.engines import IBP, AlphaCrown, BoundEngine, Crown, Dual
+from autodual.engines.effort import Effort, TimeLimitError, watched
 from autodual.engines.prepare import Prepared, prepare
 from autodual.engines.results import exceeds, only_estimates
-from autodual.interchange.search import QUICK, THOROUGH, Effort, Goal, search
 from autodual.interchange.vnnlib import Case, Conjunction, VnnLibProperty
 from autodual.sets import Box
-from autodual.spec import Spec
+from autodual.sets.input_sets import rounded_up
+from autodual.spec import AllOf, Positive, Spec
 
-ENGINES: tuple[BoundEngine, ...] = (IBP(), Dual(), Crown())
-"""In the order in which they are tried: cheapest first."""
+QUICK, THOROUGH = (20, 8), (100, 64)
+"""Steps and starts of a search for a counterexample."""
+Round: TypeAlias = tuple[tuple[int, int], Sequence[BoundEngine]]
+"""A search, and the engines that are tried after it."""
+ROUNDS: tuple[Round, ...] = ((QUICK, (IBP(), Dual(), Crown())), (THOROUGH, (AlphaCrown(), AlphaCrown(steps=50))))
+"""Cheapest first. The second round takes minutes where the first one takes seconds."""
 
 
 class Outcome(enum.Enum):
@@ -66,11 +74,13 @@ class Counterexample:
     """An input of the box whose output satisfies a disjunct."""
 
     inputs: Tensor
-    """[inputs], float64."""
+    """[inputs], float64; where `exact` has an entry, the nearest number to it."""
     outputs: Tensor
-    """[outputs]: computed in float64; the conditions hold whatever its rounding error."""
+    """[outputs]: computed in float64. The conditions are proved for the exact output, whatever the rounding here."""
     outputs_as_run: Tensor
     """[outputs]: of the network as it runs at the input rounded to its dtype, by onnx's reference where there is a file."""
+    exact: Mapping[int, Fraction]
+    """Inputs that must be numbers which float64 does not hold, such as 1/10. The conditions hold for these, not only nearby."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +118,10 @@ class Clock:
     def seconds(self) -> float:
         return time.monotonic() - self.start
 
+    @property
+    def left(self) -> float | None:
+        return None if self.limit is None else max(self.limit - self.seconds, 1e-3)
+
     def check(self) -> None:
         if self.limit is not None and self.seconds >= self.limit:
             raise OutOfTimeError
@@ -129,7 +143,7 @@ def interrupted(clock: Clock) -> Iterator[None]:
         raise OutOfTimeError
 
     before, started = signal.signal(signal.SIGALRM, ring), time.monotonic()
-    delay, interval = signal.setitimer(signal.ITIMER_REAL, max(clock.limit - clock.seconds, 1e-3))
+    delay, interval = signal.setitimer(signal.ITIMER_REAL, clock.left or 0.0)
     try:
         yield
     finally:
@@ -143,7 +157,7 @@ def verify(
     model: nn.Module,
     shape: Shape,
     asked: VnnLibProperty,
-    engines: Sequence[BoundEngine] = ENGINES,
+    engines: Sequence[BoundEngine] | None = None,
     clock: Clock | None = None,
     reference: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
@@ -151,17 +165,22 @@ def verify(
     """Decide a property of a network with inputs of this shape, if bounds or a search can.
 
     UNSAT: every disjunct of every case is refuted by a bound on one of its conditions that exceeds all rounding. SAT: a counterexample
-    was found, holds in float64 whatever the rounding, and holds by `reference`, [N, *shape] -> [N, outputs], too.
+    was found, is proved in float64 whatever the rounding, and holds by `reference`, [N, *shape] -> [N, outputs], too. `engines` are
+    tried in their order instead of those of `ROUNDS`.
     """
     work = _Work(model, shape, asked, clock or Clock(), reference, torch.Generator().manual_seed(seed))
     outcome, found = Outcome.UNKNOWN, None
     try:
         with interrupted(work.clock):
-            outcome, found = work.decide(engines)
+            outcome, found = work.decide(ROUNDS if engines is None else ((QUICK, engines), (THOROUGH, ())))
     except OutOfTimeError:
         outcome, found = Outcome.TIMEOUT, None
     refutations = tuple(tuple(case) for case in work.refutations)
     return Verification(outcome, found, refutations, tuple(work.notes), work.clock.seconds)
+
+
+Open: TypeAlias = dict[int, list[int]]
+"""Numbers of cases, and of the disjuncts of each that are asked about."""
 
 
 class _Work:
@@ -181,143 +200,203 @@ class _Work:
                 f"the property is about {asked.inputs} inputs, but the network has {math.prod(shape)}: {list(shape)} per example"
             )
         self.shape, self.asked, self.clock, self.reference, self.generator = shape, asked, clock, reference, generator
-        parameter = next(model.parameters(), torch.zeros(()))
+        held = itertools.chain(model.parameters(), model.buffers())
+        parameter = next((t for t in held if t.is_floating_point()), torch.zeros(()))
         self.like = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
         self.model = nn.Sequential(model, nn.Flatten()).eval()
         self.refutations: list[list[Refutation | None]] = [[None] * len(case.disjuncts) for case in asked.cases]
         self.notes: list[str] = []
 
-    def decide(self, engines: Sequence[BoundEngine]) -> tuple[Outcome, Counterexample | None]:
+    def decide(self, rounds: Sequence[Round]) -> tuple[Outcome, Counterexample | None]:
         if not self.asked.cases:
             return Outcome.UNSAT, None  # no input, or no output, is asked for
         with full_precision():
             prepared = self._prepared()
-            found = self._search(prepared, QUICK)
-            if found is not None:
-                return Outcome.SAT, found
-            for engine in engines:
-                self._refute(prepared, engine)
-                if not self._open():
-                    return Outcome.UNSAT, None
-            found = self._search(prepared, THOROUGH)
-        return (Outcome.UNKNOWN if found is None else Outcome.SAT), found
+            for c, case in enumerate(self.asked.cases):
+                if any(len(d.rows) == 0 for d in case.disjuncts):  # any input is one
+                    found = self._confirmed(prepared, c, (case.inner_lower + case.inner_upper) / 2)
+                    return (Outcome.UNKNOWN if found is None else Outcome.SAT), found
+            for (steps, starts), engines in rounds:
+                found = self._search(prepared, steps, starts)
+                if found is not None:
+                    return Outcome.SAT, found
+                for engine in engines:
+                    self._refute(engine)
+                    if not self._open():
+                        return Outcome.UNSAT, None
+        self.clock.check()
+        return Outcome.UNKNOWN, None
 
     def _prepared(self) -> Prepared:
-        case = self.asked.cases[0]
-        x = ((case.lower + case.upper) / 2).to(self.like).reshape(1, *self.shape)
-        region = self._box([case], self.like.dtype)
-        prepared = prepare(self.model, x, region)
+        largest = torch.finfo(self.like.dtype).max
+        for case in self.asked.cases:
+            beyond = (torch.maximum(case.lower.abs(), case.upper.abs()) > largest).nonzero().flatten().tolist()
+            if beyond:
+                low, high = (f"{end[beyond[0]]:g}" for end in (case.lower, case.upper))
+                raise ArgumentError(
+                    f"the property allows X_{beyond[0]} between {low} and {high}, but the network computes in {self.like.dtype} and "
+                    f"cannot go beyond {largest:g}; give that input narrower bounds"
+                )
+        region = self._box(self.asked.cases[:1])
+        prepared = prepare(self.model, region.centre, region)
         outputs = math.prod(prepared.graph.output_shape)
         if outputs != self.asked.outputs:
             raise ArgumentError(f"the property is about {self.asked.outputs} outputs, but the network has {outputs}")
         return prepared
 
-    def _box(self, cases: Sequence[Case], dtype: torch.dtype) -> Box:
-        """[cases, *shape]"""
-        lower, upper = (torch.stack([getattr(c, end) for c in cases]) for end in ("lower", "upper"))
-        lower, upper = (t.to(self.like.device, dtype).reshape(-1, *self.shape) for t in (lower, upper))
-        return Box(lower, upper)
+    def _open(self) -> Open:
+        """What nothing refutes yet."""
+        return self._those(lambda found: found is None or not found.holds)
 
-    def _open(self) -> list[tuple[int, int]]:
-        """Cases and disjuncts that nothing refutes yet."""
-        return [(c, d) for c in range(len(self.refutations)) for d in self._left(c)]
+    def _those(self, wanted: Callable[[Refutation | None], bool]) -> Open:
+        found = {c: [d for d, r in enumerate(each) if wanted(r)] for c, each in enumerate(self.refutations)}
+        return {c: disjuncts for c, disjuncts in found.items() if disjuncts}
+
+    def _groups(self, some: Open) -> Iterator[Open]:
+        """Cases that are asked about together: none has more than twice as many disjuncts as another."""
+        sizes = {c: len(disjuncts).bit_length() for c, disjuncts in some.items()}
+        for size in sorted(set(sizes.values())):
+            self.clock.check()
+            yield {c: disjuncts for c, disjuncts in some.items() if sizes[c] == size}
+
+    def _disjuncts(self, group: Open) -> Iterator[list[Conjunction]]:
+        """The first disjunct of every case, then the second of every one, and so on; a case with fewer repeats its last."""
+        for number in range(max(map(len, group.values()))):
+            yield [self.asked.cases[c].disjuncts[own[min(number, len(own) - 1)]] for c, own in group.items()]
 
     # Proofs.
 
-    def _refute(self, prepared: Prepared, engine: BoundEngine) -> None:
-        """Bounds every condition of the open disjuncts from below; cases that ask the same about other boxes are bounded together."""
-        groups: dict[tuple[tuple[bytes, ...], tuple[int, ...]], list[int]] = {}
-        for c, case in enumerate(self.asked.cases):
-            left = self._left(c)
-            if left:
-                groups.setdefault((_conditions_of(case), left), []).append(c)
-        for (_, left), members in groups.items():
-            self.clock.check()
-            disjuncts = {d: self.asked.cases[members[0]].disjuncts[d] for d in left}
+    def _refute(self, engine: BoundEngine) -> None:
+        """Bounds the conditions of all open disjuncts from below; again, and alone, where only rounding is in the way.
+
+        Float64 decides about an example if all that is asked about it may be decided there.
+        """
+        self._bound(engine, self._open())
+        self._bound(engine, self._those(lambda r: r is not None and not r.holds and 0 < r.margin <= r.slack))
+
+    def _bound(self, engine: BoundEngine, some: Open) -> None:
+        for group in self._groups(some):
+            box = self._box([self.asked.cases[c] for c in group])
+            parts = [_excluded([list(_conditions(d)) for d in disjuncts]) for disjuncts in self._disjuncts(group)]
             try:
-                self._refute_together(prepared, engine, members, disjuncts)
-            except (
-                AutodualError,
-                RuntimeError,
-                MemoryError,
-            ) as error:  # what an engine cannot do is not proved, and no more
+                found = certify(
+                    self.model, box.centre, AllOf(parts), box, engine, timeout=self.clock.left, progress=False
+                )
+                if not isinstance(found, Certificate):
+                    raise only_estimates(engine)
+            except (AutodualError, RuntimeError, MemoryError) as error:  # what an engine cannot do is not proved
                 self.notes.append(f"{engine!r}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
                 return
+            self._note(group, engine, found, [part.rows.shape[1] for part in parts])
 
-    def _left(self, case: int) -> tuple[int, ...]:
-        """Disjuncts of a case that nothing refutes yet."""
-        return tuple(d for d, found in enumerate(self.refutations[case]) if found is None or not found.holds)
+    def _note(self, group: Open, engine: BoundEngine, found: Certificate, sizes: list[int]) -> None:
+        """Keeps the best bound on every disjunct; the certificate has so many rows for each of them, one after the other."""
+        kinds = (found.margins.double(), found.slack.double(), found.run_error.double())
+        for number, bounds in enumerate(zip(*(t.split(sizes, 1) for t in kinds), strict=True)):
+            best = _best(*bounds)
+            margin, slack, run_error = (t.gather(1, best).squeeze(1) for t in bounds)
+            holds, as_run = exceeds(margin, slack), exceeds(margin, slack, run_error)
+            columns = (t.tolist() for t in (margin, slack, run_error, holds, as_run))
+            for case, values in zip(group, zip(*columns, strict=True), strict=True):
+                d = group[case][min(number, len(group[case]) - 1)]
+                self.refutations[case][d] = _better(self.refutations[case][d], Refutation(repr(engine), *values))
 
-    def _refute_together(
-        self, prepared: Prepared, engine: BoundEngine, members: Sequence[int], disjuncts: dict[int, Conjunction]
-    ) -> None:
-        conditions = [(d, row, limit) for d, found in disjuncts.items() for row, limit in _conditions(found)]
-        if not conditions:
-            return
-        owners = [d for d, _, _ in conditions]
-        rows = torch.stack([row for _, row, _ in conditions]).to(self.like.device)
-        limits = torch.stack([limit for _, _, limit in conditions]).to(self.like.device)
-        region = self._box([self.asked.cases[c] for c in members], torch.float64)
-        with torch.no_grad():
-            proof = engine.prove(prepared.in_double, region, Spec(rows.unsqueeze(1)))
-        if not isinstance(proof, Proof):
-            raise only_estimates(engine)
-        shape = (len(members), len(conditions))
-        lower, slack, run_error = (t.expand(shape) for t in (proof.lower, proof.slack, proof.run_error))
-        holds = exceeds(lower, _sum_above(limits, slack))
-        as_run = exceeds(lower, _sum_above(limits, slack, run_error))
-        for place, case in enumerate(members):
-            for k, d in enumerate(owners):
-                margin, its_slack, its_error = (float(t[place, k]) for t in (lower - limits, slack, run_error))
-                proved = bool(holds[place, k]), bool(as_run[place, k])
-                found = Refutation(repr(engine), margin, its_slack, its_error, *proved)
-                self.refutations[case][d] = _better(self.refutations[case][d], found)
+    def _box(self, cases: Sequence[Case]) -> Box:
+        """[cases, *shape]: all inputs that are allowed, in the model's dtype rounded outwards, and closer in float64."""
+        lower, upper = (self._stacked(cases, end) for end in ("lower", "upper"))
+        ends = -rounded_up(-lower, self.like.dtype), rounded_up(upper, self.like.dtype)
+        return Box(*ends).known_as(lambda: Box(lower, upper))
+
+    def _stacked(self, cases: Sequence[Case], end: str) -> Tensor:
+        return torch.stack([getattr(c, end) for c in cases]).to(self.like.device).reshape(-1, *self.shape)
 
     # Counterexamples.
 
-    def _search(self, prepared: Prepared, effort: Effort) -> Counterexample | None:
-        goals = [Goal(case := self.asked.cases[c], case.disjuncts[d]) for c, d in self._open()]
-        for goal in goals:
-            if len(goal.conjunction.rows) == 0:  # any input is one
-                return self._confirmed(
-                    prepared, goal, ((goal.case.inner_lower + goal.case.inner_upper) / 2).reshape(self.shape)
-                )
-        for goal, x in search(self.model, self.shape, goals, effort, self.generator, self.like, self.clock.check):
-            found = self._confirmed(prepared, goal, x.double().cpu())
-            if found is not None:
-                return found
+    def _search(self, prepared: Prepared, steps: int, starts: int) -> Counterexample | None:
+        for group in self._groups(self._open()):
+            box = self._inner_box([self.asked.cases[c] for c in group])
+            asked = list(self._disjuncts(group))
+            most = max(len(d.rows) for disjuncts in asked for d in disjuncts)
+            parts = [
+                _excluded([list(zip(d.rows, d.inner_limits, strict=True)) for d in disjuncts], most)
+                for disjuncts in asked
+            ]
+            try:
+                with watched(Effort(self.clock.left)):
+                    found = attack(self.model, box.centre, AllOf(parts), box, steps, starts, self.generator)
+            except TimeLimitError:
+                raise OutOfTimeError from None
+            for place in found.margins.argsort().tolist():
+                if bool(found.success_as_run[place]):
+                    point = found.examples[place].double().reshape(-1).cpu()
+                    confirmed = self._confirmed(prepared, list(group)[place], point)
+                    if confirmed is not None:
+                        return confirmed
         return None
 
+    def _inner_box(self, cases: Sequence[Case]) -> Box:
+        """[cases, *shape]: what the model's dtype holds of the boxes; where it holds nothing between the ends, the nearest number."""
+        lower, upper = (self._stacked(cases, end) for end in ("inner_lower", "inner_upper"))
+        low, high = rounded_up(lower, self.like.dtype), -rounded_up(-upper, self.like.dtype)
+        nearest = lower.to(self.like.dtype)
+        return Box(torch.where(low > high, nearest, low), torch.where(low > high, nearest, high))
+
     @torch.no_grad()
-    def _confirmed(self, prepared: Prepared, goal: Goal, x: Tensor) -> Counterexample | None:
-        """The point, if its output satisfies the conjunction in real numbers, whatever the error of float64, and as it runs."""
-        case, conjunction = goal.case, goal.conjunction
-        inside = torch.minimum(torch.maximum(x.reshape(-1), case.inner_lower), case.inner_upper)
-        point = inside.reshape(1, *self.shape)
-        scores, error = (t[0].cpu() for t in evaluate_with_error(prepared.in_double, point.to(self.like.device)))
+    def _confirmed(self, prepared: Prepared, number: int, x: Tensor) -> Counterexample | None:
+        """The point [inputs], if it is proved that its exact output satisfies a disjunct, and if its output as it runs does, too.
+
+        Where float64 holds no allowed input, the proof is for all numbers between the two next to it.
+        """
+        case = self.asked.cases[number]
+        inside = torch.minimum(torch.maximum(x, case.inner_lower), case.inner_upper)
+        lower, upper = inside.clone(), inside.clone()
+        between = list(case.exact)
+        lower[between], upper[between] = case.lower[between], case.upper[between]
+        point, lower, upper = (t.reshape(1, *self.shape).to(self.like.device) for t in (inside, lower, upper))
         as_run = point.to(self.like)
         ran = (self.model(as_run) if self.reference is None else self.reference(as_run))[0].cpu().double()
-        # The sum of a row has a rounding error, too: a few units in the last place of its terms.
-        terms = conjunction.rows.abs() @ (scores.abs() + error)
-        room = conjunction.rows.abs() @ error + 2 * (len(scores) + 2) * torch.finfo(torch.float64).eps * (
-            terms + conjunction.limits.abs()
-        )
-        exact = conjunction.rows @ scores + room <= conjunction.inner_limits
-        if not bool(exact.all()) or not bool((conjunction.rows @ ran <= conjunction.limits).all()):
-            return None
-        return Counterexample(inside, scores, ran)
+        for found in case.disjuncts:
+            if bool((found.rows @ ran <= found.limits).all()) and _satisfies(prepared, Box(lower, upper), found):
+                return Counterexample(inside, prepared.in_double.forward(point)[0].cpu(), ran, case.exact)
+        return None
 
 
-def _conditions_of(case: Case) -> tuple[bytes, ...]:
-    """Equal for cases with equal disjuncts."""
-    return tuple(t.numpy().tobytes() for d in case.disjuncts for t in (d.rows, d.limits))
+def _satisfies(prepared: Prepared, region: Box, asked: Conjunction) -> bool:
+    """Whether all exact outputs of a tiny box satisfy the conjunction: a proof, in float64."""
+    if len(asked.rows) == 0:
+        return True
+    rows, limits = (t.to(region.centre.device) for t in (asked.rows, asked.inner_limits))
+    proof = IBP().prove(prepared.in_double, region, Spec(-rows.unsqueeze(1)))
+    return bool(exceeds(proof.lower, _sum_above((-limits).expand_as(proof.lower), proof.slack)).all())
+
+
+Condition: TypeAlias = tuple[Tensor, Tensor]
+"""A row [outputs] and its limit: row @ y <= limit."""
+
+
+def _excluded(conjunctions: Sequence[list[Condition]], least: int = 0) -> Positive:
+    """What must hold if no output satisfies all conditions of its example's conjunction; short ones repeat their first condition.
+
+    least: the number of rows that are wanted at least.
+    """
+    most = max(least, *map(len, conjunctions))
+    full = [found + found[:1] * (most - len(found)) for found in conjunctions]
+    rows, limits = (torch.stack([torch.stack([c[k] for c in found]) for found in full]) for k in (0, 1))
+    return Positive(rows, -limits, needed=1)
+
+
+def _best(margin: Tensor, slack: Tensor, run_error: Tensor) -> Tensor:
+    """[N, 1]: of the bounds [N, R], the number of the one that says most; NaN says nothing."""
+    room, as_run = margin - slack, exceeds(margin, slack, run_error)
+    room = torch.where(as_run.any(1, keepdim=True), room.masked_fill(~as_run, -torch.inf), room)
+    return room.masked_fill(~room.isfinite(), -torch.inf).argmax(1, keepdim=True)
 
 
 PAIRED = 8
 """Conditions up to which all sums of two are bounded, too."""
 
 
-def _conditions(found: Conjunction) -> Iterator[tuple[Tensor, Tensor]]:
+def _conditions(found: Conjunction) -> Iterator[Condition]:
     """Conditions that a counterexample satisfies: those of the conjunction, and sums of them. If a bound excludes one, none exists."""
     rows, limits = list(found.rows), list(found.limits)
     yield from zip(rows, limits, strict=True)
@@ -329,7 +408,7 @@ def _conditions(found: Conjunction) -> Iterator[tuple[Tensor, Tensor]]:
         yield from _sum(rows, limits)
 
 
-def _sum(rows: Sequence[Tensor], limits: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _sum(rows: Sequence[Tensor], limits: Sequence[Tensor]) -> Iterator[Condition]:
     """The sum of conditions, if float64 holds its coefficients exactly; its limit is rounded up."""
     total = torch.stack(list(rows)).sum(0)
     exact = all(
@@ -373,6 +452,7 @@ def report(found: Verification) -> dict[str, Any]:
         if counterexample is None
         else {
             "inputs": counterexample.inputs.tolist(),
+            "exact_inputs": {f"X_{i}": str(v) for i, v in counterexample.exact.items()},
             "outputs": counterexample.outputs.tolist(),
             "outputs_as_run": counterexample.outputs_as_run.tolist(),
         },
@@ -393,7 +473,20 @@ def competition_text(found: Verification) -> str:
     """What VNN-COMP prints: one word, and for sat the counterexample."""
     if found.counterexample is None:
         return found.outcome.value
-    values = [f"(X_{i} {v!r})" for i, v in enumerate(found.counterexample.inputs.tolist())]
+    exact = found.counterexample.exact
+    inputs = enumerate(found.counterexample.inputs.tolist())
+    values = [f"(X_{i} {_written(exact[i]) if i in exact else repr(v)})" for i, v in inputs]
     values += [f"(Y_{i} {v!r})" for i, v in enumerate(found.counterexample.outputs_as_run.tolist())]
     lines = "\n".join(values)
     return f"{found.outcome.value}\n({lines})"
+
+
+def _written(value: Fraction) -> str:
+    """The number itself: as a decimal if it is one, else as SMT-LIB writes a fraction."""
+    twos = (value.denominator & -value.denominator).bit_length() - 1
+    fives = round(math.log(value.denominator >> twos, 5))
+    if 5**fives << twos != value.denominator:
+        return f"(/ {value.numerator} {value.denominator})"
+    places = max(twos, fives)
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"

@@ -7,6 +7,8 @@ are read exactly and rounded to the safe side, once for proofs and once for coun
 
 from __future__ import annotations
 
+import gzip
+import io
 import itertools
 import math
 import re
@@ -57,7 +59,9 @@ class Case:
     """Float64, rounded outwards: no input is left out. A proof must hold for this box."""
     inner_lower: Tensor
     inner_upper: Tensor
-    """Rounded inwards: every point is allowed. Where no number of float64 lies between the ends, both are the nearest one."""
+    """Rounded inwards: every point is allowed, but for the inputs of `exact`, where both are the number of float64 nearest to it."""
+    exact: dict[int, Fraction]
+    """Inputs that float64 has no allowed number for, as for X_0 = 0.1, with a number that is allowed."""
     disjuncts: tuple[Conjunction, ...]
 
 
@@ -103,7 +107,7 @@ def _text(place: Path) -> str:
     if content[:2] == b"\x1f\x8b":
         content = _unpacked(place, content)
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ArgumentError(f"{place}: is not a VNN-LIB file: it is no text") from None
     if not text.strip():
@@ -113,17 +117,16 @@ def _text(place: Path) -> str:
 
 def _unpacked(place: Path, content: bytes) -> bytes:
     """What gzip has packed, and no more than is allowed: a small file may stand for gigabytes."""
-    unpacker = zlib.decompressobj(wbits=31)
     try:
-        text = unpacker.decompress(content, LARGEST_TEXT + 1)
-    except zlib.error as error:
+        text = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LARGEST_TEXT + 1)
+    except EOFError:
+        raise ArgumentError(f"{place}: was cut short: its packed content does not end") from None
+    except (OSError, zlib.error) as error:
         raise ArgumentError(f"{place}: cannot be unpacked: {error}") from None
     if len(text) > LARGEST_TEXT:
         raise ArgumentError(
             f"{place}: unpacks to more than {LARGEST_TEXT:,} bytes, so it is not what is looked for here"
         )
-    if not unpacker.eof:
-        raise ArgumentError(f"{place}: was cut short: its packed content does not end")
     return text
 
 
@@ -262,6 +265,10 @@ class _Reading:
             case ["=", left, right]:
                 difference = self._term(left).plus(self._term(right), Fraction(-1))
                 return [[difference, difference.times(Fraction(-1))]]
+            case [("<=" | ">=" | "=") as word, *terms]:
+                self._refuse(
+                    f"{word!r} compares two terms here, but is given {len(terms)}; write one condition for each pair"
+                )
             case [("<" | ">") as word, *_]:
                 self._refuse(f"{word!r} is strict, which is not supported; write {word}=")
             case [str(word), *_]:
@@ -343,11 +350,13 @@ class _Reading:
     def _case(self, bounds: _Bounds, disjuncts: list[Conditions], outputs: int) -> Case:
         ends = [(_exact(low), _exact(high)) for low, high in zip(bounds.lower, bounds.upper, strict=True)]
         outer = [(_below(low), _above(high)) for low, high in ends]
-        inner = [_inside(low, high) for low, high in ends]
+        inner = [(_above(low), _below(high)) for low, high in ends]
+        exact = {i: ends[i][0] for i, (first, last) in enumerate(inner) if first > last}
+        inner = [(float(exact[i]), float(exact[i])) if i in exact else pair for i, pair in enumerate(inner)]
         columns = (*zip(*outer, strict=True), *zip(*inner, strict=True))
         lower, upper, inner_lower, inner_upper = (torch.tensor(c, dtype=torch.float64) for c in columns)
         found = tuple(self._conjunction(terms, outputs) for terms in disjuncts)
-        return Case(lower, upper, inner_lower, inner_upper, found)
+        return Case(lower, upper, inner_lower, inner_upper, exact, found)
 
     def _conjunction(self, terms: Conditions, outputs: int) -> Conjunction:
         rows = torch.zeros(len(terms), outputs, dtype=torch.float64)
@@ -419,8 +428,3 @@ def _below(value: Fraction) -> float:
 
 def _above(value: Fraction) -> float:
     return -_below(-value)
-
-
-def _inside(low: Fraction, high: Fraction) -> tuple[float, float]:
-    first, last = _above(low), _below(high)
-    return (first, last) if first <= last else (float(low), float(low))

@@ -8,7 +8,7 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,11 @@ def load_model(path: Path, model: nn.Module, expect_half: bool = False) -> None:
     shapes, own_shapes = ({name: each.shape for name, each in found.items()} for found in (tensors, expected))
     wrong = sorted(name for name in {*tensors, *expected} if shapes.get(name) != own_shapes.get(name))
     if wrong:
-        raise ArgumentError(f"{path}: these weights are for another network; {wrong[0]} does not fit")
+        given, own = (_shape_in_words(each.get(wrong[0])) for each in (shapes, own_shapes))
+        raise ArgumentError(
+            f"{path}: these weights are for another network; {wrong[0]} does not fit: the file has {given}, the model {own}"
+            f"{_prefix_advice(tensors, expected)}"
+        )
     other = [name for name in expected if tensors[name].dtype != expected[name].dtype]
     types = {name: [str(each[name].dtype).removeprefix("torch.") for each in (tensors, expected)] for name in other}
     for name, (given, own) in types.items():
@@ -141,6 +145,20 @@ def load_model(path: Path, model: nn.Module, expect_half: bool = False) -> None:
             stacklevel=2,
         )
     model.load_state_dict(tensors)
+
+
+def _shape_in_words(shape: Sequence[int] | None) -> str:
+    return "none of that name" if shape is None else str(list(shape))
+
+
+def _prefix_advice(given: Iterable[str], expected: Iterable[str]) -> str:
+    """What to do if all names of a file are the model's own behind a prefix, as wrappers of PyTorch write it."""
+    for prefix in ("module.", "_orig_mod.", "model."):
+        if {name.removeprefix(prefix) for name in given} == set(expected):
+            return (
+                f". Names in the file begin with {prefix!r}; save the state_dict() of the network inside of the wrapper"
+            )
+    return ""
 
 
 PYTORCH_FILES = (".pt", ".pth", ".bin")
@@ -171,6 +189,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             else f"the entries {', '.join(map(str, found))[:200]}"
         )
         raise ArgumentError(f"{path}: holds {held}, not a state dictionary of tensors by name; {advice}")
+    odd = next((name for name, tensor in found.items() if tensor.layout != torch.strided or tensor.is_quantized), None)
+    if odd is not None:
+        raise ArgumentError(
+            f"{path}: {odd} is a sparse or quantised tensor; save it as an ordinary one, as by .to_dense()"
+        )
     return {name: tensor.detach() for name, tensor in found.items()}
 
 

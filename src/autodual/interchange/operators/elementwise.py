@@ -98,7 +98,8 @@ def _clip(node: Node) -> Value:
         ends = [node.attributes.get("min"), node.attributes.get("max")]
     else:
         ends = [
-            None if (c := node.constant(i, n)) is None or c.size == 0 else float(c) for i, n in ((1, "min"), (2, "max"))
+            None if (c := node.constant(i, n)) is None or c.size == 0 else float(c.reshape(()))
+            for i, n in ((1, "min"), (2, "max"))
         ]
     x = node.value()
     return x if ends == [None, None] else node.add(Clamp(*ends), [x], x.shape)

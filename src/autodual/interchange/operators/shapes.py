@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autodual.interchange.conversion import Node, Value
 from autodual.interchange.layers import Concat, Expand, Index, Pad, Permute, Reduce
+from autodual.interchange.onnx_file import DOUBLE, DTYPES, FLOAT
 from autodual.interchange.operators.table import reads
 
 
@@ -27,9 +28,10 @@ def _identity(node: Node) -> Value:
 @reads("Cast", "CastLike")
 def _cast(node: Node) -> Value:
     """The network computes in one precision; a cast to float16 or to whole numbers would be another function."""
-    to = node.attributes.get("to", 1)
-    if node.op == "CastLike" or to not in (1, 11):  # FLOAT, DOUBLE
-        raise node.refuse("only casts to FLOAT or DOUBLE are supported: others round values")
+    wide = [element for element, dtype in DTYPES.items() if dtype.itemsize >= node.building.dtype.itemsize]
+    if node.op == "CastLike" or node.attributes.get("to", FLOAT) not in wide:
+        kinds = "DOUBLE" if wide == [DOUBLE] else "FLOAT or DOUBLE"
+        raise node.refuse(f"only casts to {kinds} are supported in this file: others round values")
     return node.value()
 
 
