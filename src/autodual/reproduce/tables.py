@@ -109,10 +109,11 @@ def build_tables(campaign: Campaign) -> list[Table]:
 
 
 SINGLE_TEXT = (
-    "Robust error is the part of all test images that the exact bound (`Dual()`) does not certify, certified accuracy the rest; as "
-    "run is the statement for the network as it computes in float32. Best counts an image if one of `Dual()`, `Crown()` and interval "
-    "bounds certifies it. PGD is an attack on the running network: the true robust error lies between the two. Released are the "
-    "authors' weights, evaluated again by others. The difference is that of our robust error to the paper's printed figure."
+    "Robust error is the part of all test images that the exact bound (`Dual()`, unless the config names another `evaluate_engine`) "
+    "does not certify, certified accuracy the rest; as run is the statement for the network as it computes in float32. Best counts an "
+    "image if one of these, `Crown()` and interval bounds certifies it. PGD is an attack on the running network: the true robust "
+    "error lies between the two. Released are the authors' weights, evaluated again by others. The difference is that of our robust "
+    "error to the paper's printed figure."
 )
 AS_ABOVE = "Columns as in the first table of this kind."
 
@@ -149,13 +150,15 @@ def _single(result: Result) -> list[str]:
 
 
 def _engines(results: Sequence[Result]) -> Table:
-    header = ("row", "recipe", "images", *ROW_ENGINES, "best of them", "weights of")
+    ran = [name for result in results for name in getattr(result.figures(NetworkFigures), "engines", ())]
+    names = [*dict.fromkeys((*ROW_ENGINES, *ran))]
+    header = ("row", "recipe", "images", *names, "best of them", "weights of")
     rows = []
     for result in results:
         record, figures = result.first, result.figures(NetworkFigures)
         assert record is not None
         assert figures is not None
-        counts = [_certified(figures.engines.get(name), record.examples) for name in ROW_ENGINES]
+        counts = [_certified(figures.engines.get(name), record.examples) for name in names]
         best = f"{figures.certified_best} ({figures.certified_best_as_run})" if record.complete else NOT_RUN
         rows.append([result.row.name, result.recipe, str(record.examples), *counts, best, record.weights.chosen])
     text = (
