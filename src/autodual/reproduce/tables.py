@@ -350,7 +350,7 @@ def alone(chart: Svg) -> str:
     return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{STYLE}</style>{ground}{rest}\n"
 
 
-PRICE = "Accuracy against certified accuracy, as in the tables"
+PRICE = "Accuracy against certified accuracy"
 
 
 def _prices(campaign: Campaign) -> Iterator[Picture]:
@@ -375,16 +375,13 @@ def _prices(campaign: Campaign) -> Iterator[Picture]:
     grey = [spot for spots in theirs.values() for spot in spots]
     chart = price_of_proof("all rows", [*grey, *every]) if every else None
     yield Picture(
-        "price-of-proof",
-        f"{PRICE}; grey: the paper's figures; on the line both would be equal",
-        [row.name for row in rows],
-        chart,
+        "price-of-proof", f"{PRICE}; grey: the paper's; on the line both are equal", [row.name for row in rows], chart
     )
     for problem, name in CASCADE_FIGURES.items():
         title, spots = " ".join(problem), ours.get(problem, [])
         chart = price_of_proof(title, [*theirs.get(problem, []), *spots]) if len(spots) > 1 else None
         names = [row.name for row in rows if (row.data, row.eps) == problem]
-        yield Picture(f"price-of-proof-{name}", f"{PRICE}, {title}; grey: the paper's figures", names, chart)
+        yield Picture(f"price-of-proof-{name}", f"{PRICE}, {title}; grey: the paper's", names, chart)
 
 
 def _spot(label: str, tone: str, full: str, error: float, robust: float) -> Spot:
