@@ -15,6 +15,7 @@ not make are kept.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import textwrap
 import time
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from machine import describe, in_words
@@ -32,6 +34,8 @@ import autodual as ad
 from autodual.data.loading import load
 from autodual.engines.prepare import dual_network
 from autodual.interval import Interval
+from autodual.runs.folder import recorded_command
+from autodual.runs.recipes import options
 from autodual.spec import Spec
 from autodual.testing.engines import triangle_minimum
 
@@ -105,8 +109,9 @@ def _tables(file: Path) -> dict[str, str]:
 
 
 def on(device: torch.device) -> str:
+    """The command, and the machine."""
     gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-    return in_words(describe("torch")) + gpu
+    return f"`python benchmarks/{recorded_command(sys.argv)}`. {in_words(describe('torch'))}{gpu}"
 
 
 def opened(name: str, device: torch.device) -> tuple[nn.Module, ad.Perturbation, str]:
@@ -237,20 +242,33 @@ def _against_programs(name: str, model: nn.Sequential, ball: ad.Perturbation, im
 
 
 def small_networks() -> list[tuple[str, nn.Sequential, ad.Perturbation]]:
-    """The embedded network, and a deeper one of linear layers that is trained here, on adversarial examples."""
-    images, labels = ad.load_digits("train")
-    data = ad.ImageData((images * 255).byte(), labels, classes=tuple("0123456789"), name="digits")
+    """The embedded network, and two that are trained here: on adversarial examples, and as MTL-IBP does."""
     torch.manual_seed(0)
     deep = nn.Sequential(nn.Flatten(), *ad.models.mlp([32, 32, 32, 32], 64, 10))
-    config = ad.TrainConfig(
-        engine="none", adversarial=True, attack_steps=5, attack_step_size=0.5, eps=0.05, clip=(0.0, 1.0), epochs=20, evaluate_every=0,
-        limit_test=1, skip_curve=True, device="cpu",
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        ad.fit(deep, data, data.take(50), config, Path(folder) / "run")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in ((64, 60), (60, 60), (60, 40)):
+        layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
+    normed = nn.Sequential(*layers, nn.Linear(40, 10))
+    pgd = {"engine": "none", "adversarial": True, "attack_steps": 5, "attack_step_size": 0.5, "epochs": 20}
+    mixed = {**options("mtl-ibp"), "robust_weight": 0.02, "attack_steps": 3, "epochs": 12, "batch": 100, "lr": 0.005}
+    _train(deep, 0.05, pgd)
+    _train(normed, 0.1, mixed)
     ball = ad.LinfBall(0.08, clip=(0.0, 1.0))
-    embedded = ("The embedded digits network", ad.load_digits_network(), ball)
-    return [embedded, ("64-32-32-32-32-10, trained on PGD examples at 0.05", deep, ball.with_eps(0.05))]
+    return [
+        ("The embedded digits network", ad.load_digits_network(), ball),
+        ("64-32-32-32-32-10, trained on PGD examples at 0.05", deep, ball.with_eps(0.05)),
+        ("64-60-60-40-10 with batch norm, trained by MTL-IBP, weight 0.02, at 0.1", normed, ball.with_eps(0.1)),
+    ]
+
+
+def _train(model: nn.Sequential, eps: float, values: dict[str, Any]) -> None:
+    images, labels = ad.load_digits("train")
+    data = ad.ImageData((images * 255).byte(), labels, classes=tuple("0123456789"), name="digits")
+    quick = {"evaluate_every": 0, "limit_test": 1, "skip_curve": True, "device": "cpu"}
+    config = ad.TrainConfig.from_mapping({**values, "eps": eps, "clip": [0.0, 1.0], **quick})
+    with tempfile.TemporaryDirectory() as folder:
+        ad.fit(model, data, data, config, Path(folder) / "run")
+    model.eval()
 
 
 def _timed(work: Callable[[], Tensor]) -> tuple[Tensor, float]:

@@ -457,7 +457,7 @@ def test_every_recipe_minimises_its_formula(name: str) -> None:
         "cc-ibp": lambda _: F.cross_entropy(
             0.3 * worst + 0.7 * (other - other[torch.arange(6), LABELS][:, None]), LABELS
         ),
-        "exp-ibp": lambda _: robust**0.3 * usual**0.7,
+        "exp-ibp": lambda _: robust**0.5 * usual**0.5,
     }[name](kappa.get(name, 0.0))
     weights = sum(layer.weight.abs().sum().item() for layer in model if isinstance(layer, nn.Linear))
     terms = faded * _regularisers(((high - low) / 2).mean().item(), entering) + config.l1 * weights

@@ -470,7 +470,7 @@ def _check_values(c: TrainConfig) -> None:
         ("train_eps_factor", c.tabular or c.train_eps_factor * c.eps <= LARGEST[c.norm],
          f" times eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.train_eps_factor} times {c.eps}"),
         ("evaluate_engine", c.evaluate_engine == "dual" or c.cascade == 1,
-         f" is for a single network: stages of a cascade are certified by dual, got {c.evaluate_engine}"),
+         f" is for a single network: stages of a cascade are certified by dual, got {c.evaluate_engine}; set it to dual"),
         ("warm_up", c.warm_up < c.epochs or c.warm_up == 0, f" must leave epochs to train in, got {c.warm_up} of {c.epochs}"),
     ]  # fmt: skip
     for name, fine, wrong in rules:
