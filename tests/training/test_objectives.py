@@ -16,6 +16,8 @@ from autodual.certificates.attacks import worst_inputs
 from autodual.engines.ibp import IntervalBounds
 from autodual.engines.prepare import dual_network
 from autodual.models import Normalize, cnn5
+from autodual.runs.config import TrainConfig
+from autodual.runs.recipes import options
 from autodual.sets import Perturbation
 from autodual.training.objectives import (
     PGD,
@@ -27,6 +29,7 @@ from autodual.training.objectives import (
     interval_regularisers,
     mixed,
 )
+from autodual.training.setup import Pace, make_objective
 from small import DOUBLE, batch, mlp
 
 X, LABELS, EPS = batch(6, 4).sigmoid(), torch.arange(6) % 3, 0.1
@@ -400,3 +403,91 @@ def test_a_network_with_batch_norm_has_the_worst_scores_of_its_own_bounds() -> N
     worst = ad.RobustCrossEntropy(evaluated, BALL, ad.IBP()).worst_scores(x, labels)
     expected = 0.5 * F.cross_entropy(worst, labels) + 0.5 * F.cross_entropy(evaluated(x), labels)
     torch.testing.assert_close(loss[0], expected, rtol=1e-9, atol=1e-9)
+
+
+# From the options of a recipe to its formula, in the middle of its schedule.
+
+RECIPES: dict[str, dict[str, object]] = {
+    "ibp": {"robust_weight_start": 0.4, "robust_weight": 0.9, "train_eps_factor": 1.5},
+    "crown-ibp": {"crown_weight_start": 1.0, "crown_weight": 0.2},
+    "sabr": {"attack_eps_factor": 2.0},
+    "mtl-ibp": {"attack_eps_factor": 2.0, "train_eps_factor": 1.25, "l1": 1e-3},
+    "cc-ibp": {},
+    "exp-ibp": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_minimises_its_formula(name: str) -> None:
+    """Everything by the papers' formulas: eps and weights of the step, the attack, the bound, the mixture, and the terms that fade."""
+    changes = {"eps": EPS, "epochs": 10, "warm_up": 1, "eps_part": 0.5, **RECIPES[name]}
+    config, model = TrainConfig.from_mapping({**options(name), **changes}), _normed()
+    pace = Pace(config, torch.device("cpu"))
+    pace.at(4, 0.5)
+
+    def single(value: float) -> float:  # as a step keeps its numbers
+        return torch.tensor(value).item()
+
+    start, end, here, most = 1.0, 6.0, 4.5, EPS * config.train_eps_factor
+    mid = start + 0.25 * (end - start)
+    a = most / ((end - mid) * 4 * (mid - start) ** 3 + (mid - start) ** 4)
+    eps = a * (mid - start) ** 4 + a * 4 * (mid - start) ** 3 * (here - mid)
+    part = eps / most
+    faded = single(0.5 * (1 - part))
+    low, high = _box(X, single(eps))
+    found = X
+    if name in ("sabr", "mtl-ibp", "cc-ibp", "exp-ibp"):
+        found = _attacked_plainly(model, config, *_box(X, single(eps * config.attack_eps_factor)))
+    if name == "sabr":
+        room = single(eps) - single(0.4 * eps)
+        low, high = _box(torch.maximum(torch.minimum(found, X + room), X - room), single(0.4 * eps))
+    mixed_in = name in ("mtl-ibp", "cc-ibp", "exp-ibp")
+    worst, other, entering = _plain(model, found if mixed_in else X, low, high, found if mixed_in else X)
+    if name == "crown-ibp":
+        ball, engine = ad.LinfBall(single(eps), clip=(0.0, 1.0)), ad.Crown(intermediate=ad.IBP())
+        crown, beta = ad.RobustCrossEntropy(model, ball, engine).worst_scores(X, LABELS), single(1 - 0.8 * part)
+        worst = beta * crown + (1 - beta) * worst
+    robust, usual = (F.cross_entropy(scores, LABELS) for scores in (worst, other))
+    kappa = {"ibp": max(0.1, 0.6 * (1 - part * 0.9)), "crown-ibp": max(0.5, 1 - part * 0.5)}
+    expected = {
+        "ibp": lambda k: k * usual + (1 - k) * robust,
+        "crown-ibp": lambda k: k * usual + (1 - k) * robust,
+        "sabr": lambda _: robust,
+        "mtl-ibp": lambda _: 0.1 * robust + 0.9 * usual,
+        "cc-ibp": lambda _: F.cross_entropy(
+            0.3 * worst + 0.7 * (other - other[torch.arange(6), LABELS][:, None]), LABELS
+        ),
+        "exp-ibp": lambda _: robust**0.5 * usual**0.5,
+    }[name](kappa.get(name, 0.0))
+    weights = sum(layer.weight.abs().sum().item() for layer in model if isinstance(layer, nn.Linear))
+    terms = faded * _regularisers(((high - low) / 2).mean().item(), entering) + config.l1 * weights
+    objective = make_objective(config, model, pace)
+    loss = objective(X, LABELS, None, torch.Generator().manual_seed(7))[0]
+    assert loss.item() == pytest.approx(
+        expected.item() + terms, rel=1e-6
+    )  # weights that follow eps are kept in float32
+    assert model[1].num_batches_tracked == (2 if name == "crown-ibp" else 1)  # once by this test
+
+
+def _attacked_plainly(model: nn.Module, config: TrainConfig, low: Tensor, high: Tensor) -> Tensor:
+    """Sign steps from a random point of the box; batch norm in evaluation mode."""
+    model.eval()
+    noise = torch.rand(X.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(7))
+    x = (low + high) / 2 + (2 * noise - 1) * (high - low) / 2
+    for _ in range(config.attack_steps or 0):
+        x.requires_grad_()
+        (slope,) = torch.autograd.grad(F.cross_entropy(model(x), LABELS), x)
+        x = x.detach() + config.attack_step_size * (high - low) / 2 * slope.sign()
+        x = torch.maximum(torch.minimum(x, high), low)
+    model.train()
+    return x
+
+
+def test_a_small_box_is_never_too_small_for_float32() -> None:
+    """Its width in the warm-up is what the regularisers compare widths with; at a part of 1e-6 there would be none in float32."""
+    config = TrainConfig.from_mapping({**options("sabr"), "eps": "2/255", "box_part": 0.0117, "warm_up": 1})
+    pace = Pace(config, torch.device("cpu"))
+    pace.at(0, 0.5)
+    assert (pace.eps.item(), pace.box_eps.item()) == pytest.approx((1e-6, 1e-6))
+    pace.at(config.epochs - 1, 1.0)
+    assert pace.box_eps.item() == pytest.approx(0.0117 * 2 / 255)

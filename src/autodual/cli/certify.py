@@ -22,7 +22,7 @@ from autodual.cli.answers import answer
 from autodual.cli.completion import targets
 from autodual.cli.options import TARGET, checked, with_config_options
 from autodual.cli.terminal import speaks, watched
-from autodual.runs.config import option
+from autodual.runs.config import Proving, option
 from autodual.runs.folder import NAMED, Run, from_folder, relative, resolved, to_folder
 from autodual.runs.lines import Asked, check_way, record_about
 from autodual.runs.records import CascadeErrors, CascadeSummary, Summary, parse, plain
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from autodual.evaluation.processes import Watch
     from autodual.training.trained import Target
 
-Engine = Literal[
-    "dual", "crown", "ibp", "crown-ibp", "crown-zero", "best", "best-everywhere", "alpha", "high-probability",
-]  # fmt: skip
+Engine = Literal[Proving, "high-probability"]
 TARGET_HELP = (
     "run folder; ONNX file with --dataset; weights (safetensors or .pt) with --model and --dataset; or file.py:factory with --weights "
     "and --dataset"
@@ -63,7 +61,10 @@ def certify(
         Path, typer.Argument(help=f"{TARGET_HELP}; with --check, a file of certificates", autocompletion=targets)
     ],
     weights: Weights = None,
-    engine: Annotated[Engine | None, typer.Option(help="how to bound [default: dual]", show_default=False)] = None,
+    engine: Annotated[
+        Engine | None,
+        typer.Option(help="how to bound [default: what the run was evaluated with, or dual]", show_default=False),
+    ] = None,
     limit: Limit = None,
     out: Annotated[
         Path | None,
@@ -109,9 +110,8 @@ def certify(
         raise ArgumentError("--sample and --sample-seed are for --check")
     if timeout is not None and not 0 < timeout < math.inf:
         raise ArgumentError(f"--timeout must be more than 0 seconds, got {timeout:g}; leave it out for no limit")
-    engine = engine or "dual"
     for name in probability or {} if engine != "high-probability" else {}:
-        raise ArgumentError(f"--{name} is for --engine high-probability; {engine} is not random")
+        raise ArgumentError(f"--{name} is for --engine high-probability; no other is random")
     from autodual.certificates.proof import in_words
     from autodual.engines import HighProbability
     from autodual.evaluation.judge import (
@@ -128,8 +128,9 @@ def certify(
 
     asked = Probability(**probability or {})
     by_chance = engine == "high-probability"
-    chosen = HighProbability(asked.delta, asked.k, seed=asked.seed) if by_chance else ENGINES[engine]
     opened = open_named(target, changes or {}, limit, weights)
+    engine = engine or opened.own.evaluate_engine
+    chosen = HighProbability(asked.delta, asked.k, seed=asked.seed) if engine == "high-probability" else ENGINES[engine]
     file = out or _default_file(opened, engine, limit)
     if opened.combination is not None and by_chance:
         raise ArgumentError(

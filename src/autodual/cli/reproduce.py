@@ -275,4 +275,4 @@ def figures(
     drawn = write_figures(Campaign(configs, results), out)
     answer(figures={name: None if path is None else str(path) for name, path in drawn.items()})
     for name, path in drawn.items():
-        print(f"{name}: not run" if path is None else path)
+        print(f"{name}: not drawn, since its rows have not run" if path is None else path)

@@ -21,7 +21,7 @@ from autodual.cascades.records import CascadeCertificate
 from autodual.certificates import attack, certified_radius
 from autodual.certificates.proof import describe
 from autodual.data import Examples, ImageData
-from autodual.engines import Dual
+from autodual.engines import BoundEngine, Dual
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, judge, judge_to_file
 from autodual.evaluation.processes import UNWATCHED, Watch, on_all
 from autodual.runs.folder import Run
@@ -135,20 +135,22 @@ REMOVE = "if somebody has changed this file, remove it and go on with --resume; 
 
 def evaluate(
     run: Run, model: nn.Module, data: Examples, ball: Perturbation, norm: str, subset: int = 200, watch: Watch = UNWATCHED,
-    trained: TrainedAt | None = None,
+    trained: TrainedAt | None = None, engine: BoundEngine | None = None,
 ) -> Evaluation:  # fmt: skip
     """Certifies and attacks all examples; curve and radii are of the first `subset`, and left out if that is 0. Writes
     certificates.jsonl, evaluation.json and gallery.npz.
 
     Several processes share the work; the first one writes the files. Fails if the attack breaks what is certified. trained: the epoch
-    whose weights these are, where that is known.
+    whose weights these are, where that is known. engine: `Dual()` if not given.
     """
-    eps, engine, file, group = ball.eps, Dual(), run.certificates_file, watch.group
+    eps, engine, file, group = ball.eps, engine or Dual(), run.certificates_file, watch.group
     assert isinstance(eps, float)
     found = judge_to_file(Ledger(file, watch, renewed=RENEWED), model, data, ball, engine)
     broken = attacked(model, data, ball, watch=watch)
     group.by_first(lambda: check_claims(file, found.certified, found.certified_as_run, broken, watch.say, REMOVE))
-    radii, curve = _over_sizes(model, data.take(subset), ball, eps, watch) if subset > 0 else (torch.zeros(0), [])
+    radii, curve = (
+        _over_sizes(model, data.take(subset), ball, eps, engine, watch) if subset > 0 else (torch.zeros(0), [])
+    )
 
     def each(column: Tensor) -> tuple[Any, ...]:
         return tuple(column.tolist())
@@ -174,11 +176,11 @@ def evaluate(
 
 
 def _over_sizes(
-    model: nn.Module, data: Examples, ball: Perturbation, eps: float, watch: Watch
+    model: nn.Module, data: Examples, ball: Perturbation, eps: float, engine: BoundEngine, watch: Watch
 ) -> tuple[Tensor, list[CurvePoint]]:
     """Certified radii [N] of the examples, and their errors at several sizes of the perturbation. Takes several times as long as one
     size."""
-    engine, largest = Dual(), ball.with_eps(CURVE[-1] * eps)
+    largest = ball.with_eps(CURVE[-1] * eps)
 
     def radius(x: Tensor, labels: Tensor) -> Tensor:
         return certified_radius(model, x, labels, largest, engine, tol=eps / 50)

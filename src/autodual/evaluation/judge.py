@@ -28,6 +28,7 @@ from autodual.engines.results import generators
 from autodual.evaluation.processes import UNWATCHED, Watch, batch_size, in_turns, on_all, on_cpu
 from autodual.graph import Network
 from autodual.graph.digest import digest_network
+from autodual.runs.config import Proving
 from autodual.runs.folder import Run, versions
 from autodual.runs.lines import (
     COMMAND,
@@ -48,12 +49,13 @@ from autodual.runs.lines import (
 from autodual.runs.records import Basis, Summary, plain
 from autodual.sets import Perturbation
 
-ENGINES: dict[str, BoundEngine] = {
+ENGINES: dict[Proving, BoundEngine] = {
     "dual": Dual(),
     "crown": Crown(),
     "ibp": IBP(),
     "crown-ibp": Crown(intermediate=IBP()),
     "crown-zero": Crown(lower="zero", intermediate=IBP()),
+    "best-ibp": BestOf(IBP(), Crown(intermediate=IBP()), Crown(lower="zero", intermediate=IBP())),
     "best": BestOf(IBP(), Crown(lower="zero", intermediate=IBP()), Dual(), Crown()),
     "best-everywhere": BestOf(Dual(), Crown(), every_activation=True),
     "alpha": BestOf(IBP(), Crown(lower="zero", intermediate=IBP()), Dual(), AlphaCrown()),

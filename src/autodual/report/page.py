@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import replacing
 from autodual.report.blocks import Block, Figure, Figures, Lines, Note, Section, Table
-from autodual.report.plots import ACCURACY_AXIS, Axis, Points, Series, Spot, Steps, line_chart, scatter_chart
+from autodual.report.plots import ACCURACY_AXIS, Axis, Points, Series, Spot, Steps, line_chart, price_of_proof
 from autodual.report.run import CONFIG, ENVIRONMENT, FILES, RunFiles, read_run
 from autodual.report.sections import absence, makers
 from autodual.report.sections.curves import EPOCHS, Curve, History, epsilon_axis
 from autodual.report.sections.result import cascade_name
-from autodual.report.svg import Svg
 from autodual.report.verdicts import Rates, cascade_doubts, doubts, rates_chart
 from autodual.report.words import DASH, INTERVAL, count, duration, interval, likely, percent, tidy
 from autodual.runs.records import Environment, plain
@@ -315,9 +314,11 @@ def _natural_against_certified(runs: Sequence[Compared]) -> list[Block]:
         caption += " A prime marks a cascade's first stage alone."
     if any(spot.low is not None for spot in every):
         caption += f" Bars: {INTERVAL}s."
-    figures = [Figure("Accuracy against certified accuracy", _scatter("all runs", every), caption)]
+    figures = [Figure("Accuracy against certified accuracy", price_of_proof("all runs", every), caption)]
     if len(groups) > 1:
-        figures += [Figure(f"Those with {name}", _scatter(name, own)) for name, own in groups.items() if len(own) > 1]
+        figures += [
+            Figure(f"Those with {name}", price_of_proof(name, own)) for name, own in groups.items() if len(own) > 1
+        ]
     return [Figures(figures)]
 
 
@@ -327,12 +328,6 @@ def _spot(run: Compared, one: Rates) -> Spot:
     words = f"{one.name}: accuracy {percent(accuracy)}, certified accuracy {percent(certified)}"
     name = f"{run.letter}{PRIME if one.name.endswith('first stage alone') else ''}"
     return Spot(name, accuracy, certified, run.tone, words, low, high)
-
-
-def _scatter(which: str, spots: Sequence[Spot]) -> Svg:
-    across, up = (replace(ACCURACY_AXIS, title=f"{name}accuracy, %", zero=False) for name in ("", "certified "))
-    title = f"Accuracy and certified accuracy, {which}"
-    return scatter_chart(title, across, up, spots, "certified accuracy cannot exceed accuracy")
 
 
 def _by_problem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -359,7 +359,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Spot:
-    """A point with a short name; `words` is its tooltip."""
+    """A point with a short name, or none; `words` is its tooltip."""
 
     label: str
     x: float
@@ -381,12 +381,23 @@ def scatter_chart(title: str, across: Axis, up: Axis, spots: Sequence[Spot], dia
     return frame.chart(title, group(shown), *_spots(frame, spots))
 
 
+def price_of_proof(which: str, spots: Sequence[Spot]) -> Svg:
+    """Certified accuracy (up) against accuracy (across)."""
+    across, up = (replace(ACCURACY_AXIS, title=f"{name}accuracy, %", zero=False) for name in ("", "certified "))
+    title = f"Accuracy and certified accuracy, {which}"
+    return scatter_chart(title, across, up, spots, "certified accuracy cannot exceed accuracy")
+
+
 def _spots(frame: Frame, spots: Sequence[Spot]) -> Iterator[Svg]:
     """Draws intervals, then names over them, then points over both."""
     places = [(frame.x(spot.x), frame.y(spot.y)) for spot in spots]
     taken: list[Box] = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
     names = []
     for spot, (x, y) in zip(spots, places, strict=True):
+        if spot.low is not None and spot.high is not None:
+            yield line(x, x, frame.y(spot.low), frame.y(spot.high), f"interval s-{spot.tone}")
+        if not spot.label:
+            continue
         box = _free_place(frame, x, y, CHARACTER * len(spot.label) + 2, taken)
         taken.append(box)
         middle_x, middle_y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
@@ -394,8 +405,6 @@ def _spots(frame: Frame, spots: Sequence[Spot]) -> Iterator[Svg]:
             names.append(line(x, middle_x, y, middle_y, "axis"))
         label = words(spot.label, middle_x, box[3] - 3, "middle", f"halo t-{spot.tone}")
         names.append(group([tooltip(spot.words), label]))
-        if spot.low is not None and spot.high is not None:
-            yield line(x, x, frame.y(spot.low), frame.y(spot.high), f"interval s-{spot.tone}")
     yield from names
     for spot, (x, y) in zip(spots, places, strict=True):
         yield element("circle", tooltip(spot.words), cx=x, cy=y, r=RADIUS, class_=f"dot f-{spot.tone}")

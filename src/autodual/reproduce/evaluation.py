@@ -33,7 +33,7 @@ from autodual.evaluation.evaluate import ATTACK_STARTS, ATTACK_STEPS, Broken, ch
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, at_once, cascade_to_file, judge_to_file, problem_of
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
-from autodual.runs.config import TrainConfig
+from autodual.runs.config import Proving, TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.lines import AttackLine, CascadeAttackLine
 from autodual.runs.records import AttackFigures, CascadeErrors, parse, plain, read
@@ -41,14 +41,22 @@ from autodual.sets import Perturbation
 from autodual.training.setup import make_ball
 from autodual.training.stages import Parts, attack_batch, attacked_part, certify_all
 
-ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("dual", "ibp", "crown")}
-"""The paper's exact bound first: it is the figure that rows are compared by. The dearest comes last."""
+NEEDED: Proving = "dual"
+"""The paper's exact bound, by which rows are compared."""
+ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in (NEEDED, "ibp", "crown")}
+"""The dearest comes last."""
 WHOLE_UNITS = 12_000
-"""`Crown()` certifies all images of networks up to so many units. Of larger ones, where an image may take seconds, it gets those that
-are still open: the attack does not break them, and no engine before has certified them. What is best is the same."""
+"""All engines certify all images of networks up to so many units. Of larger ones, where an image may take seconds, only the config's
+own engine and intervals do; others get those images that are still open: the attack does not break them, and no engine before has
+certified them. What is best is the same."""
 CLAIMS = ("certified", "certified_as_run")
-NEEDED = "dual"
-"""An engine without which there is no evaluation; the others may be too large for this machine."""
+
+
+def engines_of(config: TrainConfig) -> dict[str, BoundEngine]:
+    """The config's own engine first, whose figures are the row's: without it there is no evaluation. Others may be too large for
+    this machine."""
+    own = config.evaluate_engine
+    return {own: judge.ENGINES[own]} | ROW_ENGINES
 
 
 @dataclass(frozen=True)
@@ -109,19 +117,20 @@ class Before:
         return Broken(*(torch.from_numpy(self.arrays[name]) for name in ("attacked", "attacked_as_run")))
 
 
-BY_THE_EXACT_BOUND = ("error", "collapsed", "robust_error", "robust_error_as_run")
-"""Figures that the exact bound's run brings, beside those of the engine itself."""
+BY_THE_FIRST = ("error", "collapsed", "robust_error", "robust_error_as_run")
+"""Figures of the row that the first engine brings, beside its own."""
 
 
 def evaluate_network(
     config: TrainConfig, run: Run, model: nn.Module, data: Examples, notes: Notes, watch: Watch, report: Report,
     engines: Collection[str] = tuple(ROW_ENGINES), before: Before | None = None,
 ) -> None:  # fmt: skip
-    """Certifies every image by these engines, and attacks it. Fails if the attack breaks what an engine has certified.
+    """Certifies every image by these engines and by the config's own, and attacks it. Fails if the attack breaks what an engine has
+    certified.
 
-    The report is complete when all of `ROW_ENGINES` have run, now or before.
+    The report is complete when all of `engines_of(config)` have run, now or before.
     """
-    ball, before = make_ball(config), before or Before()
+    ball, before, own, all_engines = make_ball(config), before or Before(), config.evaluate_engine, engines_of(config)
     broken = before.broken()
     if broken is None:
         with notes.timed("attack"):
@@ -130,36 +139,36 @@ def evaluate_network(
     errors = {"pgd_error": broken.error_as_run, "pgd_error_exact": broken.error}
     whole: dict[str, Any] = {**errors, "pgd_steps": ATTACK_STEPS}
     if before.figures is not None:
-        whole |= {name: getattr(before.figures, name) for name in BY_THE_EXACT_BOUND}
+        whole |= {name: getattr(before.figures, name) for name in BY_THE_FIRST}
     arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
-    for name, engine in ROW_ENGINES.items():
+    for name, engine in all_engines.items():
         known = before.engine(name)
         if known is not None:
             ran[name] = known
-        elif name in engines:
+        elif name in (own, *engines):
             file = run.folder / f"certificates-{name}.jsonl"
-            every = name != "crown" or generators(dual_network(model, data.scaled(slice(0, 1)))) <= WHOLE_UNITS
+            every = name in (own, "ibp") or generators(dual_network(model, data.scaled(slice(0, 1)))) <= WHOLE_UNITS
             index = torch.arange(len(data)) if every else _open(ran, arrays)
             try:
                 with notes.timed(name):
                     judged = _judge(file, model, data, None if every else index, ball, engine, watch)
             except MemoryBudgetError as error:
-                if name == NEEDED:
+                if name == own:
                     raise
                 watch.say(f"{name}: not run: {error}")
                 ran[name] = EngineFigures(engine=repr(engine), not_run=str(error))
                 continue
-            columns = _columns(name, judged, index, len(data))
+            columns = _columns(name, judged, index, len(data), exact=name == own)
             certified, as_run = (torch.from_numpy(columns[f"{name}_{claim}"]) for claim in CLAIMS)
             check_claims(file, certified, as_run, broken, watch.say)
             ran[name] = _figures(judged, engine, data, notes.spent.seconds[name])
             arrays |= columns
-            if name == NEEDED:
+            if name == own:
                 figures = (judged.error, judged.collapse(data.classes), judged.robust_error, judged.robust_error_as_run)
-                whole |= dict(zip(BY_THE_EXACT_BOUND, figures, strict=True))
+                whole |= dict(zip(BY_THE_FIRST, figures, strict=True))
                 arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
             report(NetworkFigures(**whole, engines=dict(ran)), arrays, False)
-    if set(ran) == set(ROW_ENGINES):
+    if set(ran) == set(all_engines):
         report(NetworkFigures(**whole, engines=ran, **_best(ran, arrays)), arrays, True)
 
 
@@ -209,13 +218,13 @@ def _best(ran: dict[str, EngineFigures], arrays: Arrays) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _columns(name: str, judged: Judged, index: Tensor, images: int) -> Arrays:
-    """About all images: those that were not tried have no margin. Margins of the exact bound are kept as they are, of the others in
-    half the space, since their verdicts are kept beside them."""
+def _columns(name: str, judged: Judged, index: Tensor, images: int, exact: bool) -> Arrays:
+    """About all images: those that were not tried have no margin. Margins are kept as they are if `exact`, or else in half the space,
+    since their verdicts are kept beside them."""
     certified, as_run = torch.zeros(2, images, dtype=torch.bool).unbind()
     margins = torch.full((images,), torch.nan)
     certified[index], as_run[index], margins[index] = judged.certified, judged.certified_as_run, judged.margins.float()
-    kept = margins if name == NEEDED else margins.clamp(-6e4, 6e4).half()
+    kept = margins if exact else margins.clamp(-6e4, 6e4).half()
     return {
         f"{name}_certified": certified.numpy(),
         f"{name}_certified_as_run": as_run.numpy(),

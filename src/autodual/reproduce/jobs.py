@@ -63,7 +63,7 @@ KEPT_BYTES = 2**20
 """Weights of the paper's recipe stay in `results/` up to this size; those of our own recipe always do."""
 OF_NO_CONSEQUENCE = (
     "cascade", "cascade_kind", "data_folder", "device", "tensorboard", "limit_test", "evaluate_every", "evaluate_examples",
-    "skip_curve",
+    "skip_curve", "evaluate_engine",
 )  # fmt: skip
 """Options that the first stage of a cascade does not depend on, where no data is held out."""
 

@@ -5,8 +5,8 @@ Nothing here depends on the time or the machine: equal records make equal files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
@@ -18,11 +18,12 @@ from autodual.report.blocks import Figures as FiguresBlock
 from autodual.report.blocks import Table as TableBlock
 from autodual.report.blocks import Text as TextBlock
 from autodual.report.page import render_sections
-from autodual.report.plots import ERROR_AXIS, Axis, Series, line_chart
+from autodual.report.plots import ERROR_AXIS, Axis, Series, Spot, line_chart, price_of_proof
 from autodual.report.svg import Svg
 from autodual.report.verdicts import Rates, rates_chart
 from autodual.reproduce.campaign import (
     BEST,
+    RECIPES,
     ROWS,
     SEEDS,
     SIZES,
@@ -109,11 +110,12 @@ def build_tables(campaign: Campaign) -> list[Table]:
 
 
 SINGLE_TEXT = (
-    "Certified accuracy is the part of all test images that the exact bound (`Dual()`) certifies, robust error the rest, and error "
-    "that of clean images. The paper's columns are what it prints, and its released weights evaluated again by others, both as robust "
-    "error / error; the difference is that of our robust error to the printed one. Three more robust errors: as run, for the network "
-    "as it computes in float32; best, where an image counts as certified if one of `Dual()`, `Crown()` and interval bounds certifies "
-    "it; and PGD, an attack on the running network: the true robust error lies between best and PGD."
+    "Certified accuracy is the part of all test images that the exact bound (`Dual()`, unless the config names another "
+    "`evaluate_engine`) certifies, robust error the rest, and error that of clean images. The paper's columns are what it prints, and "
+    "its released weights evaluated again by others, both as robust error / error; the difference is that of our robust error to the "
+    "printed one. Three more robust errors: as run, for the network as it computes in float32; best, where an image counts as "
+    "certified if one of that bound, `Crown()` and interval bounds certifies it; and PGD, an attack on the running network: the true "
+    "robust error lies between best and PGD."
 )
 AS_ABOVE = "Columns as in the first table of this kind."
 
@@ -152,13 +154,15 @@ def _single(result: Result) -> list[str]:
 
 
 def _engines(results: Sequence[Result]) -> Table:
-    header = ("row", "recipe", "images", *ROW_ENGINES, "best of them", "weights of")
+    ran = [name for result in results for name in getattr(result.figures(NetworkFigures), "engines", ())]
+    names = [*dict.fromkeys((*ROW_ENGINES, *ran))]
+    header = ("row", "recipe", "images", *names, "best of them", "weights of")
     rows = []
     for result in results:
         record, figures = result.first, result.figures(NetworkFigures)
         assert record is not None
         assert figures is not None
-        counts = [_certified(figures.engines.get(name), record.examples) for name in ROW_ENGINES]
+        counts = [_certified(figures.engines.get(name), record.examples) for name in names]
         best = f"{figures.certified_best} ({figures.certified_best_as_run})" if record.complete else NOT_RUN
         rows.append([result.row.name, result.recipe, str(record.examples), *counts, best, record.weights.chosen])
     text = (
@@ -290,6 +294,7 @@ STYLE = "".join([
     "text{font:12px system-ui,sans-serif;fill:#1b1f24}.tick,.name{fill:#57606a}.rule{stroke:#d8dee4}.axis,.mark{stroke:#6e7781}",
     ".line{fill:none;stroke-width:2;stroke-linejoin:round}.halo{stroke:#fff;stroke-width:4px;paint-order:stroke}.hover{fill:none}",
     *(f".f-{tone}{{fill:{colour}}}.s-{tone}{{stroke:{colour}}}text.t-{tone}{{fill:{colour}}}" for tone, colour in TONES.items()),
+    ".f-published{fill:#afb8c1}",
 ])  # fmt: skip
 """Style sheet of a picture that stands alone, on white."""
 
@@ -304,16 +309,22 @@ class Picture:
     chart: Svg | None
 
 
-CASCADE_FIGURES = {
+Problem = tuple[str, str]
+"""Data and eps."""
+CASCADE_FIGURES: dict[Problem, str] = {
     ("MNIST", "0.1"): "mnist-0.1", ("CIFAR-10", "2/255"): "cifar-2", ("CIFAR-10", "8/255"): "cifar-8", ("MNIST", "0.3"): "mnist-0.3",
     ("MNIST", "1.58"): "mnist-l2", ("CIFAR-10", "36/255"): "cifar-l2",
 }  # fmt: skip
 """Cascades that share data and eps, in the order of the rows."""
+TONE_OF = dict(zip(CASCADE_FIGURES, TONES, strict=True))
 
 
 def draw_figures(campaign: Campaign) -> list[Picture]:
     training = ("mnist-small-0.1", "mnist-small-exact-0.1")
-    pictures = [Picture("projections", "Projections against the exact bound", training, _training(campaign, training))]
+    pictures = [
+        *_prices(campaign),
+        Picture("projections", "Projections against the exact bound", training, _training(campaign, training)),
+    ]
     for (data, eps), name in CASCADE_FIGURES.items():
         rows, title = [row for row in ROWS if row.is_cascade and (row.data, row.eps) == (data, eps)], f"{data} {eps}"
         chart, names = _by_stage(campaign, title, rows), [row.name for row in rows]
@@ -340,6 +351,45 @@ def alone(chart: Svg) -> str:
     size = 'xmlns="http://www.w3.org/2000/svg" width="640" height="416"'
     ground = '<rect width="100%" height="100%" fill="#fff"></rect>'
     return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{STYLE}</style>{ground}{rest}\n"
+
+
+PRICE = "Accuracy against certified accuracy"
+
+
+def _prices(campaign: Campaign) -> Iterator[Picture]:
+    """All single networks, and those with equal data and eps by themselves, where there are several. Grey is what the paper prints."""
+    rows = [row for row in ROWS if not row.is_cascade]
+    ours, theirs = dict[Problem, list[Spot]](), dict[Problem, list[Spot]]()
+    for row in rows:
+        for recipe in RECIPES:
+            record, problem = campaign.record(Task(row.name, recipe)), (row.data, row.eps)
+            if record is None or not isinstance(record.figures, NetworkFigures):
+                continue
+            label, tone = f"{row.network}{', best' if recipe == 'best' else ''}", TONE_OF[problem]
+            errors, full = (record.figures.error, record.figures.robust_error), f"{row.data} {row.eps}, {label}"
+            ours.setdefault(problem, []).append(_spot(label, tone, full, *errors))
+            if recipe == "paper":
+                grey = _spot("", "published", f"The paper's {full}", row.paper[1] / 100, row.paper[0] / 100)
+                theirs.setdefault(problem, []).append(grey)
+    # Among all, a problem is named once.
+    every = [
+        replace(one, label="" if n else " ".join(problem)) for problem in ours for n, one in enumerate(ours[problem])
+    ]
+    grey = [spot for spots in theirs.values() for spot in spots]
+    chart = price_of_proof("all rows", [*grey, *every]) if every else None
+    yield Picture(
+        "price-of-proof", f"{PRICE}; grey: the paper's; on the line both are equal", [row.name for row in rows], chart
+    )
+    for problem, name in CASCADE_FIGURES.items():
+        title, spots = " ".join(problem), ours.get(problem, [])
+        chart = price_of_proof(title, [*theirs.get(problem, []), *spots]) if len(spots) > 1 else None
+        names = [row.name for row in rows if (row.data, row.eps) == problem]
+        yield Picture(f"price-of-proof-{name}", f"{PRICE}, {title}; grey: the paper's", names, chart)
+
+
+def _spot(label: str, tone: str, full: str, error: float, robust: float) -> Spot:
+    told = f"{full}: accuracy {_percent(1 - error)}, certified accuracy {_percent(1 - robust)}"
+    return Spot(label, 1 - error, 1 - robust, tone, told)
 
 
 def _training(campaign: Campaign, rows: Sequence[str]) -> Svg | None:

@@ -27,6 +27,8 @@ Initialisation = Literal["default", "intervals"]
 EpsSchedule = Literal["linear", "smooth"]
 Averaging = Literal["none", "ema", "swa"]
 CropFill = Literal["black", "edge"]
+Proving = Literal["dual", "crown", "ibp", "crown-ibp", "crown-zero", "best-ibp", "best", "best-everywhere", "alpha"]
+"""Engines that prove, by the names that `evaluation.judge` gives them."""
 
 EPS_START = 0.01
 LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1000}
@@ -193,6 +195,11 @@ class TrainConfig:
         10, "epochs between exact evaluations on held-out data (training data when none is held out)"
     )
     evaluate_examples: int = option(500, "examples of such an evaluation")
+    evaluate_engine: Proving = option(
+        "dual",
+        "bound that evaluations, and `certify` where it is told no other, prove with: dual, crown, ibp, crown-ibp, crown-zero; "
+        "best-ibp, the best of those over interval bounds, for networks that were trained with these; best, best-everywhere, alpha",
+    )
     limit_train: int | None = option(None, "use only the first so many training examples")
     limit_test: int | None = option(None, "use only the first so many test examples")
     cascade: int = option(1, "stages of a cascade; 1 for a single network")
@@ -462,6 +469,8 @@ def _check_values(c: TrainConfig) -> None:
          " of adversarial examples need an attack: set mix_with to adversarial, or box_part below 1"),
         ("train_eps_factor", c.tabular or c.train_eps_factor * c.eps <= LARGEST[c.norm],
          f" times eps must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.train_eps_factor} times {c.eps}"),
+        ("evaluate_engine", c.evaluate_engine == "dual" or c.cascade == 1,
+         f" is for a single network: stages of a cascade are certified by dual, got {c.evaluate_engine}; set it to dual"),
         ("warm_up", c.warm_up < c.epochs or c.warm_up == 0, f" must leave epochs to train in, got {c.warm_up} of {c.epochs}"),
     ]  # fmt: skip
     for name, fine, wrong in rules:

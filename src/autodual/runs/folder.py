@@ -111,7 +111,7 @@ LATER = (
     "per_channel", "initialisation", "eps_schedule", "warm_up", "train_eps_factor", "lr_milestones", "lr_factor",
     "robust_weight_start", "mix", "mix_with", "box_part", "crown_weight", "crown_weight_start", "attack_steps", "attack_step_size",
     "attack_restarts", "attack_eps_factor", "attack_half", "batch_statistics", "regularise", "l1", "average", "average_decay",
-    "average_epochs", "precise_statistics", "crop_fill",
+    "average_epochs", "precise_statistics", "crop_fill", "evaluate_engine",
 )  # fmt: skip
 """Fields of `TrainConfig` that came after the first runs were written, oldest first; a new field goes to the end."""
 

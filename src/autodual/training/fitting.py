@@ -14,6 +14,7 @@ from torch import nn
 from autodual._errors import ArgumentError
 from autodual.data import ArrayData, Examples, ImageData, check_parts, mean_std
 from autodual.evaluation.evaluate import evaluate
+from autodual.evaluation.judge import ENGINES
 from autodual.evaluation.processes import UNWATCHED, StoppedError, Watch, joined, own_device
 from autodual.runs.checkpoint import load_model, save_model
 from autodual.runs.config import TrainConfig, check_ramp
@@ -229,15 +230,14 @@ def trained_network(config: TrainConfig, run: Run, parts: Parts, watch: Watch) -
 
 
 def finish(config: TrainConfig, run: Run, model: nn.Module, parts: Parts, watch: Watch) -> Evaluation:
-    """Evaluates the network exactly, unless that was done before."""
+    """Evaluates the network by the bound that the config names, unless that was done before."""
     group, file = watch.group, run.evaluation_file
     found = group.by_first(lambda: read(Evaluation, file) if file.exists() else None)
     if found is not None and (found.curve or config.skip_curve):
         return found
     subset, at = 1000 if parts.test.device.type == "cuda" else 200, group.by_first(lambda: trained_at(config, run, 0))
-    return evaluate(
-        run, model, parts.test, make_ball(config), config.norm, 0 if config.skip_curve else subset, watch, trained=at
-    )
+    ball, engine = make_ball(config), ENGINES[config.evaluate_engine]
+    return evaluate(run, model, parts.test, ball, config.norm, 0 if config.skip_curve else subset, watch, at, engine)
 
 
 ERRORS = ("error", "pgd_error", "pgd_error_exact", "robust_error", "robust_error_as_run")

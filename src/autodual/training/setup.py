@@ -32,7 +32,16 @@ from autodual.engines import (
     Projected,
     QuietGradient,
 )
-from autodual.runs.config import OTHERS, TrainConfig, attacks, crown_weight_at, eps_at, regularise_at, weight_at
+from autodual.runs.config import (
+    OTHERS,
+    SMALLEST_EPS,
+    TrainConfig,
+    attacks,
+    crown_weight_at,
+    eps_at,
+    regularise_at,
+    weight_at,
+)
 from autodual.sets import L2Ball, LinfBall, Perturbation
 from autodual.training.objectives import PGD, Descent, Objective, TrainingAttack
 
@@ -271,7 +280,7 @@ class Pace:
         for tensor, value in (
             (self.eps, eps),
             (self.attack_eps, config.attack_eps_factor * eps),
-            (self.box_eps, config.box_part * eps),
+            (self.box_eps, max(config.box_part * eps, min(eps, SMALLEST_EPS))),
             (self.weight, weight_at(config, eps)),
             (self.crown_weight, crown_weight_at(config, eps)),
             (self.regularise, regularise_at(config, eps)),

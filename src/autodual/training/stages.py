@@ -18,12 +18,11 @@ from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble, 
 from autodual.cascades.records import CascadeAttack, CascadeCertificate
 from autodual.certificates.certificate import collapse
 from autodual.data import Examples
-from autodual.engines import Dual
 from autodual.engines.effort import COPIES
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation.evaluate import check_together
-from autodual.evaluation.judge import RENEWED, Ledger, at_once, cascade_problem, judge
+from autodual.evaluation.judge import ENGINES, RENEWED, Ledger, at_once, cascade_problem, judge
 from autodual.evaluation.processes import ALONE, UNWATCHED, Group, Watch, batch_size, in_turns, on_all
 from autodual.models import initialise_for_intervals
 from autodual.runs.checkpoint import load_model, round_to_half_, save_model
@@ -82,14 +81,14 @@ def train_stage(
 ) -> None:  # fmt: skip
     """Trains one network; with held-out data, its best checkpoint counts."""
     judge_on = (data if held_out is None else held_out).take(config.evaluate_examples)
-    best, group = run.stages / f"best-{stage}.safetensors", watch.group
+    best, group, engine = run.stages / f"best-{stage}.safetensors", watch.group, ENGINES[config.evaluate_engine]
 
     def validate(network: nn.Module, epoch: int) -> dict[str, float]:
-        found = judge(network, judge_on, make_ball(config), what="validating", watch=watch)
+        found = judge(network, judge_on, make_ball(config), engine, "validating", watch)
         figures = {name: getattr(found, name) for name in ("error", "robust_error", "robust_error_as_run")}
         split: Literal["validation", "train"] = "train" if held_out is None else "validation"
         line = ValidationLine(
-            "validation", stage, epoch, split, repr(Dual()), len(judge_on), config.eps, **figures,
+            "validation", stage, epoch, split, repr(engine), len(judge_on), config.eps, **figures,
             collapsed=found.collapse(judge_on.classes),
         )  # fmt: skip
 
