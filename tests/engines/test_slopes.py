@@ -207,6 +207,20 @@ class TestSoundness:
         )
         assert (found >= plain).all()
 
+    def test_every_row_has_its_own_bound(self) -> None:
+        """Several rows of an example are open, and far apart: a bound of another row would be above values of this one."""
+        model, x = mlp(4, 8, 8, 5), batch(12, 4)
+        labels, ball = model(x).argmax(1), ad.LinfBall(0.4)
+        certificate = ad.certify(model, x, labels, ball, ad.AlphaCrown(steps=3))
+        generator = torch.Generator().manual_seed(0)
+        scores = torch.stack(
+            [model(ball.around(x).vertex(torch.randn(x.shape, generator=generator))) for _ in range(200)]
+        )
+        lowest = (scores.gather(2, labels.expand(200, -1).unsqueeze(2)) - scores).amin(0)
+        others = certificate.margins.isfinite()
+        assert (certificate.margins <= lowest + 1e-9)[others].all()
+        assert int((certificate.margins < 0).sum(1).max()) > 2
+
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
     def test_margins_hold_at_attacks(self, dtype: torch.dtype) -> None:
         model, x = convnet(dtype), batch(6, 1, 6, 6, dtype=dtype)

@@ -319,9 +319,7 @@ def test_damaged_lines_are_left_out_with_a_note(run: Path) -> None:
     ],
     ids=lambda value: repr(value)[:12],
 )
-def test_values_of_another_kind_never_stop_the_page(
-    run: Path, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_another_kind_never_stop_the_page(run: Path, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry on its own; of those for which a file counts as damaged, one is drawn."""
     (run / "gallery.npz").unlink()  # only slow here
     settings = Run(run).config()

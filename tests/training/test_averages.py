@@ -159,8 +159,8 @@ def test_a_run_that_was_stopped_keeps_its_average(
 def test_a_damaged_average_is_a_damaged_checkpoint(tmp_path: Path) -> None:
     config = CONFIG.with_changes(average="ema")
     data, steps = _data(100), []
+    watch = Watch(step=steps.append, stop=lambda: len(steps) == 6)
     with pytest.raises(StoppedError):
-        watch = Watch(step=steps.append, stop=lambda: len(steps) == 6)
         ad.fit(_network(), data, data.take(4), config, tmp_path / "run", watch=watch)
     (newest,) = (tmp_path / "run" / "checkpoints").glob("*-step-000000006")
     (newest / "average.safetensors").write_bytes(b"nothing")
