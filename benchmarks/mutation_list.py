@@ -220,6 +220,123 @@ DUAL = [
         "return self._folding_error(FOLDING, operands[0].dtype, operands[0])", "return None",
         "dual/test_folded_constants.py",
     ),
+    mutation(
+        "radius of a product times 0.1", "dual/products.py",
+        "self.value(_away(z, slope)))", "0.1 * self.value(_away(z, slope)))",
+        "dual/test_every_layer.py::test_keeps_its_contract[times another]",
+    ),
+    mutation(
+        "wrong sign of the middle of a product", "dual/products.py",
+        "return Band(slope, -self.value(slope), ", "return Band(slope, self.value(slope), ",
+        "dual/test_every_layer.py::test_keeps_its_contract[times another]",
+    ),
+    mutation(
+        "only the first factor moves", "dual/products.py",
+        "moved = self.product(x, c_y) + self.product(c_x, y)", "moved = self.product(x, c_y)",
+        "dual/test_every_layer.py::test_keeps_its_contract[matrix product]",
+    ),
+    mutation(
+        "image of a product from two corners of four", "dual/products.py",
+        "for a in (x.lower, x.upper) for b in (y.lower, y.upper)]", "for a, b in ((x.lower, y.lower), (x.upper, y.upper))]",
+        "dual/test_every_layer.py::test_keeps_its_contract[times another]",
+    ),
+    mutation(
+        "product of the radii lost from an image", "dual/products.py",
+        "radius = self.product(x.centre.abs() + x.radius, y.radius)", "radius = self.product(x.centre.abs(), y.radius)",
+        "dual/test_every_layer.py::test_keeps_its_contract[matrix product]",
+    ),
+    mutation(
+        "factors outside their intervals forgotten", "dual/products.py",
+        "found.append(self.product(o_x, r_y + o_y) + self.product(r_x, o_y))", "found.append(self.product(o_x, r_y + o_y))",
+        "dual/test_every_layer.py::test_keeps_its_contract[times another]",
+    ),
+    mutation(
+        "rounding of a product ignored", "dual/products.py",
+        "return grain * (1 + self.counts[0] / 8)", "return 0 * grain * (1 + self.counts[0] / 8)",
+        "dual/test_every_layer.py::test_keeps_its_contract[matrix product per head]",
+    ),
+    mutation(
+        "normalised values limited too tightly", "dual/products.py",
+        "most = self.limit * (1 + 4", "most = 0.8 * self.limit * (1 + 4",
+        "dual/test_odd_parameters.py::test_bounds_hold_or_the_call_is_refused[power_above by a rewrite]",
+    ),
+    mutation(
+        "gradients of the factors exchanged", "dual/products.py",
+        "return coefficients * y, coefficients * x", "return coefficients * x, coefficients * y",
+        "dual/test_every_layer.py::test_keeps_its_contract[times another]",
+    ),
+    mutation(
+        "scores subtracted the other way round", "dual/attention.py",
+        "return x.unsqueeze(dim) - x.unsqueeze(dim + 1)", "return x.unsqueeze(dim + 1) - x.unsqueeze(dim)",
+        "dual/test_every_layer.py::test_keeps_its_contract[softmax]",
+    ),
+    mutation(
+        "wrong sign on the way back through differences", "dual/attention.py",
+        "return (others.sum(self.dim + 1) - others.sum(self.dim + 2),)",
+        "return (others.sum(self.dim + 2) - others.sum(self.dim + 1),)",
+        "dual/test_every_layer.py::test_keeps_its_contract[softmax]",
+    ),
+    mutation(
+        "masked scores count as zero", "dual/attention.py",
+        "(torch.exp(apart * pairs) * pairs).sum(dim + 1)", "torch.exp(apart * pairs).sum(dim + 1)",
+        "dual/test_every_layer.py::test_keeps_its_contract[masked softmax]",
+    ),
+    mutation(
+        "a finite score taken for a mask", "dual/attention.py",
+        "if not bool((torch.as_tensor(numbers[1]) == -torch.inf).all()):", "if False:",
+        "soundness/test_products.py::test_a_finite_score_is_no_mask",
+    ),
+    mutation(
+        "attention looks ahead", "dual/attention.py",
+        "device=query.device).tril()", "device=query.device).triu()",
+        "dual/test_every_layer.py::test_keeps_its_contract[causal attention]",
+    ),
+    mutation(
+        "masks of heads keep what they leave out", "dual/attention.py",
+        "mask = ~attn_mask  #", "mask = attn_mask  #",
+        "dual/test_every_layer.py::test_keeps_its_contract[multi-head attention with a mask]",
+    ),
+    mutation(
+        "a transformer without its skip", "dual/attention.py",
+        "x = src + attend(m.norm1(src))", "x = attend(m.norm1(src))",
+        "dual/test_every_layer.py::test_keeps_its_contract[encoder layer, norm first]",
+    ),
+    mutation(
+        "LSTM without its memory", "dual/recurrent.py",
+        "c = torch.sigmoid(f) * c + torch", "c = torch",
+        "dual/test_every_layer.py::test_keeps_its_contract[LSTM]",
+    ),
+    mutation(
+        "GRU's gate the other way round", "dual/recurrent.py",
+        "return (n + z * (h - n),)", "return (h + z * (n - h),)",
+        "dual/test_every_layer.py::test_keeps_its_contract[GRU]",
+    ),
+    mutation(
+        "outputs of the way back in its order", "dual/recurrent.py",
+        "sides.append(outputs[::-1] if way else outputs)", "sides.append(outputs)",
+        "dual/test_every_layer.py::test_keeps_its_contract[GRU]",
+    ),
+    mutation(
+        "second bias of a recurrent layer lost", "dual/recurrent.py",
+        "F.linear(state[0], u, d)),)", "F.linear(state[0], u)),)",
+        "dual/test_every_layer.py::test_keeps_its_contract[RNN]",
+    ),
+    mutation(
+        "variance divided by one less", "dual/normalising.py",
+        "if by_sums else squares.mean(dims, keepdim=True)",
+        "if by_sums else squares.sum(dims, keepdim=True) / (squares.shape[-1] - 1)",
+        "dual/test_every_layer.py::test_keeps_its_contract[layer_norm]",
+    ),
+    mutation(
+        "rounding of a variance by sums ignored", "dual/normalising.py",
+        "return grain * (2 + self.count / 4) * operands[1].square().mean(self.dims, keepdim=True)", "return None",
+        "soundness/test_products.py::test_a_variance_from_sums_of_squares_is_within_its_error",
+    ),
+    mutation(
+        "correction of a variance ignored", "dual/normalising.py",
+        "keepdim=True) / (count - correction), keep, dims", "keepdim=True) / count, keep, dims",
+        "dual/test_every_layer.py::test_keeps_its_contract[var]",
+    ),
 ]
 
 ENGINES = [
@@ -371,6 +488,41 @@ ENGINES = [
         "for a, shapes in layers) <= 1", "for a, shapes in layers) <= 2",
         "engines/test_exact_first.py",
     ),
+    mutation(
+        "slopes leave their range", "engines/backward/slopes.py",
+        "self.slope = torch.minimum(torch.maximum(moved, self.lowest), self.highest)", "self.slope = moved",
+        "engines/test_slopes.py",
+    ),
+    mutation(
+        "bounds of open rows in the wrong order", "engines/backward/slopes.py",
+        "unknown.scatter(1, order, known", "unknown.scatter(1, order.flip(1), known",
+        "engines/test_slopes.py",
+    ),
+    mutation(
+        "slopes move downhill", "engines/backward/slopes.py",
+        "value=rate / (1 - decay**step))", "value=-rate / (1 - decay**step))",
+        "engines/test_slopes.py",
+    ),
+    mutation(
+        "open examples are asked the rows of the first ones", "engines/best.py",
+        "prove(network, part, spec[some], rows[some])", "prove(network, part, spec[slice(0, len(some))], rows[some])",
+        "engines/test_best.py",
+    ),
+    mutation(
+        "the worse bound of two", "engines/best.py",
+        "better = (ranks[1] > ranks[0]) |", "better = (ranks[1] < ranks[0]) |",
+        "engines/test_best.py::test_the_better_of_two_proofs",
+    ),
+    mutation(
+        "intersection with the error of the first engine", "engines/best.py",
+        "[(f.intervals[i], _outside(f, i)) for f in found]", "[(f.intervals[i], _outside(found[0], i)) for f in found]",
+        "engines/test_best.py",
+    ),
+    mutation(
+        "lanes go on without the error of the others", "engines/best.py",
+        "            rounding.outside[source] = outside\n", "            pass\n",
+        "engines/test_best.py",
+    ),
 ]
 
 CERTIFICATES = [
@@ -403,6 +555,42 @@ CERTIFICATES = [
     mutation(
         "limits the wrong way round", "spec.py",
         "limits = torch.cat([-sign * end", "limits = torch.cat([sign * end",
+        "test_spec.py",
+    ),
+    mutation(
+        "all of several is one of them", "spec.py",
+        "    def needed(self) -> int:\n        return len(self.parts)\n", "    def needed(self) -> int:\n        return 1\n",
+        "test_spec.py",
+    ),
+    mutation(
+        "one of several is all of them", "spec.py",
+        "    def needed(self) -> int:\n        return 1\n", "    def needed(self) -> int:\n        return len(self.parts)\n",
+        "test_spec.py",
+    ),
+    mutation(
+        "parts of a question share the rows of the first", "spec.py",
+        "question.rule.beyond(sum(map(len, linear)))", "question.rule.beyond(0)",
+        "test_spec.py",
+    ),
+    mutation(
+        "targets exceed the label", "spec.py",
+        "rows = identity[labels].unsqueeze(0) - identity[targets].movedim(1, 0)",
+        "rows = identity[targets].movedim(1, 0) - identity[labels].unsqueeze(0)",
+        "test_spec.py",
+    ),
+    mutation(
+        "error of a margin without the label's own", "spec.py",
+        "return e.gather(1, self.labels.unsqueeze(1)) + e", "return e",
+        "test_spec.py::test_the_error_of_a_row_is_that_of_the_worst_outputs",
+    ),
+    mutation(
+        "some examples get the offsets of the first ones", "spec.py",
+        "offsets=_part(self.offsets, some),", "offsets=_part(self.offsets, slice(0, len(torch.arange(10**6)[some]))),",
+        "test_spec.py",
+    ),
+    mutation(
+        "one row too few breaks a rule", "spec.py",
+        "count = len(self.parts) - self.needed + 1  #", "count = max(1, len(self.parts) - self.needed)  #",
         "test_spec.py",
     ),
     mutation(

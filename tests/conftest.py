@@ -1,6 +1,8 @@
 """What all tests share: the modules in tests/ can be imported, and tests that need a GPU say so when there is none."""
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=NO_GPU))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """What tests write need not outlive a power cut. A handle that is closed is an error as before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> None:
-    torch.manual_seed(0)
+    """Without a GPU only the CPU's: `torch.manual_seed` keeps a traceback for every GPU that may still turn up."""
+    (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(0)

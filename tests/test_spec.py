@@ -140,6 +140,20 @@ def test_rows_are_what_is_evaluated(name: str) -> None:
 
 
 @every_specification
+def test_the_error_of_a_row_is_that_of_the_worst_outputs(name: str) -> None:
+    """Every output off by its error, upwards or downwards: no row moves farther than `at_error` says, and one moves as far."""
+    question, z = SPECIFICATIONS[name][0].put(torch.zeros(N, 2), (C,)), outputs(1)[0]
+    error = torch.rand(N, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows = question.rows(torch.float64).rows
+    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=C)), dtype=torch.float64)
+    apart = torch.stack([question.at_output(z + s * error)[0] - question.at_output(z)[0] for s in signs]).amax(0)
+    stated = question.at_error(error)
+    assert bool((apart <= stated + 1e-12).all())
+    reached = (rows != 0).any(2).T.expand_as(stated)  # not the row of a label with itself, which does not move
+    assert torch.allclose(apart[reached], stated[reached])
+
+
+@every_specification
 def test_more_rows_never_hurt(name: str) -> None:
     """The rule is monotone: that is why proofs of rows are proofs of the whole."""
     question = SPECIFICATIONS[name][0].put(torch.zeros(N, 2), (C,))

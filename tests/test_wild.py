@@ -41,9 +41,12 @@ def test_capture_reproduces_the_model_on_a_batch_of_another_size(wild: Wild, dty
 
 
 @every_classifier
-@both_dtypes
 @pytest.mark.parametrize(
-    ("engine", "eps"), [pytest.param(ad.Dual(), 1e-3, id="dual"), pytest.param(ad.IBP(), 2e-2, id="ibp")]
+    ("engine", "eps", "dtype"),
+    [
+        pytest.param(ad.Dual(), 1e-3, torch.float32, id="dual in float32"),
+        pytest.param(ad.IBP(), 2e-2, torch.float64, id="ibp in float64"),
+    ],
 )
 def test_certificates_and_attacks_agree(wild: Wild, dtype: torch.dtype, engine: ad.BoundEngine, eps: float) -> None:
     model, x, ball = wild.build().to(dtype), inputs(wild, 2, dtype), ad.LinfBall(eps, clip=(0.0, 1.0))

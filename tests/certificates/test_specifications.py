@@ -4,6 +4,8 @@ import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -68,8 +70,14 @@ def points(ball: ad.Perturbation | ad.InputSet) -> list[Tensor]:
     return found + (list(corners(region)) if isinstance(region, ad.Box) else [])
 
 
+@cache
+def outputs(ball: ad.Perturbation | ad.InputSet) -> list[Tensor]:
+    with torch.no_grad():
+        return [MODEL(p) for p in points(ball)]
+
+
 def broken_somewhere(meaning: Meaning, ball: ad.Perturbation | ad.InputSet) -> Tensor:
-    return torch.stack([~meaning(MODEL(p)) for p in points(ball)]).any(0)
+    return torch.stack([~meaning(z) for z in outputs(ball)]).any(0)
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -88,8 +96,17 @@ def test_what_is_certified_holds_at_every_point(name: str, engine: ad.BoundEngin
         assert bool((certificate.certified | ~certificate.certified_as_run).all())
 
 
-@pytest.mark.parametrize("kind", SETS)
-@every_question
+def questions_and_sets() -> list[Any]:
+    """Fast: every question about an l-infinity ball and about three other sets, by turns. Slow: all the rest."""
+    found = []
+    for turn, name in enumerate(QUESTIONS):
+        for number, kind in enumerate(SETS):
+            fast = number == 0 or (number + turn) % 7 in (0, 2, 3)
+            found.append(pytest.param(name, kind, id=f"{name}-{kind}", marks=() if fast else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(("name", "kind"), questions_and_sets())
 def test_every_set_certifies_and_breaks(name: str, kind: str) -> None:
     """Certified examples hold everywhere, attacked ones are broken where the attack says, inside their set."""
     (specification, meaning), ball = QUESTIONS[name], SETS[kind]

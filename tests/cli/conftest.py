@@ -43,12 +43,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SMALL = ["--model", "digits", "--eps", "0.05", "--clip", "0", "1", "--k", "4", "--epochs", "2", "--limit-train", "100", "--limit-test",
-         "10", "--evaluate-every", "0", "--batch", "25", "--device", "cpu", "--lr", "0.003"]  # fmt: skip
+         "10", "--evaluate-every", "0", "--batch", "25", "--device", "cpu", "--lr", "0.003", "--skip-curve"]  # fmt: skip
 
 
 @pytest.fixture
 def small() -> list[str]:
-    """Options of a run that takes a second."""
+    """Options of a run that takes a second; `--no-skip-curve` adds the curve over eps, which takes longer than the rest."""
     return list(SMALL)
 
 
@@ -57,7 +57,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small trained run, at linf 0.05 clipped to [0, 1]; tests copy it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        assert exit_code(patch, "train", *SMALL, "--out", str(folder)) == 0
+        assert exit_code(patch, "train", *SMALL, "--no-skip-curve", "--out", str(folder)) == 0
     return folder
 
 

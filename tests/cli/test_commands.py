@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,10 +78,9 @@ def test_a_comparison_leaves_every_runs_own_page_alone(call: Call, tmp_path: Pat
 
 
 def test_an_older_evaluation_is_shown_without_the_second_statement(
-    call: Call, small: list[str], tmp_path: Path
+    call: Call, run_folder: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    assert call("train", *small, "--out", str(run))[0] == 0
+    run = shutil.copytree(run_folder, tmp_path / "run")
     record = json.loads((run / "evaluation.json").read_text())
     newer = ("robust_error_as_run", "certified_as_run", "attacked_as_run", "pgd_error_exact")
     older = {name: record[name] for name in record if name not in newer}
@@ -94,28 +94,27 @@ def test_an_older_evaluation_is_shown_without_the_second_statement(
     assert "as the network runs" not in (run / "report.html").read_text()
 
 
-def test_the_curve_can_wait(call: Call, small: list[str], tmp_path: Path) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    assert call("train", *small, "--skip-curve", "--out", str(run))[0] == 0
-    assert call("train", *small, "--out", str(whole))[0] == 0
+def test_the_curve_can_wait(call: Call, small: list[str], run_folder: Path, tmp_path: Path) -> None:
+    """It is then the one that `run_folder` has, which was trained with it."""
+    run = tmp_path / "run"
+    assert call("train", *small, "--out", str(run))[0] == 0
     early = json.loads((run / "evaluation.json").read_text())
     assert (early["curve"], early["radii"], early["curve_examples"]) == ([], [], 0)
     code, _, complaint = call("report", str(run))
     assert (code, complaint) == (0, "")
     assert "No curve over epsilon to show." in (run / "report.html").read_text()
-    assert call("report", str(run), str(whole))[0] == 0
+    assert call("report", str(run), str(run_folder))[0] == 0
     lines = (run / "certificates.jsonl").read_bytes()
     assert call("train", "--resume", "--out", str(run))[0] == 0
     assert json.loads((run / "evaluation.json").read_text()) == early
     code, _, complaint = call("train", "--resume", "--no-skip-curve", "--out", str(run))
     assert code == 0, complaint
-    assert json.loads((run / "evaluation.json").read_text()) == json.loads((whole / "evaluation.json").read_text())
+    assert json.loads((run / "evaluation.json").read_text()) == json.loads((run_folder / "evaluation.json").read_text())
     assert (run / "certificates.jsonl").read_bytes() == lines
 
 
-def test_attack_on_a_cascade(call: Call, small: list[str], tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    assert call("train", *small, "--cascade", "2", "--out", out)[0] == 0
+def test_attack_on_a_cascade(call: Call, cascade_run: Path, tmp_path: Path) -> None:
+    out = str(shutil.copytree(cascade_run, tmp_path / "run"))
     code, said, err = call("attack", out, "--device", "cpu", "--limit", "4")
     assert code == 0, err
     assert "first stage alone" in said

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ COMMANDS = {
     "python -m autodual": [sys.executable, "-m", "autodual", "certify", "run"],
     "torchrun": [sys.executable, "-u", "-m", "autodual", "attack", "run"],
 }
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_works() -> Iterator[None]:
+    """Also where the tests run in the background: programs that a shell starts there ignore it, and so do their children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupted(folder: Path, command: list[str], source: str = SLOW, **variables: str) -> tuple[int, str]:

@@ -372,6 +372,11 @@ ATTENTION = [
         (3, 2),
     ),
     Case("multi-head attention", lambda: _SelfAttention(), (2, 4)),
+    Case(
+        "multi-head attention with a mask",
+        lambda: _SelfAttention(torch.tensor([[False, True], [False, False]])),
+        (2, 4),
+    ),
     Case("encoder layer", lambda: _encoder_layer(norm_first=False), (2, 4)),
     Case("RNN", lambda: _Recurrent(nn.RNN(2, 2, batch_first=True)), (2, 2)),
     Case("LSTM", lambda: _Recurrent(nn.LSTM(2, 2, batch_first=True)), (2, 2)),
@@ -454,12 +459,12 @@ class _Token(nn.Module):
 
 
 class _SelfAttention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, mask: Tensor | None = None) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.attention, self.mask = nn.MultiheadAttention(4, 2, batch_first=True), mask
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, need_weights=False)[0]
+        return self.attention(x, x, x, need_weights=False, attn_mask=self.mask)[0]
 
 
 class _Recurrent(nn.Module):

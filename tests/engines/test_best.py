@@ -10,7 +10,7 @@ from torch import Tensor
 
 import autodual as ad
 from autodual.dual import DualNetwork
-from autodual.engines.best import better_of
+from autodual.engines.best import _Lanes, better_of
 from autodual.engines.effort import TimeLimitError
 from autodual.engines.results import Minimum, Preactivations, Proof
 from autodual.spec import Spec
@@ -99,6 +99,21 @@ class TestSoundness:
             last = network.activations[2]
             assert together[last].width.sum() < apart[last].width.sum()
 
+    def test_at_every_activation_all_know_how_far_outside_of_the_intersection_values_may_lie(self) -> None:
+        """It depends on the errors of all of them, and all go on from the same interval."""
+        x = batch(3, 1, 6, 6, dtype=torch.float32)
+        sets = ad.LinfBall(0.1).around(x)
+        network = network_of(convnet(torch.float32), sets)
+        with torch.no_grad():
+            lanes = _Lanes.of([ad.Dual(), ad.Crown()], network, sets, proof=True).lanes
+            alone = [engine.provable(network, sets).outside for engine in (ad.Dual(), ad.Crown())]
+        for index in network.activations:
+            one, other = (lane.rounding.outside[network.source(index)] for lane in lanes)
+            assert torch.equal(one.below, other.below)
+            assert torch.equal(one.above, other.above)
+        last = network.activations[-1]
+        assert not torch.equal(alone[0][last].below, alone[1][last].below), "the engines do not differ"
+
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
     def test_nothing_that_is_certified_can_be_broken(self, dtype: torch.dtype) -> None:
         model, x = convnet(dtype), batch(12, 1, 6, 6, dtype=dtype)
@@ -142,6 +157,16 @@ class TestDeciding:
         each = [ad.certify(model, x, labels, ball, engine) for engine in CHEAP_FIRST.engines]
         assert (best.certified | ~torch.stack([e.certified for e in each]).any(0)).all()
         assert not each[0].certified.all()
+
+    def test_every_bound_is_that_of_one_of_them(self) -> None:
+        """For the same example and row: labels differ, and those that the first engine leaves open are no slice of the batch."""
+        model, x = mlp(4, 8, 8, 5), batch(12, 4)
+        labels, engines = model(x).argmax(1), (ad.IBP(), ad.Dual())
+        best, *each = (ad.certify(model, x, labels, ad.LinfBall(0.05), e) for e in (ad.BestOf(*engines), *engines))
+        same = torch.stack([(best.margins - one.margins).abs() <= 1e-9 for one in each])
+        assert bool((same.any(0) | best.margins.isinf()).all())
+        assert len(labels.unique()) > 1
+        assert 0 < int(each[0].certified.sum()) < int(best.certified.sum())
 
     def test_what_is_decided_leaves_the_batch(self) -> None:
         model, x = mlp(6, 16, 16, 3, seed=1), batch(40, 6)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -53,6 +54,13 @@ def _trained() -> nn.Module:
     return model
 
 
+@cache
+def _example(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = {"branches": Branches, "trained": _trained}[name]().double().eval()
+    return model, torch.rand(2, 2, 6, 6, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class Frozen:
     """A network whose dual layers are those of the exact bound, so that nothing but the projection is random."""
@@ -63,9 +71,7 @@ class Frozen:
 
     @classmethod
     def of(cls, name: str, ball: ad.Perturbation) -> "Frozen":
-        torch.manual_seed(0)
-        model = {"branches": Branches, "trained": _trained}[name]().double().eval()
-        x = torch.rand(2, 2, 6, 6, dtype=torch.float64)
+        model, x = _example(name)
         network, region = dual_network(model, x), ball.around(x)
         found: Preactivations = ad.Dual().preactivations(network, region)
         return cls(network, region, {i: network.activation(i).band(v) for i, v in found.intervals.items()})

@@ -184,6 +184,18 @@ def test_the_model_as_it_runs_is_within_its_error(name: str) -> None:
         assert (margins[1] >= certificate.margins - certificate.slack)[others].all()
 
 
+def test_a_variance_from_sums_of_squares_is_within_its_error() -> None:
+    """PyTorch finds mean x^2 - (mean x)^2 where channels come last; of pixels far from zero, most digits cancel."""
+    model = nn.GroupNorm(1, 2).eval()
+    noise = torch.randn(200, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+    x = (200 + noise).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        _, error = evaluate_with_error(dual_network(model, noise[:2]), x)
+        run, exact = model(x).double(), nn.GroupNorm(1, 2).double()(x.double())
+    assert ((run - exact).abs() <= error.double()).all()
+    assert (run - exact).abs().max() > 0.01, "x is chosen to hurt"
+
+
 @pytest.mark.parametrize("name", ["gated convolutions", "vision transformer"])
 def test_certified_at_a_small_radius_and_never_where_an_attack_succeeds(name: str) -> None:
     make, shape, _ = NETWORKS[name]

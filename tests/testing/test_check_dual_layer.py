@@ -63,6 +63,13 @@ class WideBand(DualReLU):
         return ad.Band(band.slope, band.centre, 1.02 * band.radius)
 
 
+class WideForOne(DualReLU):
+    def band(self, z: ad.Interval) -> ad.Band:
+        band = super().band(z)
+        last = torch.arange(z.lower.shape[-1]) == z.lower.shape[-1] - 1
+        return ad.Band(band.slope, band.centre, torch.where(last, 1.02, 1.0) * band.radius)
+
+
 class HighLine(DualReLU):
     def lines(self, z: ad.Interval) -> ad.Lines:
         lines = super().lines(z)
@@ -210,6 +217,7 @@ BROKEN: dict[str, tuple[type[nn.Module], Any, str]] = {
     "image": (Rectifier, LowImage, "image cuts off values above"),
     "unsound band": (Rectifier, NarrowBand, r"band: the function is not .* at l = .*, u = .*, z = "),
     "loose band": (Rectifier, WideBand, "radius is more than 1% above the smallest possible"),
+    "loose band of one feature": (Rectifier, WideForOne, "radius is more than 1% above the smallest possible"),
     "unsound lines": (Rectifier, HighLine, "lines: the function is not"),
     "NaN": (Rectifier, SwallowsNan, "band of an interval with a NaN end is finite"),
     "no gradient": (Rectifier, NoGradient, "gradient of the band in the lower end against finite differences"),
@@ -255,6 +263,24 @@ def test_names_the_operation_that_fails_in_a_composition() -> None:
     ad.register(fresh)(NarrowBand)
     with pytest.raises(AssertionError, match=r"Sequential \(float64\), 1: band"):
         check_dual_layer(nn.Sequential(nn.Linear(3, 2), fresh()), torch.zeros(1, 3))
+
+
+def test_layers_that_differ_in_a_field_are_not_taken_for_the_same() -> None:
+    @dataclass(frozen=True)
+    class Numbered(DualReLU):
+        number: int
+
+        def band(self, z: ad.Interval) -> ad.Band:
+            band = super().band(z)
+            return ad.Band(band.slope, band.centre, (0.98 if self.number == 2 else 1) * band.radius)
+
+    rectifiers = []
+    for number in (1, 1, 2):
+        fresh = type("Rectifier", (Rectifier,), {"forward": Rectifier.forward})
+        ad.register(fresh)(lambda call, n=number: Numbered(n))
+        rectifiers.append(fresh())
+    with pytest.raises(AssertionError, match=r"Sequential \(float64\), 2: band"):
+        check_dual_layer(nn.Sequential(*rectifiers), torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize(

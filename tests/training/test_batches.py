@@ -14,7 +14,7 @@ from autodual.data import ImageData, load
 from autodual.evaluation.processes import StoppedError, Watch
 from autodual.training.loop import count, cut
 
-CONFIG = ad.TrainConfig(k=4, epochs=2, batch=25, limit_test=4, evaluate_every=0, device="cpu")
+CONFIG = ad.TrainConfig(k=4, epochs=2, batch=25, limit_test=4, evaluate_every=0, skip_curve=True, device="cpu")
 
 
 def _network() -> nn.Module:

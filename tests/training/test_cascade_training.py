@@ -21,7 +21,7 @@ from autodual.training.setup import make_ball
 
 BASE = TrainConfig(
     dataset="digits", model="digits", eps=0.03, clip=(0.0, 1.0), k=8, epochs=3, eps_epochs=2, lr_epochs=2, lr=3e-3, limit_train=200,
-    limit_test=24, evaluate_every=0, evaluate_examples=60, batch=25, cascade=2, device="cpu",
+    limit_test=24, evaluate_every=0, evaluate_examples=60, batch=25, cascade=2, device="cpu", skip_curve=True,
 )  # fmt: skip
 
 

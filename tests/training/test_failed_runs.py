@@ -17,7 +17,8 @@ from autodual.training.fitting import train
 pytest.importorskip("jinja2", reason="the report needs Jinja2")
 
 CONFIG = TrainConfig(
-    dataset="digits", model="digits", eps=0.05, k=4, epochs=2, limit_train=60, limit_test=5, evaluate_every=0, batch=30, device="cpu"
+    dataset="digits", model="digits", eps=0.05, k=4, epochs=2, limit_train=60, limit_test=5, evaluate_every=0, batch=30, device="cpu",
+    skip_curve=True,
 )  # fmt: skip
 MODELS = """
 import torch

@@ -12,7 +12,7 @@ import autodual as ad
 from autodual.digits import digits_network, load_digits
 from autodual.training.fitting import train as train_by_name
 
-CONFIG = ad.TrainConfig(k=4, epochs=1, limit_train=40, limit_test=4, evaluate_every=0, device="cpu")
+CONFIG = ad.TrainConfig(k=4, epochs=1, limit_train=40, limit_test=4, evaluate_every=0, skip_curve=True, device="cpu")
 
 
 def _data() -> ad.ImageData:

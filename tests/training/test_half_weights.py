@@ -17,7 +17,7 @@ from autodual.training.fitting import train
 
 CONFIG = TrainConfig(
     dataset="digits", model="digits", eps=0.03, k=4, epochs=1, limit_train=50, limit_test=4, evaluate_every=0, batch=25, device="cpu",
-    half_weights=True,
+    half_weights=True, skip_curve=True,
 )  # fmt: skip
 
 

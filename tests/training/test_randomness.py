@@ -14,7 +14,15 @@ from autodual.evaluation.processes import StoppedError, Watch
 from autodual.runs.config import TrainConfig
 
 CONFIG = TrainConfig(
-    engine="none", eps=0.05, epochs=2, batch=25, limit_train=100, limit_test=4, evaluate_every=0, device="cpu"
+    engine="none",
+    eps=0.05,
+    epochs=2,
+    batch=25,
+    limit_train=100,
+    limit_test=4,
+    evaluate_every=0,
+    skip_curve=True,
+    device="cpu",
 )
 
 

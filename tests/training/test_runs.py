@@ -27,7 +27,7 @@ from autodual.training.fitting import train
 
 CONFIG = TrainConfig(
     dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), k=4, epochs=3, eps_part=2 / 3, lr_epochs=1, limit_train=120,
-    limit_test=12, evaluate_every=2, evaluate_examples=10, batch=25, device="cpu",
+    limit_test=12, evaluate_every=2, evaluate_examples=10, batch=25, device="cpu", skip_curve=True,
 )  # fmt: skip
 
 
@@ -107,13 +107,22 @@ def test_an_interrupted_evaluation_is_finished(whole: Path, tmp_path: Path) -> N
     assert _same_result(whole, copy)
 
 
+@pytest.fixture(scope="module")
+def stopped_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two checkpoints that is not finished; tests copy it."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    for resume in (False, True):
+        with pytest.raises(StoppedError):
+            train(CONFIG, folder, resume=resume, watch=_stop_after(3))
+    return folder
+
+
 @pytest.mark.parametrize("damage", ["truncate", "remove", "scribble", "empty", "list", "no extra", "wrong type"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path: Path, damage: str) -> None:
-    with pytest.raises(StoppedError):
-        train(CONFIG, tmp_path / "run", watch=_stop_after(3))
-    with pytest.raises(StoppedError):
-        train(CONFIG, tmp_path / "run", resume=True, watch=_stop_after(3))
-    last = listed(tmp_path / "run" / "checkpoints")[-1]
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    whole: Path, stopped_twice: Path, tmp_path: Path, damage: str
+) -> None:
+    run = shutil.copytree(stopped_twice, tmp_path / "run")
+    last = listed(run / "checkpoints")[-1]
     weights = last / "model.safetensors"
     harm: dict[str, Callable[[], object]] = {
         "truncate": lambda: weights.write_bytes(weights.read_bytes()[:100]),
@@ -126,9 +135,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: Path, tmp_path
     }
     harm[damage]()
     said: list[str] = []
-    train(CONFIG, tmp_path / "run", resume=True, watch=Watch(say=said.append))
+    train(CONFIG, run, resume=True, watch=Watch(say=said.append))
     assert any("damaged checkpoint passed over" in line for line in said)
-    assert _same_result(whole, tmp_path / "run")
+    assert _same_result(whole, run)
 
 
 def test_when_all_checkpoints_are_damaged_the_stage_begins_again(whole: Path, tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ from autodual.training.setup import make_model, make_optimiser
 
 STATISTICS = ((0.3,), (0.4,))
 TINY = ad.TrainConfig(
-    epochs=1, engine="none", limit_train=40, limit_test=8, evaluate_every=0, device="cpu", norm="linf", eps=0.01
+    epochs=1,
+    engine="none",
+    limit_train=40,
+    limit_test=8,
+    evaluate_every=0,
+    skip_curve=True,
+    device="cpu",
+    norm="linf",
+    eps=0.01,
 )
 
 FACTORIES = """

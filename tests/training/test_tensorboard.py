@@ -17,7 +17,7 @@ from torchrun import ALONE, TOGETHER, call
 CONFIG = TrainConfig(
     dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), engine="dual", epochs=3, eps_part=0.6, lr_epochs=1, lr_halve_every=1,
     limit_train=120, limit_test=12, evaluate_every=2, evaluate_examples=10, batch=25, robust_weight=0.5, device="cpu",
-    tensorboard=True,
+    tensorboard=True, skip_curve=True,
 )  # fmt: skip
 NEEDED = "tensorboard is not installed: pip install 'autodual[tensorboard]'"
 

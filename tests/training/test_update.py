@@ -65,7 +65,7 @@ def test_every_epoch_has_its_size_rate_order_and_numbers(tmp_path: Path, monkeyp
     config = TrainConfig(
         dataset="digits", model="digits", engine="dual", eps=0.1, eps_start=0.02, eps_epochs=3, epochs=4, lr_epochs=2,
         lr_halve_every=1,
-        limit_train=50, limit_test=2, batch=20, evaluate_every=0, device="cpu",
+        limit_train=50, limit_test=2, batch=20, evaluate_every=0, skip_curve=True, device="cpu",
     )  # fmt: skip
     train(config, tmp_path / "run")
     assert [len(x) for *_, x in seen] == 4 * [20, 20, 10]

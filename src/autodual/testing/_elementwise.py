@@ -100,7 +100,7 @@ class ElementwiseCheck:
             require_below(sign * (line - values) - allowed, what, l=l, u=u, z=points, f=values, slope=slope.double())
 
     def _tight_band(self, z: Interval, points: Tensor, values: Tensor, tightness: float) -> None:
-        best = smallest_radius(points, values)
+        best = smallest_radius(*_of_one_entry(points, values)).expand(points.shape[1:])
         band = self.layer.band(z)
         allowed = tightness * best + self._rounding(z, values)
         require_below(
@@ -118,7 +118,7 @@ class ElementwiseCheck:
             ("upper", lines.upper_slope, lines.upper_offset, 1.0),
             ("lower", lines.lower_slope, lines.lower_offset, -1.0),
         ):
-            best = envelope(points, sign * values, middle)
+            best = envelope(*_of_one_entry(points, sign * values, middle.unsqueeze(0))).expand(middle.shape)
             height = sign * (slope.double() * middle + offset.double())
             require_below(
                 height - best - allowed,
@@ -253,6 +253,12 @@ _Outputs = Callable[[Interval], tuple[Tensor, ...]]
 
 def _tensors(found: Band | Lines) -> tuple[Tensor, ...]:
     return tuple(getattr(found, field.name) for field in fields(found))
+
+
+def _of_one_entry(*parts: Tensor) -> tuple[Tensor, ...]:
+    """[S, K, *shape] each: the first entry alone, [S, K, 1, ..., 1], if the others are equal to it; else all of them."""
+    first = tuple(part[(slice(None), slice(None), *(slice(1),) * (part.dim() - 2))] for part in parts)
+    return first if all(bool((part == one).all()) for part, one in zip(parts, first, strict=True)) else parts
 
 
 def _edges(band: Band) -> Lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autodual._errors import AutodualError
 from autodual._tensor import Shape
 from autodual.dual import AffineDual, BilinearDual, DualNetwork, ElementwiseDual, Window, build
+from autodual.dual.network import DualNode
 from autodual.engines import capture
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
@@ -73,7 +74,7 @@ def check_dual_layer(
         module, example = module.to(dtype), example.to(dtype)
         network = _dual(module, example)
         _check_value(label, module, network, example, domain, seed)
-        for index, node in enumerate(network.nodes):
+        for index, node in _different_nodes(network):
             where, shapes = label if len(network.nodes) == 2 else f"{label}, {node.name}", network.operand_shapes(index)
             if isinstance(node.layer, BilinearDual):
                 BilinearCheck(where, node.layer, shapes[0], dtype, seed).run()
@@ -85,6 +86,21 @@ def check_dual_layer(
             elif isinstance(node.layer, AffineDual) and dtype == torch.float64:
                 AffineCheck(where, node.layer, shapes, node.shape, seed).run()
     check_errors(name, module, network, _dual(module, example, torch.float64), kinks, seed, domain)
+
+
+def _different_nodes(network: DualNetwork) -> Iterator[tuple[int, DualNode]]:
+    """Nodes with their numbers, but for those whose layer was met before: of the same kind, with the same fields and shapes."""
+    met: set[object] = set()
+    for index, node in enumerate(network.nodes):
+        fields = () if node.layer is None else vars(node.layer).items()
+        layer = (type(node.layer), *fields, network.operand_shapes(index), node.shape)
+        try:
+            known = layer in met
+            met.add(layer)
+        except TypeError:  # a field that has no hash
+            known = False
+        if not known:
+            yield index, node
 
 
 def _dual(module: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> DualNetwork:
@@ -128,7 +144,7 @@ def check_errors(
     """
     with torch.no_grad():
         _as_run(name, module, single, double, kinks, domain, seed)
-        for index, node in enumerate(single.nodes):
+        for index, node in _different_nodes(single):
             where = name if len(single.nodes) == 2 else f"{name}, {node.name}"
             shapes, exact = single.operand_shapes(index), double.nodes[index].layer
             if isinstance(node.layer, BilinearDual):
