@@ -46,13 +46,9 @@ def interrupted(folder: Path, command: list[str], source: str = SLOW, **variable
     (folder / "torch.py").write_text(source)
     paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
-    # A shell's background jobs ignore the signal, and so would what they start.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    with process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
