@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from autodual._errors import AutodualError
 from autodual._tensor import Shape
-from autodual.dual import AffineDual, BilinearDual, DualNetwork, ElementwiseDual, Window, build
-from autodual.dual.network import DualNode
+from autodual.dual import AffineDual, BilinearDual, DualNetwork, DualNode, ElementwiseDual, Window, build
 from autodual.engines import capture
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
