@@ -33,6 +33,8 @@ from autodual.spec import Spec
 
 Result = TypeVar("Result")
 
+CHUNK_BYTES = 32 << 20
+"""Bytes of columns that go through a layer at once."""
 UNSTABLE = 0.02
 """Part of the units of a network that are taken to be unstable before anything is known."""
 INPUT = 0
@@ -108,9 +110,12 @@ class ForwardPass(Pass[Centred]):
         band = self.bands[index] = layer.band(interval)
         self.rounding.take(source, interval, None)
         self.rounding.enter_band(index, interval, band)
-        generators = {source: layer.along(band.slope, g) for source, g in operands[0].generators.items()}
+        result = {}
+        for origin in list(operands[0].generators):
+            result[origin] = layer.along(band.slope, operands[0].generators[origin])
+            self._drop(index, operands, origin)
         centre = layer.along(band.slope, operands[0].centre) + band.centre
-        return Centred(centre, generators | self._unstable(index, band))
+        return Centred(centre, result | self._unstable(index, band))
 
     def _through_affine(self, index: int, layer: AffineDual, operands: Sequence[Centred]) -> dict[int, Tensor]:
         result = {}
@@ -124,9 +129,29 @@ class ForwardPass(Pass[Centred]):
                 else o.centre.new_zeros(count * o.centre.shape[0], *o.centre.shape[1:])
                 for o in operands
             ]
-            result[source] = split_leading(layer.linear(*columns), count)
+            result[source] = split_leading(self._in_chunks(index, layer, columns), count)
+            del columns
+            self._drop(index, operands, source)
             reached(index, place / len(sources))
         return result
+
+    def _in_chunks(self, index: int, layer: AffineDual, columns: list[Tensor]) -> Tensor:
+        """W times columns, some at a time: convolutions of float64 copy what they read, once for every tap of the kernel."""
+        shapes = (self.network.nodes[index].shape, *self.network.operand_shapes(index))
+        size = max(1, CHUNK_BYTES // (columns[0].element_size() * max(map(math.prod, shapes))))
+        if torch.is_grad_enabled() or size >= len(columns[0]):
+            return layer.linear(*columns)
+        whole = columns[0].new_empty(len(columns[0]), *self.network.nodes[index].shape)
+        for start in range(0, len(whole), size):
+            whole[start : start + size] = layer.linear(*(c[start : start + size] for c in columns))
+        return whole
+
+    def _drop(self, index: int, operands: Sequence[Centred], source: int) -> None:
+        """Frees the columns of one source at the operands that nothing reads after this node, so that few are there twice."""
+        if not torch.is_grad_enabled():
+            for node, operand in zip(self.network.nodes[index].inputs, operands, strict=True):
+                if max(self.network.readers[node]) == index:
+                    operand.generators.pop(source, None)
 
     def _unstable(self, index: int, band: Band) -> dict[int, Tensor]:
         radius = flat(band.radius, 1)
@@ -152,7 +177,7 @@ class ForwardPass(Pass[Centred]):
         below, above = self._input_reach(value)
         for source, columns in value.generators.items():
             if source != INPUT:
-                total = columns.abs().sum(0)
+                total = torch.linalg.vector_norm(columns, 1, dim=0)
                 below, above = below + total, above + total
         return Interval(value.centre - below, value.centre + above)
 
