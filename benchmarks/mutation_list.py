@@ -175,8 +175,8 @@ DUAL = [
     ),
     mutation(
         "transposed convolution without output padding", "dual/conv.py",
-        "return DualConvTranspose(weight, bias, stride, padding, extra, groups, dilation)",
-        "return DualConvTranspose(weight, bias, stride, padding, (0,) * len(stride), groups, dilation)",
+        "return DualConvTranspose(weight, bias, stride, padding, extra, parameter",
+        "return DualConvTranspose(weight, bias, stride, padding, (0,) * len(stride), parameter",
         "dual/test_every_layer.py::test_keeps_its_contract[conv_transpose1d strided]",
     ),
     mutation(

@@ -250,7 +250,7 @@ def _type_as(input: Any, other: Any) -> Any:
 def _dropout(call: Call) -> AffineDual:
     m: Any = call.module
     active = m.training if m is not None else call.kwargs.get("train", call.argument(2, "training", True))
-    if active and float(m.p if m is not None else parameter(call, 1, "p", 0.5)) > 0:
+    if active and float(parameter(call, 1, "p", 0.5)) > 0:
         raise ArgumentError(
             f"{call.path}: dropout is active, so the network is random and a bound would hold for one draw only; "
             f"call model.eval() before certifying, or set p=0 for robust training"

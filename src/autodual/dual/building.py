@@ -28,7 +28,9 @@ REQUIRED = object()
 
 
 def parameter(call: Call, position: int, name: str, default: Any = REQUIRED) -> Any:
-    """An argument that must not depend on the network's input."""
+    """A setting, which must not depend on the network's input: an attribute of the call's module, or an argument of its function."""
+    if call.module is not None:
+        return getattr(call.module, name)
     value = call.argument(position, name) if default is REQUIRED else call.argument(position, name, default)
     if isinstance(value, Operand):
         raise ArgumentError(

@@ -305,34 +305,15 @@ def _conv_function(call: Call) -> DualConv:
     )
 
 
-@register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def _conv_transpose_module(call: Call) -> DualConvTranspose:
-    m: Any = call.module
-    return _conv_transpose(call, m.weight, m.bias, m.stride, m.padding, m.groups, m.dilation)
-
-
-@register(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-def _conv_transpose_function(call: Call) -> DualConvTranspose:
-    weight = parameter(call, 1, "weight")
-    dims = weight.dim() - 2
-    return _conv_transpose(
-        call,
-        weight,
-        parameter(call, 2, "bias", None),
-        per_dim(call.argument(3, "stride", 1), dims),
-        per_dim(call.argument(4, "padding", 0), dims),
-        call.argument(6, "groups", 1),
-        per_dim(call.argument(7, "dilation", 1), dims),
-    )
-
-
-def _conv_transpose(
-    call: Call, weight: Tensor, bias: Tensor | None, stride: Shape, padding: Shape, groups: int, dilation: Shape
-) -> DualConvTranspose:
+@register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, *_CONV_TRANSPOSE.values())
+def _conv_transpose(call: Call) -> DualConvTranspose:
     """The rows and columns that are added at the end follow from the shape, which an `output_size` may have chosen."""
+    weight, bias = parameter(call, 1, "weight"), parameter(call, 2, "bias", None)
+    given = (parameter(call, 3, "stride", 1), parameter(call, 4, "padding", 0), parameter(call, 7, "dilation", 1))
+    stride, padding, dilation = (per_dim(value, weight.dim() - 2) for value in given)
     sizes = zip(call.shape[1:], call.operand.shape[1:], stride, padding, dilation, weight.shape[2:], strict=True)
     extra = tuple(out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes)
-    return DualConvTranspose(weight, bias, stride, padding, extra, groups, dilation)
+    return DualConvTranspose(weight, bias, stride, padding, extra, parameter(call, 6, "groups", 1), dilation)
 
 
 def _zero_padding(padding: Any, dims: int) -> Shape:
@@ -365,25 +346,12 @@ class DualNegative(DualMonotone):
         return self.function(*operands)
 
 
-def _average_module(dims: int, call: Call) -> DualMonotone:
-    m: Any = call.module
-    divisor = None if dims == 1 else m.divisor_override
-    return _average(dims, call, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, divisor)
-
-
-def _average_function(dims: int, call: Call) -> DualMonotone:
-    kernel, stride = call.argument(1, "kernel_size"), call.argument(2, "stride", None)
-    ceil, count = call.argument(4, "ceil_mode", False), call.argument(5, "count_include_pad", True)
-    divisor = None if dims == 1 else call.argument(6, "divisor_override", None)
-    return _average(dims, call, kernel, stride, call.argument(3, "padding", 0), ceil, count, divisor)
-
-
-def _average(
-    dims: int, call: Call, kernel: Any, stride: Any, padding: Any, ceil: bool, count: bool, divisor: int | None
-) -> DualMonotone:
+def _average(dims: int, call: Call) -> DualMonotone:
     """dims: spatial dimensions. Without a dimension for channels, PyTorch takes the batch for it."""
-    kernel, padding = per_dim(kernel, dims), per_dim(padding, dims)
-    stride = per_dim(stride if stride else kernel, dims)
+    kernel, padding = per_dim(parameter(call, 1, "kernel_size"), dims), per_dim(parameter(call, 3, "padding", 0), dims)
+    stride = per_dim(parameter(call, 2, "stride", None) or kernel, dims)
+    ceil, count = parameter(call, 4, "ceil_mode", False), parameter(call, 5, "count_include_pad", True)
+    divisor = None if dims == 1 else parameter(call, 6, "divisor_override", None)
     low = tuple(-p for p in padding)
     window = Window(stride, low, tuple(a + k - 1 for a, k in zip(low, kernel, strict=True)))
     rest = {} if divisor is None else {"divisor_override": abs(divisor)}
@@ -404,8 +372,7 @@ for _dims, _module, _adaptive in (
     (2, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
     (3, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
 ):
-    register(_module)(partial(_average_module, _dims))
-    register(_AVERAGE[_dims])(partial(_average_function, _dims))
+    register(_module, _AVERAGE[_dims])(partial(_average, _dims))
     register(_adaptive, _ADAPTIVE[_dims])(partial(_adaptive_average, _dims))
 
 

@@ -146,14 +146,12 @@ def _two_slopes(z: Interval, by: Tensor, slope: Tensor, left: Tensor | float, ri
 
 @register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
 def _leaky_relu(call: Call) -> DualKink:
-    slope = call.module.negative_slope if call.module is not None else parameter(call, 1, "negative_slope", 0.01)
-    return DualKink(number(call, slope, "negative_slope"))
+    return DualKink(number(call, parameter(call, 1, "negative_slope", 0.01), "negative_slope"))
 
 
 @register(nn.PReLU, F.prelu, torch.prelu)
 def _prelu(call: Call) -> DualKink:
-    weight: Any = call.module.weight if call.module is not None else parameter(call, 1, "weight")
-    return DualKink(weight.reshape(-1, *[1] * (len(call.shape) - 1)))
+    return DualKink(parameter(call, 1, "weight").reshape(-1, *[1] * (len(call.shape) - 1)))
 
 
 @register(torch.abs, torch.Tensor.abs, torch.absolute, operator.abs, abs)
@@ -265,10 +263,7 @@ def _exists(end: End) -> bool:
 
 @register(nn.Hardtanh, F.hardtanh, F.hardtanh_)
 def _hardtanh(call: Call) -> DualClip:
-    m: Any = call.module
-    low = parameter(call, 1, "min_val", -1.0) if m is None else m.min_val
-    high = parameter(call, 2, "max_val", 1.0) if m is None else m.max_val
-    return _clip(call, float(low), float(high))
+    return _clip(call, float(parameter(call, 1, "min_val", -1.0)), float(parameter(call, 2, "max_val", 1.0)))
 
 
 @register(nn.ReLU6, F.relu6)

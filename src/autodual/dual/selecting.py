@@ -79,41 +79,33 @@ def _windows(call: Call) -> DualMonotone:
     return _moves(lambda x: x.unfold(dim, size, step))
 
 
-_UNFOLD = ("kernel_size", "dilation", "padding", "stride")
-
-
 @register(nn.Unfold, F.unfold)
 def _unfold(call: Call) -> DualMonotone:
-    m: Any = call.module
-    usual = {"dilation": 1, "padding": 0, "stride": 1}
-    if m is not None:
-        options = {name: getattr(m, name) for name in _UNFOLD}
-    else:
-        options = {name: call.argument(i, name, usual.get(name)) for i, name in enumerate(_UNFOLD, start=1)}
+    options = _window_options(call, 1)
     return _moves(lambda x: F.unfold(x, **options))
 
 
 @register(nn.Fold, F.fold)
 def _fold(call: Call) -> DualMonotone:
-    m: Any = call.module
-    usual = {"dilation": 1, "padding": 0, "stride": 1}
-    names = ("output_size", *_UNFOLD)
-    if m is not None:
-        options = {name: getattr(m, name) for name in names}
-    else:
-        options = {name: call.argument(i, name, usual.get(name)) for i, name in enumerate(names, start=1)}
-    return DualMonotone(lambda x: F.fold(x, **options))
+    size, options = parameter(call, 1, "output_size"), _window_options(call, 2)
+    return DualMonotone(lambda x: F.fold(x, size, **options))
+
+
+def _window_options(call: Call, first: int) -> dict[str, Any]:
+    """How F.fold and F.unfold move their window. first: the position of these arguments."""
+    usual = {"kernel_size": None, "dilation": 1, "padding": 0, "stride": 1}
+    return {name: parameter(call, i, name, value) for i, (name, value) in enumerate(usual.items(), start=first)}
 
 
 @register(nn.PixelUnshuffle, F.pixel_unshuffle)
 def _pixel_unshuffle(call: Call) -> DualMonotone:
-    factor = call.module.downscale_factor if call.module is not None else call.argument(1, "downscale_factor")
+    factor = parameter(call, 1, "downscale_factor")
     return _moves(lambda x: F.pixel_unshuffle(x, factor))
 
 
 @register(nn.ChannelShuffle, F.channel_shuffle)
 def _channel_shuffle(call: Call) -> DualMonotone:
-    groups = call.module.groups if call.module is not None else call.argument(1, "groups")
+    groups = parameter(call, 1, "groups")
     return _moves(lambda x: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2))
 
 

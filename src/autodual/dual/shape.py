@@ -328,19 +328,15 @@ def _pad(call: Call, amounts: tuple[int, ...], mode: str, fill: float) -> Affine
 
 @register(nn.Upsample, F.interpolate, nn.UpsamplingNearest2d)
 def _upsample(call: Call) -> DualMonotone:
-    mode = call.module.mode if call.module is not None else call.argument(3, "mode", "nearest")
+    mode = parameter(call, 3, "mode", "nearest")
     if mode not in ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "area"):
         raise ArgumentError(
             f"{call.path}: upsampling mode {mode!r} has negative coefficients and no dual layer; use 'nearest'"
         )
-    m: Any = call.module
     named = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
-    if m is not None:
-        options = {name: getattr(m, name) for name in named}
-    else:  # as they were given: the size alone does not say which positions a factor of 1.3 reads
-        options = {name: call.argument(i, name, None) for i, name in enumerate(named, start=1)}
-        options |= {"mode": mode, "antialias": call.argument(6, "antialias", False)}
-    if options.get("antialias"):
+    # As they were given: the size alone does not say which positions a factor of 1.3 reads.
+    options = {name: parameter(call, i, name, None) for i, name in enumerate(named, start=1)} | {"mode": mode}
+    if call.argument(6, "antialias", False):
         raise ArgumentError(
             f"{call.path}: interpolation with antialias=True has no dual layer: PyTorch's result depends on the layout in memory, and "
             "its gradient is not that of what it computes where a size stays the same or grows. Use antialias=False, or a convolution"
@@ -367,5 +363,5 @@ def _check_nearest(call: Call, options: dict[str, Any]) -> None:
 
 @register(nn.PixelShuffle, F.pixel_shuffle)
 def _pixel_shuffle(call: Call) -> DualMonotone:
-    factor = call.module.upscale_factor if call.module is not None else call.argument(1, "upscale_factor")
+    factor = parameter(call, 1, "upscale_factor")
     return DualMonotone(lambda x: F.pixel_shuffle(x, factor), exact=True)

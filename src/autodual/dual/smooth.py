@@ -135,9 +135,8 @@ class DualSoftplus(CurvedDual):
 
 @register(nn.Softplus, F.softplus)
 def _softplus(call: Call) -> DualSoftplus:
-    m: Any = call.module
-    beta = number(call, parameter(call, 1, "beta", 1.0) if m is None else m.beta, "beta")
-    threshold = float(parameter(call, 2, "threshold", 20.0) if m is None else m.threshold)
+    beta = number(call, parameter(call, 1, "beta", 1.0), "beta")
+    threshold = float(parameter(call, 2, "threshold", 20.0))
     if beta == 0 or not threshold <= LARGEST_THRESHOLD:
         raise ArgumentError(
             f"{call.path}: softplus with beta = {beta} and threshold = {threshold} has no dual layer: it divides by beta, and its "
@@ -183,7 +182,7 @@ class DualELU(CurvedDual):
 
 @register(nn.ELU, F.elu)
 def _elu(call: Call) -> ElementwiseDual:
-    return _elu_of(call, call.module.alpha if call.module is not None else parameter(call, 1, "alpha", 1.0))
+    return _elu_of(call, parameter(call, 1, "alpha", 1.0))
 
 
 @register(F.elu_)
@@ -206,8 +205,7 @@ def _elu_of(call: Call, alpha: Any, scale: float = 1.0, width: float = 1.0) -> E
 @register(nn.CELU, F.celu, torch.celu)
 def _celu(call: Call) -> DualELU:
     """With a negative alpha it would grow exponentially to the left, so its slopes would have no bound."""
-    given = call.module.alpha if call.module is not None else parameter(call, 1, "alpha", 1.0)
-    alpha = number(call, given, "alpha", above=0)
+    alpha = number(call, parameter(call, 1, "alpha", 1.0), "alpha", above=0)
     return DualELU(alpha, width=alpha)
 
 
@@ -308,7 +306,7 @@ class DualTanhGELU(_CancellingGate):
 
 @register(nn.GELU, F.gelu)
 def _gelu(call: Call) -> CurvedDual:
-    approximate = call.module.approximate if call.module is not None else call.argument(1, "approximate", "none")
+    approximate = parameter(call, 1, "approximate", "none")
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f"{call.path}: GELU has approximate='none' or 'tanh', got {approximate!r}")
     return DualTanhGELU() if approximate == "tanh" else DualGELU()
