@@ -91,7 +91,9 @@ def _unrolled(module: Any, input: Any, given: Any, step: Step, states: int) -> t
 
 @rewrite(nn.RNN)
 def _rnn(module: Any, input: Any, hx: Any = None) -> Any:
-    activation = torch.tanh if module.nonlinearity == "tanh" else torch.relu
+    activation = (
+        torch.tanh if module.mode == "RNN_TANH" else torch.relu
+    )  # `nonlinearity` is read by the constructor only
     output, (h,) = _unrolled(module, input, hx, _plain_step(activation), 1)
     return output, torch.stack(h, 0)
 
