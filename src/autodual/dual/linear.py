@@ -64,7 +64,9 @@ def _linear(call: Call) -> DualLinear:
         raise ArgumentError(
             f"{call.path}: the weight of F.linear must have 2 dimensions, got {weight.dim()}; give it one row per score"
         )
-    return DualLinear(weight, parameter(call, 2, "bias", None), len(call.shape) == 1)
+    bias = parameter(call, 2, "bias", None)
+    bias = bias if bias is None else bias.to(call.floating(bias))
+    return DualLinear(weight.to(call.floating(weight)), bias, len(call.shape) == 1)
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,14 @@ def _matmul(call: Call) -> AffineDual | BilinearDual:
     if isinstance(left, Operand):
         right = right if right.dim() <= 2 else call.constant(right, left.shape)
         if right.dim() == 2:
-            return DualLinear(right.mT)
+            return DualLinear(right.mT.to(call.floating(right)))
         return _constant_matrices(call, left.shape, right, from_left=False)
     left = left if left.dim() <= 2 else call.constant(left, right.shape)
     if len(right.shape) < 2:
         raise ArgumentError(f"{call.path}: a constant on the left of a product needs examples of 2 dimensions or more")
-    return DualMatmulLeft(left) if left.dim() == 2 else _constant_matrices(call, right.shape, left, from_left=True)
+    if left.dim() == 2:
+        return DualMatmulLeft(left.to(call.floating(left)))
+    return _constant_matrices(call, right.shape, left, from_left=True)
 
 
 def _constant_matrices(call: Call, operand: Shape, constant: Tensor, from_left: bool) -> DualEinsum:
