@@ -336,6 +336,23 @@ def formula(draw: Draw, size: int) -> Layer:
     return Layer(f"Formula(lambda x, a, b: F.linear(x, a @ b), (2, {rank}), ({rank}, {size}))", tensors, exact)
 
 
+def faint(draw: Draw) -> Iterator[list[Case]]:
+    """Factors that float32 has only denormal numbers for, or none, before inputs that are as large as they are small."""
+    size = draw.randint(1, 2)
+    x = numbers(draw, size, scale=draw.choice((1e37, 1e38, 1e30)))
+    small = draw.choice((1e-20, 1e-22, 1e-24))
+    if draw.random() < 0.5:
+        variances = positive(draw, size, 1e36, 1e38)
+        means = numbers(draw, size, scale=draw.choice((0.0, 1.0, 1e37)))
+        tensors = (("running_mean", means), ("running_var", variances), ("weight", numbers(draw, size, scale=small)))
+        layer = Layer(f"nn.BatchNorm1d({size}, eps=1e-5)", (*tensors, ("bias", numbers(draw, size, scale=1e-4))))
+    else:
+        tensors = (("a", numbers(draw, size, scale=1e-20)), ("b", numbers(draw, size, scale=small)))
+        exact = "[v * Fraction(p) * Fraction(q) for v, p, q in zip(x, a, b)]"
+        layer = Layer(f"Formula(lambda x, a, b: x * (a * b), ({size},), ({size},))", tensors, exact)
+    yield from at_the_edge(Case((layer,), x, Ball("linf", 0.0)), draw)
+
+
 def constants(draw: Draw) -> Iterator[list[Case]]:
     """Constants of other dtypes: integers, float32 in a float64 model, Python and NumPy numbers, booleans."""
     whole = [draw.choice((199, 3, 7, 49, 16777217, 123456789, 2**31 - 1, 1, -5)) for _ in range(2)]
@@ -520,6 +537,6 @@ def _vectors_wild(draw: Draw, depth: int, wild: bool) -> Iterator[list[Case]]:
 
 
 DRAWS: dict[str, Callable[[Draw], Iterator[list[Case]]]] = {
-    "networks": networks, "folded": folded, "edges": edges, "constants": constants,
+    "networks": networks, "folded": folded, "faint": faint, "edges": edges, "constants": constants,
     "out-of-range": out_of_range, "unseen": unseen, "bounds": bounds, "as-run": as_run, "rewrites": rewrites,
 }  # fmt: skip

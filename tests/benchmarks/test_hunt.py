@@ -97,6 +97,17 @@ def test_a_rule_that_asks_for_too_little_is_found(hunt: ModuleType, monkeypatch:
     assert any(hunt.try_seed("specifications", seed, shrinker)[1] for seed in seeds)
 
 
+def test_a_factor_that_is_taken_for_exact_is_found(hunt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hunting.check import Shrinker
+
+    from autodual.dual import building
+
+    shrinker, seeds = Shrinker(0.5), range(40)
+    assert not any(hunt.try_seed("faint", seed, shrinker)[1] for seed in seeds)
+    monkeypatch.setattr(building, "_near", lambda exact, rounded: torch.ones_like(exact, dtype=torch.bool))
+    assert any(hunt.try_seed("faint", seed, shrinker)[1] for seed in seeds)
+
+
 def test_a_run_writes_what_it_tried(hunt: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "hunt.md"
     assert hunt.main(["--minutes", "0.01", "--kind", "cascades", "--out", str(out)]) == 0
@@ -104,7 +115,7 @@ def test_a_run_writes_what_it_tried(hunt: ModuleType, tmp_path: Path, capsys: py
     assert "| cascades |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["folded", "constants", "rewrites", "radii", "cascades", "specifications"])
+@pytest.mark.parametrize("kind", ["folded", "faint", "constants", "rewrites", "radii", "cascades", "specifications"])
 def test_a_seed_gives_the_same_cases_again(hunt: ModuleType, kind: str) -> None:
     from hunting.check import Shrinker
 

@@ -69,6 +69,21 @@ def test_batch_norm_with_a_slope_that_float32_hardly_holds(engine: ad.BoundEngin
         assert lower - found.run_error.double().item() <= sign * ran.item()
 
 
+FAINT: dict[str, Callable[[Tensor], Tensor]] = {
+    "alpha of a sum": lambda x: torch.add(0 * x, x, alpha=1e-42),
+    "alpha of a difference": lambda x: torch.sub(0 * x, x, alpha=1e-50),
+    "slope": lambda x: nn.functional.leaky_relu(x, -1e-42),
+    "scale": lambda x: nn.functional.elu_(x * 1, 1.0, 1e-42),
+    "beta": lambda x: nn.functional.softplus(x, 1e-42),
+}
+
+
+@pytest.mark.parametrize("name", FAINT)
+def test_a_factor_that_float32_hardly_holds_is_refused(name: str) -> None:
+    with pytest.raises(ad.ArgumentError, match="float32 holds only some digits of factors"):
+        ad.certify(Net(lambda m, x: FAINT[name](x)).float(), torch.tensor([[3e38]]), ad.Positive([[1.0]]), POINT)
+
+
 @every_engine
 @pytest.mark.parametrize("divisor", [3, 7, 199, 1_000_003])
 def test_division_by_integers_in_float64(engine: ad.BoundEngine, divisor: int) -> None:
@@ -150,3 +165,22 @@ def test_a_steep_kink_keeps_the_slope_of_its_flat_side(engine: ad.BoundEngine, s
     assert copy.deepcopy(model).double()(x.double() + 2e-4)[0, 0] < 0, "there is a counterexample"
     assert not _certified(model, x, 0, engine, ball)
     assert _certified(model, x, 0, engine, ad.LinfBall(5e-5))
+
+
+@every_engine
+@pytest.mark.parametrize("side", ["linear", "right", "left"])
+def test_matrices_of_float64_in_a_model_of_float32(engine: ad.BoundEngine, side: str) -> None:
+    """A part that the model computes in float64: the exact function has the matrix as it is, which float32 would round."""
+    matrix = torch.tensor([[0.1]], dtype=torch.float64)
+    compute = {
+        "linear": lambda x: nn.functional.linear(x, matrix),
+        "right": lambda x: x @ matrix,
+        "left": lambda x: matrix @ x,
+    }[side]
+    model = Net(lambda m, x: compute(x.double().unsqueeze(2)).squeeze(2).float()).float()
+    x, exact = torch.tensor([[3.0]]), 3 * Fraction(0.1)
+    for sign in (1, -1):
+        found = ad.certify(model, x, ad.Positive([[float(sign)]], -sign * 0.3), POINT, engine)
+        lower = Fraction(found.margins.item()) - Fraction(found.slack.item())
+        assert lower <= sign * exact - sign * Fraction(0.3)
+        assert lower > -Fraction(1, 10**5)

@@ -311,3 +311,36 @@ def test_coefficients_that_cancel_are_no_error_of_large_scores(engine: ad.Dual) 
     found = ad.certify(Logarithms(), x, ad.Positive(rows), ad.LinfBall(0.0), engine)
     exact = Logarithms()(x.double()) @ rows.T.double()
     assert (found.margins.double() - found.slack.double() <= exact).all()
+
+
+def _attends_to_all(causal: bool, mask: Tensor) -> nn.Module:
+    """The mean of what is left in of the sums of the positions, for the first position."""
+    attention = nn.MultiheadAttention(4, 1, bias=False, batch_first=True)
+    with torch.no_grad():
+        attention.in_proj_weight.zero_()[8:] = 1.0
+        attention.out_proj.weight.copy_(torch.eye(4))
+    return Net(
+        lambda m, x: m.a(x, x, x, attn_mask=mask, is_causal=causal, need_weights=False)[0][:, 0], a=attention
+    ).eval()
+
+
+def test_a_mask_that_is_said_to_be_causal_must_be() -> None:
+    """PyTorch passes the mask over. Where only the first position moves, that triples what it does, but not at x or two corners."""
+    x, scale, none = (
+        torch.full(shape, v, dtype=DOUBLE) for shape, v in (((1, 3, 4), 1.0), ((3, 4), 0.0), ((3, 3), 0.0))
+    )
+    scale[0] = 1.0
+    region = ad.LinfBall(0.1, scale=scale).around(x)
+    far = x + 0.0999 * scale
+    with pytest.raises(ad.ArgumentError, match="is_causal=True promises"):
+        ad.bounds(_attends_to_all(True, none), region)
+    causal = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    cases = (False, none), (True, causal), (True, none.masked_fill(causal, -torch.inf))
+    for model in (_attends_to_all(*case) for case in cases):
+        assert ad.bounds(model, region).output.contains(model(far)).all()
+
+
+def test_a_recurrent_layer_runs_by_its_mode() -> None:
+    x, model = torch.randn(2, 3, 4, dtype=DOUBLE), Net(lambda m, x: m.r(x)[0], r=nn.RNN(4, 3, batch_first=True))
+    model.r.nonlinearity = "relu"
+    torch.testing.assert_close(dual_network(model, x).forward(x), model(x))

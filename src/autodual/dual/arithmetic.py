@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, Window, spectral_norm
-from autodual.dual.building import number, parameter, register, rewrite
+from autodual.dual.building import factor, parameter, register, rewrite
 from autodual.dual.products import BilinearDual, elementwise_product, matrix_product
 from autodual.graph import Call, Operand, depends
 
@@ -21,8 +21,6 @@ from autodual.graph import Call, Operand, depends
 
 FOLDING = 8 * torch.finfo(torch.float64).eps
 """Relative error of constants that are folded in float64, in proportion to the terms that they are the sum of."""
-FAINT, LOST = torch.finfo(torch.float32).tiny, 2.0**-148
-"""A factor below FAINT that was folded may have lost this much in float32, which has only denormal numbers for it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class DualScale(AffineDual):
     """Shape of the result, which a broadcast may make larger than the operand."""
     cancelling: Tensor | None = None
     """Total size of the terms that the shift is the sum of, if it was folded (in float64) from several; they may cancel."""
+    faint: bool = False
+    """Whether some weight that was folded is so small that float32 has only denormal numbers for it."""
 
     channelwise = True
 
@@ -57,10 +57,8 @@ class DualScale(AffineDual):
 
     def _folding_error(self, grain: float, dtype: torch.dtype, x: Tensor) -> Tensor | None:
         if self.cancelling is not None:
-            assert isinstance(self.weight, Tensor)
             found = grain * self.cancelling.to(x)
-            faint = torch.where(self.weight.abs() < FAINT, LOST, 0.0).to(x)
-            return found + x * faint if dtype == torch.float32 else found
+            return found + x * _least(dtype) if self.faint else found
         lost, tiny = self._lost(dtype), torch.finfo(x.dtype).tiny
         return None if lost == 0 else (x * (lost / tiny) * tiny).expand(len(x), *self.shape)  # lost is no normal number
 
@@ -68,8 +66,8 @@ class DualScale(AffineDual):
         """What a factor loses in a dtype that has only denormal numbers for it."""
         if isinstance(self.weight, Tensor) and (self.weight.dim() > 0 or self.weight.requires_grad):
             return 0.0
-        factor = float(self.weight)
-        return abs(factor - torch.tensor(factor, dtype=dtype).item()) if abs(factor) < torch.finfo(dtype).tiny else 0.0
+        given = float(self.weight)
+        return abs(given - torch.tensor(given, dtype=dtype).item()) if abs(given) < torch.finfo(dtype).tiny else 0.0
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
         if shapes[0] != self.shape:
@@ -94,6 +92,11 @@ class DualScale(AffineDual):
             if any(n != 1 for n in per_position):
                 return None
         return replace(self, shift=None, shape=shape)
+
+
+def _least(dtype: torch.dtype) -> float:
+    """What a folded factor may lose that is so small that a dtype has only denormal numbers for it."""
+    return 2 * torch.finfo(dtype).tiny * torch.finfo(dtype).eps
 
 
 def _size(weight: Tensor | float) -> Tensor | float:
@@ -171,12 +174,12 @@ def _combine(call: Call, sign: float) -> AffineDual:
             f"{call.path}: is called with three positional arguments, an order that PyTorch has given up; write alpha=..."
         )
     left, right = call.argument(0, "input"), call.argument(1, "other")
-    factor = sign * number(call, parameter(call, 2, "alpha", 1.0), "alpha")
+    weight = sign * factor(call, parameter(call, 2, "alpha", 1.0), "alpha")
     if isinstance(left, Operand) and isinstance(right, Operand):
-        return DualSum((1.0, factor))
+        return DualSum((1.0, weight))
     if isinstance(left, Operand):
-        return DualScale(1.0, _number(call, right, left) * factor, call.shape)
-    return DualScale(factor, _number(call, left, right), call.shape)
+        return DualScale(1.0, _number(call, right, left) * weight, call.shape)
+    return DualScale(weight, _number(call, left, right), call.shape)
 
 
 @register(*_MULTIPLY)
@@ -322,8 +325,9 @@ def _scale(
         return folded
     with torch.no_grad():
         terms = (mean * slope).abs() if bias is None else bias.abs() + (mean * slope).abs()
-        terms = terms + torch.where(slope.abs() < FAINT, mean.abs() * (LOST / FOLDING), 0.0)
-    return replace(folded, cancelling=terms.reshape(columns))
+        faint = (slope != 0) & (slope.abs() < torch.finfo(torch.float32).tiny)
+        terms = terms + torch.where(faint, mean.abs() * (_least(torch.float32) / FOLDING), 0.0)
+    return replace(folded, cancelling=terms.reshape(columns), faint=bool(faint.any()))
 
 
 # Fully connected layers, and products with constant matrices.
@@ -379,7 +383,9 @@ def _linear(call: Call) -> DualLinear:
         raise ArgumentError(
             f"{call.path}: the weight of F.linear must have 2 dimensions, got {weight.dim()}; give it one row per score"
         )
-    return DualLinear(weight, parameter(call, 2, "bias", None), len(call.shape) == 1)
+    bias = parameter(call, 2, "bias", None)
+    bias = bias if bias is None else bias.to(call.floating(bias))
+    return DualLinear(weight.to(call.floating(weight)), bias, len(call.shape) == 1)
 
 
 @dataclass(frozen=True)
@@ -403,12 +409,14 @@ def _matmul(call: Call) -> AffineDual | BilinearDual:
     if isinstance(left, Operand):
         right = right if right.dim() <= 2 else call.constant(right, left.shape)
         if right.dim() == 2:
-            return DualLinear(right.mT)
+            return DualLinear(right.mT.to(call.floating(right)))
         return _constant_matrices(call, left.shape, right, from_left=False)
     left = left if left.dim() <= 2 else call.constant(left, right.shape)
     if len(right.shape) < 2:
         raise ArgumentError(f"{call.path}: a constant on the left of a product needs examples of 2 dimensions or more")
-    return DualMatmulLeft(left) if left.dim() == 2 else _constant_matrices(call, right.shape, left, from_left=True)
+    if left.dim() == 2:
+        return DualMatmulLeft(left.to(call.floating(left)))
+    return _constant_matrices(call, right.shape, left, from_left=True)
 
 
 def _constant_matrices(call: Call, operand: Shape, constant: Tensor, from_left: bool) -> DualEinsum:

@@ -254,6 +254,11 @@ def _multihead_attention(
             "MultiheadAttention: has a dual layer with batch_first=True, keys and values of the embedding's size, and without "
             "key_padding_mask, bias_kv, zero attention and active dropout; use such a one, or F.scaled_dot_product_attention"
         )
+    if is_causal and isinstance(attn_mask, Tensor) and not _leaves_out_what_follows(attn_mask):
+        raise ArgumentError(
+            "MultiheadAttention: is_causal=True promises that attn_mask leaves out all later positions and nothing else, and it does "
+            "not; PyTorch goes by one or the other, so that there are two functions. Leave is_causal out"
+        )
     weights = m.in_proj_weight.chunk(3)
     biases = (None,) * 3 if m.in_proj_bias is None else m.in_proj_bias.chunk(3)
     parts = []
@@ -274,6 +279,15 @@ def _multihead_attention(
         return NotImplemented
     joined = found.transpose(1, 2).flatten(2)
     return F.linear(joined, m.out_proj.weight, m.out_proj.bias), None
+
+
+def _leaves_out_what_follows(mask: Tensor) -> bool:
+    """Whether a mask of nn.MultiheadAttention, True or -inf for "leave out", is the causal one."""
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
+    causal = (
+        later if mask.dtype == torch.bool else torch.zeros_like(later, dtype=mask.dtype).masked_fill(later, -torch.inf)
+    )
+    return bool((mask == causal).all())
 
 
 _ENCODER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
@@ -312,7 +326,7 @@ def _encoder_layer(
         )
 
     def attend(x: Any) -> Any:
-        return m.dropout1(m.self_attn(x, x, x, attn_mask=src_mask, need_weights=False)[0])
+        return m.dropout1(m.self_attn(x, x, x, attn_mask=src_mask, need_weights=False, is_causal=is_causal)[0])
 
     def feed(x: Any) -> Any:
         return m.dropout2(m.linear2(m.dropout(m.activation(m.linear1(x)))))
@@ -403,7 +417,8 @@ def _unrolled(module: Any, input: Any, given: Any, step: Step, states: int) -> t
 
 @rewrite(nn.RNN)
 def _rnn(module: Any, input: Any, hx: Any = None) -> Any:
-    activation = torch.tanh if module.nonlinearity == "tanh" else torch.relu
+    # `nonlinearity` is read by the constructor only.
+    activation = torch.tanh if module.mode == "RNN_TANH" else torch.relu
     output, (h,) = _unrolled(module, input, hx, _plain_step(activation), 1)
     return output, torch.stack(h, 0)
 

@@ -52,6 +52,17 @@ def number(call: Call, value: Any, name: str, above: float = -math.inf) -> float
     return found
 
 
+def factor(call: Call, value: Any, name: str, above: float = -math.inf) -> float:
+    """A parameter that values are multiplied with. Below this, float32 holds only some of its digits, and values may be large."""
+    found, least = number(call, value, name, above), torch.finfo(torch.float32).tiny
+    if 0 < abs(found) < least:
+        raise ArgumentError(
+            f"{call.path}: {name} = {found} is out of range: float32 holds only some digits of factors below {least:.2g}; make it "
+            f"zero, or larger"
+        )
+    return found
+
+
 # The dual layer of every call, at today's parameters.
 
 

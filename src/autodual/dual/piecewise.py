@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines, Relaxation
-from autodual.dual.building import number, parameter, register
+from autodual.dual.building import factor, number, parameter, register
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
 from autodual.kernels.chord import chord, relaxed_relu, relu_band
@@ -146,7 +146,7 @@ def _two_slopes(z: Interval, by: Tensor, slope: Tensor, left: Tensor | float, ri
 
 @register(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
 def _leaky_relu(call: Call) -> DualKink:
-    return DualKink(number(call, parameter(call, 1, "negative_slope", 0.01), "negative_slope"))
+    return DualKink(factor(call, parameter(call, 1, "negative_slope", 0.01), "negative_slope"))
 
 
 @register(nn.PReLU, F.prelu, torch.prelu)

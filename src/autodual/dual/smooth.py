@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines
-from autodual.dual.building import number, parameter, register
+from autodual.dual.building import factor, number, parameter, register
 from autodual.dual.curved import FINAL_STEPS, CurvedDual
 from autodual.dual.piecewise import DualKink, DualReLU
 from autodual.graph import Call
@@ -135,7 +135,7 @@ class DualSoftplus(CurvedDual):
 
 @register(nn.Softplus, F.softplus)
 def _softplus(call: Call) -> DualSoftplus:
-    beta = number(call, parameter(call, 1, "beta", 1.0), "beta")
+    beta = factor(call, parameter(call, 1, "beta", 1.0), "beta")
     threshold = float(parameter(call, 2, "threshold", 20.0))
     if beta == 0 or not threshold <= LARGEST_THRESHOLD:
         raise ArgumentError(
@@ -188,8 +188,8 @@ def _elu(call: Call) -> ElementwiseDual:
 @register(F.elu_)
 def _elu_in_place(call: Call) -> ElementwiseDual:
     """Two more arguments than F.elu: a factor of the result, and one of what enters the exponential."""
-    scale = number(call, parameter(call, 2, "scale", 1.0), "scale", above=0)
-    inner = number(call, parameter(call, 3, "input_scale", 1.0), "input_scale", above=0)
+    scale = factor(call, parameter(call, 2, "scale", 1.0), "scale", above=0)
+    inner = factor(call, parameter(call, 3, "input_scale", 1.0), "input_scale", above=0)
     return _elu_of(call, parameter(call, 1, "alpha", 1.0), scale, 1 / inner)
 
 
