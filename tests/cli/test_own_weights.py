@@ -118,7 +118,7 @@ def test_weights_that_do_not_fit_say_how(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=message):
             load_model(file, model)
     torch.save({f"module.{name}": tensor for name, tensor in state.items()}, file)
-    with pytest.raises(ArgumentError, match="Names in the file begin with 'module.'; save the state_dict"):
+    with pytest.raises(ArgumentError, match=r"Names in the file begin with 'module\.'; save the state_dict"):
         load_model(file, model)
 
 
