@@ -180,6 +180,24 @@ def test_gradients_pass_a_rule_to_the_row_that_decides() -> None:
         assert gradient.tolist() == [[float(row == r) for r in range(3)]]
 
 
+@pytest.mark.parametrize("outer", [1, 2, 4])
+@pytest.mark.parametrize("inner", [1, 2, 3])
+def test_parts_that_are_alike_are_asked_at_once(outer: int, inner: int) -> None:
+    """The rows of the parts lie anywhere; one part with a rule of its own inside is asked part by part, and must say the same."""
+    rows = torch.randperm(12, generator=torch.Generator().manual_seed(5)).reshape(4, 3).tolist()
+    alike = AtLeast(outer, tuple(AtLeast(inner, tuple(part)) for part in rows))
+    mixed = AtLeast(outer, (*alike.parts[:3], AtLeast(1, (alike.parts[3],))))
+    assert alike._alike is not None
+    assert mixed._alike is None
+    values = torch.randn(50, 12, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    assert torch.equal(alike.holds(values > 0), mixed.holds(values > 0))
+    assert torch.equal(alike.value(values), mixed.value(values))
+    for rank in range(4):
+        assert torch.equal(alike.failing(values, rank), mixed.failing(values, rank))
+    by_hand = ((values[:, rows] > 0).sum(2) >= inner).sum(1) >= outer
+    assert torch.equal(alike.holds(values > 0), by_hand)
+
+
 @every_specification
 def test_the_ways_to_break_a_rule_break_it(name: str) -> None:
     """Where none of the chosen rows holds and all others do, the rule is broken; and no row less would do."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +80,22 @@ def test_what_cannot_be_decided_is_unknown(call: Call, network: Path, tmp_path: 
 def test_time_that_is_up(call: Call, network: Path, tmp_path: Path) -> None:
     code, said, _ = call("verify", str(network), str(_property(tmp_path, 0.02)), "--timeout", "0.000001")
     assert (code, said) == (4, "timeout\n")
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs alarms, which this system does not have")
+def test_time_that_is_up_while_the_file_is_read(
+    call: Call, network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference may take hours for a large network."""
+
+    def forever(file: object) -> None:
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr("autodual.interchange.onnx_reading.load_file", forever)
+    code, said, told = call("verify", str(network), str(_property(tmp_path, 0.02)), "--timeout", "2")
+    assert (code, said) == (4, "timeout\n")
+    assert "note: the time was over before both files were read" in told
 
 
 def test_json_has_both_statements_and_every_bound(call: Call, network: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 import autodual as ad
 from autodual.data import TableOptions, load
 from autodual.data.tables import read_rows
+from autodual.training.setup import with_columns
 
 HEADED = "age,height,kind\n1.5,2,cat\n3,4e1,dog\n-5,6,cat\n7,8,dog\n"
 
@@ -89,6 +90,38 @@ def test_a_feature_that_float32_blurs(tmp_path: Path) -> None:
         ad.ArrayData(np.array([[0, 100000000], [5, 100000001]]), np.array([0, 1]))
     constant = ad.ArrayData(np.array([[0, 100000001], [5, 100000001]]), np.array([0, 1]))
     assert constant.values[:, 1].tolist() == [100000000.0, 100000000.0]
+
+
+def test_an_eps_below_what_float32_has_moved(tmp_path: Path) -> None:
+    """The ball around a rounded number would not contain the number of the table."""
+    rows = "".join(f"{1234567891 + 1000003 * i},{i},{'ab'[i % 2]}\n" for i in range(20))
+    train, _ = ad.load_table(written(tmp_path, "income,age,kind\n" + rows), "kind")
+    assert train.rounded_by is not None
+    assert train.rounded_by[0] > 10
+    assert train.rounded_by[1] == 0
+    small, large, still = (torch.tensor([income, 0.01]) for income in (10.0, 1000.0, 0.0))
+    with pytest.raises(
+        ad.ArgumentError, match="eps of feature 'income' is 10, but its numbers are so large that float32"
+    ):
+        train.take(5).check_reach(small)
+    train.check_reach(large)
+    train.check_reach(still)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2)).eval()
+    with pytest.raises(ad.ArgumentError, match="eps of feature 'income' is 10"):
+        ad.certify_data(model, train, ad.LinfBall(1.0, scale=small))
+    exact = np.array([[1234567891.0, 1.0], [5.0, 2.0]])
+    with pytest.raises(
+        ad.ArgumentError, match=r"example 0 has 1234567891 as feature \[0\], which the model's torch.float32 rounds"
+    ):
+        ad.certify_data(model, (exact, [0, 1]), ad.LinfBall(torch.tensor([[10.0, 0.01]])))
+    assert len(ad.certify_data(model, (exact, [0, 1]), ad.LinfBall(100.0))) == 2
+    assert len(ad.certify_data(model.double(), (exact, [0, 1]), ad.LinfBall(10.0))) == 2
+    table = str(written(tmp_path, "income,age,kind\n" + rows))
+    config = ad.TrainConfig(dataset=table, label_column="kind", eps="income=10,age=0.01")
+    with pytest.raises(ad.ArgumentError, match="eps of feature 'income' is 10"):
+        with_columns(config, train)
+    with pytest.raises(ad.ArgumentError, match="eps of feature 'income' is 10"):
+        with_columns(ad.TrainConfig(dataset=table, label_column="kind", eps=10.0), train)
 
 
 BAD = {

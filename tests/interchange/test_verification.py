@@ -319,6 +319,11 @@ def test_time_is_up(tmp_path: Path) -> None:
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("limit", [1e12, float("inf")])
+def test_all_the_time_in_the_world(limit: float, tmp_path: Path) -> None:
+    assert _decide("(assert (<= Y_0 -1))", tmp_path, clock=Clock(limit)).outcome is Outcome.UNSAT
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs alarms, which this system does not have")
 def test_alarms_of_others_go_on(tmp_path: Path) -> None:
     rung = []

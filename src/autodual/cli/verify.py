@@ -46,18 +46,33 @@ def verify(
     from autodual.engines import IBP, AlphaCrown, BoundEngine, Crown, Dual
     from autodual.interchange.onnx_file import read_onnx
     from autodual.interchange.onnx_reading import Reference, load_file
-    from autodual.interchange.verification import Clock, competition_text, report
+    from autodual.interchange.verification import (
+        Clock,
+        Outcome,
+        OutOfTimeError,
+        Verification,
+        competition_text,
+        interrupted,
+        report,
+    )
     from autodual.interchange.verification import verify as decide
     from autodual.interchange.vnnlib import load_vnnlib
     from autodual.training.setup import make_device
 
     engines: dict[str, BoundEngine] = {"ibp": IBP(), "dual": Dual(), "crown": Crown(), "alpha-crown": AlphaCrown()}
     chosen = None if engine == "all" else [engines[engine]]
-    asked = load_vnnlib(property)
-    file = read_onnx(network)
-    model = load_file(file)
-    shape = model.input_shape
-    found = decide(model.to(make_device(device)), shape, asked, chosen, Clock(timeout, started), Reference(file), seed)
+    clock = Clock(timeout, started)
+    try:
+        with interrupted(clock):
+            asked = load_vnnlib(property)
+            file = read_onnx(network)
+            model = load_file(file)
+    except OutOfTimeError:
+        note = "the time was over before both files were read, and the network compared with its file"
+        found = Verification(Outcome.TIMEOUT, None, (), (note,), clock.seconds)
+    else:
+        shape = model.input_shape
+        found = decide(model.to(make_device(device)), shape, asked, chosen, clock, Reference(file), seed)
     if json:
         print(to_json({"network": network.name, "property": property.name, **report(found)}), end="")
     else:

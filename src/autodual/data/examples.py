@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -167,6 +167,8 @@ class ArrayData(Examples):
     classes: tuple[str, ...] = ()
     name: str = "arrays"
     features: tuple[str, ...] = ()
+    rounded_by: Tensor | None = field(default=None, repr=False)
+    """[*shape]: how far float32 has moved each feature, at most; found out from `values`, None where it moved none."""
 
     STORED = "values"
     KIND = "example"
@@ -179,7 +181,10 @@ class ArrayData(Examples):
         )
         if values.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float64):
             check_float32(values, where, tuple(map(str, self.features)))
-            values = values.to(torch.float32)
+            wide, values = values, values.to(torch.float32)
+            moved = (wide.double() - values.double()).abs()
+            if moved.dim() > 1 and bool((moved > 0).any()):
+                object.__setattr__(self, "rounded_by", moved.amax(0).cpu())
         if values.dtype != torch.float32 or values.dim() < 2 or values.numel() == 0:
             raise ArgumentError(
                 f"{where}: values must be numbers [N, *shape], at least one of each; got {tuple(values.shape)} of {values.dtype}"
@@ -206,6 +211,21 @@ class ArrayData(Examples):
         if values_at_hand(values):
             check_labels(labels, len(self.classes), where, kind="example")
             check_finite(values, where, features)
+
+    def check_reach(self, reach: Tensor) -> None:
+        """Refuses sets that leave their own example out. reach: how far each feature may move, to broadcast against one example."""
+        if self.rounded_by is None:
+            return
+        reach = reach.detach().double().cpu().expand_as(self.rounded_by)
+        small = ((reach > 0) & (reach < self.rounded_by)).nonzero()
+        if len(small):
+            place = small[0].tolist()
+            name = repr(self.features[place[0]]) if self.features else place if len(place) > 1 else place[0]
+            raise ArgumentError(
+                f"data {self.name!r}: eps of feature {name} is {reach[tuple(place)].item():g}, but its numbers are so large that "
+                f"float32 has moved them by up to {self.rounded_by[tuple(place)].item():g}: the sets would not contain the examples. "
+                f"Subtract a constant from the feature, or give a larger eps"
+            )
 
     def as_input(self, stored: Tensor) -> Tensor:
         return stored.to(torch.float32)

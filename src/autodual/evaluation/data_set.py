@@ -19,7 +19,7 @@ from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual.certificates import Certificate, HighProbabilityCertificate, Verdict, certify
 from autodual.certificates.proof import in_words
-from autodual.data import Examples
+from autodual.data import ArrayData, Examples
 from autodual.data.examples import as_array, as_labels, check_finite
 from autodual.engines import BoundEngine, Dual
 from autodual.engines.effort import Effort, Part, Report, TimeLimitError, in_time
@@ -346,7 +346,29 @@ def _perturbation(ball: Perturbation | InputSet, data: Examples) -> Perturbation
     if isinstance(ball, LinfBall):
         for start in range(0, len(data), PIECE):
             ball.check_inside(data.scaled(slice(start, start + PIECE)))
+    if type(ball) is LinfBall:
+        _check_contained(ball, data, first)
     return ball
+
+
+def _check_contained(ball: LinfBall, data: Examples, first: Tensor) -> None:
+    """Refuses numbers that the model's dtype rounds by more than eps: a certificate would be about other examples."""
+    if isinstance(data, ArrayData) and torch.as_tensor(ball.eps).numel() == 1:
+        scale = torch.ones(()) if ball.scale is None else ball.scale
+        data.check_reach(torch.as_tensor(ball.eps).cpu() * scale.cpu())
+    for start in range(0, len(data) if data.stored.dtype == torch.float64 else 0, PIECE):
+        part = slice(start, start + PIECE)
+        exact, x = data.stored[part].to(first.device), data.scaled(part).double()
+        if torch.equal(exact, x):
+            continue
+        region = ball.part(part, first.expand(len(data), *first.shape[1:])).around(x)
+        outside = ((exact < region.lower) | (exact > region.upper)) & (region.radius > 0)
+        if bool(outside.any()):
+            example, *place = outside.nonzero()[0].tolist()
+            raise ArgumentError(
+                f"inputs: example {start + example} has {exact[(example, *place)].item():.17g} as feature {place}, which the model's "
+                f"{first.dtype} rounds by more than eps: its set would not contain it. Use model.double(), or subtract a constant"
+            )
 
 
 @dataclass

@@ -103,6 +103,10 @@ class Verification:
         )
 
 
+LONGEST_ALARM = 1e8
+"""Seconds, about three years; systems do not take much more."""
+
+
 class OutOfTimeError(BaseException):
     """The given time is over. No Exception: it may come amid any code, and none of its handlers of errors is meant."""
 
@@ -143,7 +147,7 @@ def interrupted(clock: Clock) -> Iterator[None]:
         raise OutOfTimeError
 
     before, started = signal.signal(signal.SIGALRM, ring), time.monotonic()
-    delay, interval = signal.setitimer(signal.ITIMER_REAL, clock.left or 0.0)
+    delay, interval = signal.setitimer(signal.ITIMER_REAL, min(clock.left or 0.0, LONGEST_ALARM))
     try:
         yield
     finally:

@@ -197,6 +197,8 @@ def with_columns(config: TrainConfig, data: Examples) -> TrainConfig:
     not fit. A file of them stays named: what it holds is part of every perturbation."""
     text = config.feature_eps
     if text is None:
+        if isinstance(data, ArrayData) and config.norm == "linf":
+            data.check_reach(torch.tensor(config.eps))
         return config
     if text.startswith("{"):
         features = data.features if isinstance(data, ArrayData) else ()
@@ -218,6 +220,8 @@ def with_columns(config: TrainConfig, data: Examples) -> TrainConfig:
             f"eps: is given for {list(scale.shape)} features, but an example of data {data.name!r} is {list(data.shape)}; give one "
             f"for each, in the order of the columns, and 0 for those that do not move"
         )
+    if isinstance(data, ArrayData):
+        data.check_reach(config.eps * scale)
     return config
 
 
