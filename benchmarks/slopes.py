@@ -185,8 +185,9 @@ def column(model: nn.Module, x: Tensor, labels: Tensor, ball: ad.Perturbation, e
 
 def choose(names: Sequence[str], data: Path, images: int, device: torch.device) -> str:
     told = (
-        f"The first {images} open *training* images of each network: certified, mean gain over `Crown()`, and seconds an image. The defaults, "
-        "10 steps at 0.5, had been chosen by eye before, on 8 of the first 1,400 test images of MNIST; this table is the check of them."
+        f"The first {images} open *training* images of each network: certified, mean gain over `Crown()`, and seconds an image. The "
+        "defaults, 10 steps at 0.5, had been chosen by eye before, on 8 of the first 1,400 test images of MNIST; this table is the "
+        "check of them."
     )
     lines = [f"## {CHOOSE}", "", *textwrap.wrap(told, 135), ""]
     lines += [
