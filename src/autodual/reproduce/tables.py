@@ -369,8 +369,8 @@ def _prices(campaign: Campaign) -> Iterator[Picture]:
             errors, full = (record.figures.error, record.figures.robust_error), f"{row.data} {row.eps}, {label}"
             ours.setdefault(problem, []).append(_spot(label, tone, full, *errors))
             if recipe == "paper":
-                grey = _spot("", "published", f"The paper's {full}", row.paper[1] / 100, row.paper[0] / 100)
-                theirs.setdefault(problem, []).append(grey)
+                printed = _spot("", "published", f"The paper's {full}", row.paper[1] / 100, row.paper[0] / 100)
+                theirs.setdefault(problem, []).append(printed)
     # Among all, a problem is named once.
     every = [
         replace(one, label="" if n else " ".join(problem)) for problem in ours for n, one in enumerate(ours[problem])
