@@ -765,6 +765,16 @@ EVALUATION = [
         "evaluation/test_claims.py",
     ),
     mutation(
+        "every point of the curve proved at the same size", "evaluation/evaluate.py",
+        "judged = judge(model, data, wider, engine, ", "judged = judge(model, data, ball, engine, ",
+        "evaluation/test_claims.py",
+    ),
+    mutation(
+        "every point of the curve attacked at the same size", "evaluation/evaluate.py",
+        "hit = attacked(model, data, wider, ", "hit = attacked(model, data, ball, ",
+        "evaluation/test_claims.py",
+    ),
+    mutation(
         "largest margin instead of the smallest", "evaluation/judge.py",
         "found.margins.min(1).values, found.slack.max(1).values", "found.margins.max(1).values, found.slack.max(1).values",
         "evaluation/test_judge.py",

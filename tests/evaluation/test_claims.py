@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.cascades.records import Answers, CascadeAttack, CascadeCertificate
 from autodual.digits import load_digits, load_digits_network
-from autodual.evaluation.evaluate import Broken, check_claims, check_together, evaluate
+from autodual.evaluation.evaluate import CURVE, Broken, check_claims, check_together, evaluate
 from autodual.evaluation.judge import Ledger, judge_to_file
 from autodual.evaluation.processes import Watch
 from autodual.runs.folder import Run
@@ -165,6 +165,24 @@ def test_an_evaluation_counts_both_arithmetics(tmp_path: Path, rounded: ad.Image
         "eps": 0, "robust_error": 0.0, "robust_error_as_run": 1.0, "pgd_error": 1.0, "pgd_error_exact": 0.0
     }  # fmt: skip
     assert "certificates.jsonl: 3 examples are certified in real numbers, and broken by the attack only" in said[0]
+
+
+def test_the_curve_and_the_radii_are_those_of_a_network_that_is_known(tmp_path: Path) -> None:
+    """Scores x - 1/2 and 0, of one pixel: proved up to its distance from 1/2, and broken from there on."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1.0], [0.0]]))
+        model[1].bias.copy_(torch.tensor([-0.5, 0.0]))
+    parts = torch.tensor([0.4, 0.9, 1.1, 1.7, 3.0])
+    pixels = 0.5 + 0.1 * parts.reshape(-1, 1, 1, 1)
+    data = ad.ImageData(pixels, torch.zeros(5, dtype=torch.int64), ("a", "b"), "mine")
+    found = evaluate(Run(tmp_path), model, data, LinfBall(0.1), "linf", subset=5)
+    assert [point.eps for point in found.curve] == pytest.approx([0.1 * factor for factor in CURVE])
+    for point, factor in zip(found.curve, CURVE, strict=True):
+        broken = (parts < factor).double().mean().item()
+        errors = (point.robust_error, point.robust_error_as_run, point.pgd_error, point.pgd_error_exact)
+        assert errors == pytest.approx((broken,) * 4)
+    assert found.radii == pytest.approx((0.1 * parts.clamp(max=CURVE[-1])).tolist(), abs=0.1 / 50 + 1e-6)
 
 
 @pytest.mark.parametrize(
