@@ -313,7 +313,7 @@ def _scale(
     what a faint slope loses there, the mean multiplies. A training step, whose bounds are no certificate, folds the statistics of its
     batch in their own dtype.
     """
-    dtype = variance.dtype
+    dtype = call.floating(variance)
     if call.clean is None:
         mean, variance = mean.double(), variance.double()
         weight, bias = (None if p is None else p.double() for p in (weight, bias))

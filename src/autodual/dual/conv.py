@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside, channels_lie_inside
 from autodual.dual.base import AffineDual, Window
-from autodual.dual.building import parameter, register, rewrite
+from autodual.dual.building import register, rewrite, weights
 from autodual.graph import Call
 from autodual.kernels.narrow import Geometry, convolve, is_narrow, is_narrow_back, spread
 
@@ -254,11 +254,11 @@ def _conv_module(call: Call) -> DualConv:
 
 @register(F.conv1d, F.conv2d, F.conv3d)
 def _conv_function(call: Call) -> DualConv:
-    weight = parameter(call, 1, "weight")
+    weight = weights(call, 1, "weight")
     dims = weight.dim() - 2
     return DualConv(
         weight,
-        parameter(call, 2, "bias", None),
+        weights(call, 2, "bias", None),
         per_dim(call.argument(3, "stride", 1), dims),
         _zero_padding(call.argument(4, "padding", 0), dims),
         per_dim(call.argument(5, "dilation", 1), dims),
@@ -274,12 +274,12 @@ def _conv_transpose_module(call: Call) -> DualConvTranspose:
 
 @register(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _conv_transpose_function(call: Call) -> DualConvTranspose:
-    weight = parameter(call, 1, "weight")
+    weight = weights(call, 1, "weight")
     dims = weight.dim() - 2
     return _conv_transpose(
         call,
         weight,
-        parameter(call, 2, "bias", None),
+        weights(call, 2, "bias", None),
         per_dim(call.argument(3, "stride", 1), dims),
         per_dim(call.argument(4, "padding", 0), dims),
         call.argument(6, "groups", 1),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual
-from autodual.dual.building import parameter, register
+from autodual.dual.building import register, weights
 from autodual.dual.products import BilinearDual, matrix_product
 from autodual.graph import Call, Operand
 
@@ -64,9 +64,7 @@ def _linear(call: Call) -> DualLinear:
         raise ArgumentError(
             f"{call.path}: the weight of F.linear must have 2 dimensions, got {weight.dim()}; give it one row per score"
         )
-    bias = parameter(call, 2, "bias", None)
-    bias = bias if bias is None else bias.to(call.floating(bias))
-    return DualLinear(weight.to(call.floating(weight)), bias, len(call.shape) == 1)
+    return DualLinear(weights(call, 1, "weight"), weights(call, 2, "bias", None), len(call.shape) == 1)
 
 
 @dataclass(frozen=True)
