@@ -332,3 +332,20 @@ def test_a_recurrent_layer_runs_by_its_mode() -> None:
     x, model = torch.randn(2, 3, 4, dtype=DOUBLE), Net(lambda m, x: m.r(x)[0], r=nn.RNN(4, 3, batch_first=True))
     model.r.nonlinearity = "relu"
     torch.testing.assert_close(dual_network(model, x).forward(x), model(x))
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["bool", "numbers"])
+def test_the_mask_of_attention_may_be_a_buffer(live: bool) -> None:
+    """Numbers stay live; what a mask leaves out is part of the graph, which is then out of date."""
+    mask = batch(3, 3) if live else torch.ones(3, 3, dtype=torch.bool).triu(1)
+    model = Net(lambda m, x: m.a(x, x, x, attn_mask=m.mask)[0], a=nn.MultiheadAttention(4, 2, batch_first=True))
+    model.register_buffer("mask", mask)
+    x = batch(2, 3, 4)
+    region, network = ad.LinfBall(0.001).around(x), ad.capture(model, x)
+    assert ad.bounds(network, region).output.contains(model(x)).all()
+    model.mask = 3 * mask if live else mask.mT
+    if live:
+        assert ad.bounds(network, region).output.contains(model(x)).all()
+    else:
+        with pytest.raises(ad.CaptureError, match="computes something else than when it was captured"):
+            ad.bounds(network, region)
