@@ -315,6 +315,13 @@ def _encoder_layer(
             "TransformerEncoderLayer: has a dual layer in eval mode and without src_key_padding_mask; call model.eval(), and leave "
             "padding out"
         )
+    mask: Any = value_of(src_mask)
+    added = isinstance(mask, Tensor) and mask.dtype != torch.bool and bool(((mask != 0) & (mask != -torch.inf)).any())
+    if m.activation_relu_or_gelu and added:
+        raise ArgumentError(
+            "TransformerEncoderLayer: its mask holds numbers that are neither 0 nor -inf, which PyTorch adds in training and reads as "
+            "-inf without gradients, so that the layer is two functions; use a mask of 0 and -inf, or of truth values"
+        )
     other = [name for name, kinds in _ENCODER_PARTS.items() if not _runs_as(getattr(m, name), kinds)]
     if m.activation_relu_or_gelu and other:
         raise ArgumentError(
