@@ -167,20 +167,31 @@ def test_a_steep_kink_keeps_the_slope_of_its_flat_side(engine: ad.BoundEngine, s
     assert _certified(model, x, 0, engine, ad.LinfBall(5e-5))
 
 
+TENTH, LARGE = torch.tensor([[0.1]], dtype=torch.float64), torch.tensor([2.0**24 + 0.1], dtype=torch.float64)
+IN_DOUBLE: dict[str, tuple[Callable[[Tensor], Tensor], float, Fraction]] = {
+    "linear": (lambda x: nn.functional.linear(x, TENTH), 3.0, 3 * Fraction(0.1)),
+    "matrix on the right": (lambda x: x @ TENTH, 3.0, 3 * Fraction(0.1)),
+    "matrix on the left": (lambda x: TENTH @ x, 3.0, 3 * Fraction(0.1)),
+    "convolution": (lambda x: nn.functional.conv1d(x, TENTH.unsqueeze(2)), 3.0, 3 * Fraction(0.1)),
+    "transposed": (lambda x: nn.functional.conv_transpose1d(x, TENTH.unsqueeze(2)), 3.0, 3 * Fraction(0.1)),
+    "kink": (lambda x: nn.functional.prelu(x, TENTH[0]), -3.0, -3 * Fraction(0.1)),
+    "batch norm": (
+        lambda x: nn.functional.batch_norm(x, LARGE, torch.ones_like(LARGE), eps=0.0),
+        2.0**24,
+        2**24 - Fraction(LARGE.item()),
+    ),
+}
+
+
 @every_engine
-@pytest.mark.parametrize("side", ["linear", "right", "left"])
-def test_matrices_of_float64_in_a_model_of_float32(engine: ad.BoundEngine, side: str) -> None:
-    """A part that the model computes in float64: the exact function has the matrix as it is, which float32 would round."""
-    matrix = torch.tensor([[0.1]], dtype=torch.float64)
-    compute = {
-        "linear": lambda x: nn.functional.linear(x, matrix),
-        "right": lambda x: x @ matrix,
-        "left": lambda x: matrix @ x,
-    }[side]
+@pytest.mark.parametrize("name", IN_DOUBLE)
+def test_constants_of_float64_in_a_model_of_float32(engine: ad.BoundEngine, name: str) -> None:
+    """A part that the model computes in float64: the exact function has its constants as they are, which float32 would round."""
+    compute, x, exact = IN_DOUBLE[name]
     model = Net(lambda m, x: compute(x.double().unsqueeze(2)).squeeze(2).float()).float()
-    x, exact = torch.tensor([[3.0]]), 3 * Fraction(0.1)
     for sign in (1, -1):
-        found = ad.certify(model, x, ad.Positive([[float(sign)]], -sign * 0.3), POINT, engine)
+        asked = ad.Positive([[float(sign)]], -sign * float(exact))
+        found = ad.certify(model, torch.tensor([[x]]), asked, POINT, engine)
         lower = Fraction(found.margins.item()) - Fraction(found.slack.item())
-        assert lower <= sign * exact - sign * Fraction(0.3)
-        assert lower > -Fraction(1, 10**5)
+        assert lower <= sign * (exact - Fraction(float(exact)))
+        assert lower > -Fraction(abs(x)) / 10**4

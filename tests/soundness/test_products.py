@@ -344,3 +344,37 @@ def test_a_recurrent_layer_runs_by_its_mode() -> None:
     x, model = torch.randn(2, 3, 4, dtype=DOUBLE), Net(lambda m, x: m.r(x)[0], r=nn.RNN(4, 3, batch_first=True))
     model.r.nonlinearity = "relu"
     torch.testing.assert_close(dual_network(model, x).forward(x), model(x))
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["bool", "numbers"])
+def test_the_mask_of_attention_may_be_a_buffer(live: bool) -> None:
+    """Numbers stay live; what a mask leaves out is part of the graph, which is then out of date."""
+    mask = batch(3, 3) if live else torch.ones(3, 3, dtype=torch.bool).triu(1)
+    model = Net(lambda m, x: m.a(x, x, x, attn_mask=m.mask)[0], a=nn.MultiheadAttention(4, 2, batch_first=True))
+    model.register_buffer("mask", mask)
+    x = batch(2, 3, 4)
+    region, network = ad.LinfBall(0.001).around(x), ad.capture(model, x)
+    assert ad.bounds(network, region).output.contains(model(x)).all()
+    model.mask = 3 * mask if live else mask.mT
+    if live:
+        assert ad.bounds(network, region).output.contains(model(x)).all()
+    else:
+        with pytest.raises(ad.CaptureError, match="computes something else than when it was captured"):
+            ad.bounds(network, region)
+
+
+def test_an_encoder_layer_does_not_add_its_mask_when_it_runs() -> None:
+    """PyTorch's fast path leaves out what has another number than zero. Where only the first position moves, that counts."""
+    mask = torch.zeros(3, 3, dtype=DOUBLE)
+    mask[0, 1:] = 0.5
+    model = Net(lambda m, x: m.e(x, m.mask)[:, 0], e=nn.TransformerEncoderLayer(4, 2, 6, batch_first=True))
+    with torch.no_grad():
+        model.e.self_attn.in_proj_weight.zero_()[8:] = 1.0
+        model.e.self_attn.out_proj.weight.zero_()[0] = 1.0
+    model.register_buffer("mask", mask)
+    x, scale = torch.ones(1, 3, 4, dtype=DOUBLE), torch.zeros(3, 4, dtype=DOUBLE)
+    scale[0] = 1.0
+    with pytest.raises(ad.ArgumentError, match="neither 0 nor -inf"):
+        ad.bounds(model, ad.LinfBall(0.1, scale=scale).around(x))
+    model.e.activation_relu_or_gelu = 0  # no fast path
+    assert ad.bounds(model, ad.LinfBall(0.1, scale=scale).around(x)).output.contains(model(x + 0.0999 * scale)).all()

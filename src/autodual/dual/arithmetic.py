@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, Window, spectral_norm
-from autodual.dual.building import factor, parameter, register, rewrite
+from autodual.dual.building import factor, parameter, register, rewrite, weights
 from autodual.dual.products import BilinearDual, elementwise_product, matrix_product
 from autodual.graph import Call, Operand, depends
 
@@ -313,7 +313,7 @@ def _scale(
     what a faint slope loses there, the mean multiplies. A training step, whose bounds are no certificate, folds the statistics of its
     batch in their own dtype.
     """
-    dtype = variance.dtype
+    dtype = call.floating(variance)
     if call.clean is None:
         mean, variance = mean.double(), variance.double()
         weight, bias = (None if p is None else p.double() for p in (weight, bias))
@@ -383,9 +383,7 @@ def _linear(call: Call) -> DualLinear:
         raise ArgumentError(
             f"{call.path}: the weight of F.linear must have 2 dimensions, got {weight.dim()}; give it one row per score"
         )
-    bias = parameter(call, 2, "bias", None)
-    bias = bias if bias is None else bias.to(call.floating(bias))
-    return DualLinear(weight.to(call.floating(weight)), bias, len(call.shape) == 1)
+    return DualLinear(weights(call, 1, "weight"), weights(call, 2, "bias", None), len(call.shape) == 1)
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,10 @@ def _multihead_attention(
             "MultiheadAttention: has a dual layer with batch_first=True, keys and values of the embedding's size, and without "
             "key_padding_mask, bias_kv, zero attention and active dropout; use such a one, or F.scaled_dot_product_attention"
         )
-    if is_causal and isinstance(attn_mask, Tensor) and not _leaves_out_what_follows(attn_mask):
+    if depends(attn_mask):
+        raise ArgumentError("MultiheadAttention: attn_mask depends on the input; use F.scaled_dot_product_attention")
+    given: Any = value_of(attn_mask)
+    if is_causal and given is not None and not _leaves_out_what_follows(given):
         raise ArgumentError(
             "MultiheadAttention: is_causal=True promises that attn_mask leaves out all later positions and nothing else, and it does "
             "not; PyTorch goes by one or the other, so that there are two functions. Leave is_causal out"
@@ -266,13 +269,9 @@ def _multihead_attention(
         projected = F.linear(x, weight, bias)
         parts.append(projected.unflatten(-1, (m.num_heads, m.head_dim)).transpose(1, 2))
     mask = attn_mask
-    if isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.bool:
-        mask = ~attn_mask  # True means "leave out" here, and "keep" in F.scaled_dot_product_attention
-    if isinstance(attn_mask, fx.Proxy):
-        raise ArgumentError(
-            "MultiheadAttention: give attn_mask as a plain tensor, or use F.scaled_dot_product_attention"
-        )
-    if mask is not None and mask.dim() == 3:
+    if given is not None and given.dtype == torch.bool:
+        mask = ~given  # True means "leave out" here, and "keep" in F.scaled_dot_product_attention
+    if given is not None and given.dim() == 3:
         mask = mask.unflatten(0, (-1, m.num_heads))
     found = attention(parts[0], parts[1], parts[2], mask)
     if found is NotImplemented:
@@ -317,6 +316,13 @@ def _encoder_layer(
         raise ArgumentError(
             "TransformerEncoderLayer: has a dual layer in eval mode and without src_key_padding_mask; call model.eval(), and leave "
             "padding out"
+        )
+    mask: Any = value_of(src_mask)
+    added = isinstance(mask, Tensor) and mask.dtype != torch.bool and bool(((mask != 0) & (mask != -torch.inf)).any())
+    if m.activation_relu_or_gelu and added:
+        raise ArgumentError(
+            "TransformerEncoderLayer: its mask holds numbers that are neither 0 nor -inf, which PyTorch adds in training and reads as "
+            "-inf without gradients, so that the layer is two functions; use a mask of 0 and -inf, or of truth values"
         )
     other = [name for name, kinds in _ENCODER_PARTS.items() if not _runs_as(getattr(m, name), kinds)]
     if m.activation_relu_or_gelu and other:

@@ -40,6 +40,12 @@ def parameter(call: Call, position: int, name: str, default: Any = REQUIRED) -> 
     return value
 
 
+def weights(call: Call, position: int, name: str, default: Any = REQUIRED) -> Any:
+    """A tensor that values are multiplied with, or added to them, in the dtype of the network: a part of it may run in a wider one."""
+    value = parameter(call, position, name, default)
+    return value.to(call.floating(value)) if isinstance(value, Tensor) else value
+
+
 def number(call: Call, value: Any, name: str, above: float = -math.inf) -> float:
     """A parameter as a finite number greater than `above`."""
     found = float(value)

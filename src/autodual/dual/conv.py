@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside, channels_lie_inside
 from autodual.dual.base import AffineDual, Window, spectral_norm
-from autodual.dual.building import parameter, register, rewrite
+from autodual.dual.building import parameter, register, rewrite, weights
 from autodual.dual.normalising import tournament
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call
@@ -293,11 +293,11 @@ def _conv_module(call: Call) -> DualConv:
 
 @register(F.conv1d, F.conv2d, F.conv3d)
 def _conv_function(call: Call) -> DualConv:
-    weight = parameter(call, 1, "weight")
+    weight = weights(call, 1, "weight")
     dims = weight.dim() - 2
     return DualConv(
         weight,
-        parameter(call, 2, "bias", None),
+        weights(call, 2, "bias", None),
         per_dim(call.argument(3, "stride", 1), dims),
         _zero_padding(call.argument(4, "padding", 0), dims),
         per_dim(call.argument(5, "dilation", 1), dims),
@@ -308,7 +308,7 @@ def _conv_function(call: Call) -> DualConv:
 @register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, *_CONV_TRANSPOSE.values())
 def _conv_transpose(call: Call) -> DualConvTranspose:
     """The rows and columns that are added at the end follow from the shape, which an `output_size` may have chosen."""
-    weight, bias = parameter(call, 1, "weight"), parameter(call, 2, "bias", None)
+    weight, bias = weights(call, 1, "weight"), weights(call, 2, "bias", None)
     given = (parameter(call, 3, "stride", 1), parameter(call, 4, "padding", 0), parameter(call, 7, "dilation", 1))
     stride, padding, dilation = (per_dim(value, weight.dim() - 2) for value in given)
     sizes = zip(call.shape[1:], call.operand.shape[1:], stride, padding, dilation, weight.shape[2:], strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines, Relaxation
-from autodual.dual.building import factor, number, parameter, register
+from autodual.dual.building import factor, number, parameter, register, weights
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
 from autodual.kernels.chord import chord, relaxed_relu, relu_band
@@ -151,7 +151,7 @@ def _leaky_relu(call: Call) -> DualKink:
 
 @register(nn.PReLU, F.prelu, torch.prelu)
 def _prelu(call: Call) -> DualKink:
-    return DualKink(parameter(call, 1, "weight").reshape(-1, *[1] * (len(call.shape) - 1)))
+    return DualKink(weights(call, 1, "weight").reshape(-1, *[1] * (len(call.shape) - 1)))
 
 
 @register(torch.abs, torch.Tensor.abs, torch.absolute, operator.abs, abs)

@@ -243,7 +243,7 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     _check_transposes(network, dual, x.device)
     batches = [x.detach()]  # the whole batch, since a model may branch on its size
     if region is not None:
-        places = torch.arange(1, x[0].numel() + 1, device=x.device)
+        places = torch.arange(2, x[0].numel() + 2, device=x.device)
         drawn = (places.square() * 40503 >> 12) % 2 == 0  # without a pattern that a network's layout could share
         signs = torch.where(drawn, 1.0, -1.0).to(x).reshape(x.shape[1:])
         some = region[slice(0, COMPARED)]
