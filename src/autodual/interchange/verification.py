@@ -31,7 +31,7 @@ from autodual.sets import Box
 from autodual.sets.input_sets import rounded_up
 from autodual.spec import AllOf, Positive, Spec
 
-QUICK, THOROUGH = (20, 8), (100, 64)
+QUICK, THOROUGH = (20, 8), (100, 256)
 """Steps and starts of a search for a counterexample."""
 Round: TypeAlias = tuple[tuple[int, int], Sequence[BoundEngine]]
 """A search, and the engines that are tried after it."""
