@@ -293,7 +293,7 @@ DUAL = [
     ),
     mutation(
         "masks of heads keep what they leave out", "dual/attention.py",
-        "mask = ~attn_mask  #", "mask = attn_mask  #",
+        "mask = ~given  #", "mask = given  #",
         "dual/test_every_layer.py::test_keeps_its_contract[multi-head attention with a mask]",
     ),
     mutation(
@@ -302,22 +302,22 @@ DUAL = [
         "dual/test_every_layer.py::test_keeps_its_contract[encoder layer, norm first]",
     ),
     mutation(
-        "LSTM without its memory", "dual/recurrent.py",
+        "LSTM without its memory", "dual/attention.py",
         "c = torch.sigmoid(f) * c + torch", "c = torch",
         "dual/test_every_layer.py::test_keeps_its_contract[LSTM]",
     ),
     mutation(
-        "GRU's gate the other way round", "dual/recurrent.py",
+        "GRU's gate the other way round", "dual/attention.py",
         "return (n + z * (h - n),)", "return (h + z * (n - h),)",
         "dual/test_every_layer.py::test_keeps_its_contract[GRU]",
     ),
     mutation(
-        "outputs of the way back in its order", "dual/recurrent.py",
+        "outputs of the way back in its order", "dual/attention.py",
         "sides.append(outputs[::-1] if way else outputs)", "sides.append(outputs)",
         "dual/test_every_layer.py::test_keeps_its_contract[GRU]",
     ),
     mutation(
-        "second bias of a recurrent layer lost", "dual/recurrent.py",
+        "second bias of a recurrent layer lost", "dual/attention.py",
         "F.linear(state[0], u, d)),)", "F.linear(state[0], u)),)",
         "dual/test_every_layer.py::test_keeps_its_contract[RNN]",
     ),
@@ -359,8 +359,28 @@ ENGINES = [
     ),
     mutation(
         "missing generators", "engines/forward.py",
-        "generators | self._unstable(index, band)", "generators",
+        "result | self._unstable(index, band)", "result",
         "engines/test_engines.py", "soundness/test_forward_equals_backward.py",
+    ),
+    mutation(
+        "errors of earlier layers end at the next one", "engines/rounding.py",
+        "(before + self.lost)", "self.lost",
+        "soundness/test_rounding.py::test_intervals_differ_by_less_than_they_say[ForwardDual()]", "engines/test_forward.py",
+    ),
+    mutation(
+        "a convolution's norm between the frequencies", "dual/conv.py",
+        " / math.prod(missed)", "",
+        "dual/test_operator_norms.py",
+    ),
+    mutation(
+        "norms of powers of a matrix, one root too many", "dual/base.py",
+        "(logarithm / 32)", "(logarithm / 64)",
+        "dual/test_operator_norms.py",
+    ),
+    mutation(
+        "row sums alone bound a norm", "dual/base.py",
+        "(largest[0] * largest[1]).sqrt()", "largest[0]",
+        "dual/test_operator_norms.py", "dual/test_every_layer.py",
     ),
     mutation(
         "unstable units forgotten on the way back", "engines/backward/bands.py",

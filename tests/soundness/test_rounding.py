@@ -201,7 +201,7 @@ def test_what_cannot_be_looked_at_again_is_not_certified_and_said_so() -> None:
     with torch.no_grad():
         model[2].bias[0] += -worst.min().item() + 1e-6
     assert bool(ad.certify(model, x, labels, ball).certified.all())
-    enough = 60 * 2 * 60 * 4 + 1  # bytes of the input's columns in float32
+    enough = 60 * 60 * 4 + 1  # bytes of one example's columns in float32
     with pytest.warns(UserWarning, match="could not be looked at in float64"):
         found = ad.certify(model, x, labels, ball, ad.ForwardDual(max_bytes=enough))
     assert not bool(found.certified.all())
