@@ -57,6 +57,14 @@ def test_the_grid_of_frequencies_misses_little() -> None:
         assert exact <= kernel_norm(weight, 1, around=(64, 64)) <= 1.25 * exact
 
 
+@pytest.mark.parametrize("taps", [2, 3, 4, 5])
+def test_waves_between_the_frequencies_of_the_grid(taps: int) -> None:
+    for wave in torch.linspace(0, math.pi, 50, dtype=torch.float64):
+        weight = torch.cos(wave * torch.arange(taps)).reshape(1, 1, -1)
+        exact = torch.fft.fft(weight, n=4096).abs().max().item()
+        assert exact <= kernel_norm(weight, 1) <= 1.1 * exact
+
+
 def test_a_small_circle_needs_no_other_frequencies() -> None:
     weight = torch.randn(4, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     layer = DualConv(weight, None, (1, 1), (1, 1), (1, 1), 1)

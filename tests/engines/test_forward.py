@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import autodual as ad
+from autodual.engines.prepare import dual_network
 from zoo import BasicBlock
 
 
@@ -45,6 +46,19 @@ def test_errors_stay_small_in_a_deep_network(problem: tuple[nn.Module, torch.Ten
         found = columns.layers[name]
         assert (found.lower - exact.lower).abs().max() < 1e-8
         assert (found.upper - exact.upper).abs().max() < 1e-8
+
+
+def test_errors_of_a_layer_go_on_to_later_ones() -> None:
+    """A sum of many terms, then a layer that only passes it on: what was wrong before is wrong there, too."""
+    model = nn.Sequential(nn.Linear(4096, 1), nn.ReLU(), nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+        model[2].weight.fill_(1.0)
+        x = torch.ones(1, 4096)
+        network, region, engine = dual_network(model, x), ad.LinfBall(2**-10).around(x), ad.ForwardDual()
+        plain, proved = engine.preactivations(network, region), engine.provable(network, region)
+    first, second = ((proved.intervals[i].radius - plain.intervals[i].radius).item() for i in plain.intervals)
+    assert 0.1 < first < second < 3 * first
 
 
 def test_a_batch_is_cut_to_the_memory(problem: tuple[nn.Module, torch.Tensor, torch.Tensor]) -> None:
