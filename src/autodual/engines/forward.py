@@ -37,6 +37,8 @@ CHUNK_BYTES = 32 << 20
 """Bytes of columns that go through a layer at once."""
 UNSTABLE = 0.02
 """Part of the units of a network that are taken to be unstable before anything is known."""
+FETCHING = 128
+"""Multiplications that take as long as fetching and storing a value that is too far away for a cache, about."""
 INPUT = 0
 """Key of the input's generators; those of an activation's unstable units are under its index."""
 
@@ -284,9 +286,8 @@ def _operations(network: DualNetwork) -> dict[int, float]:
     columns, found = float(math.prod(network.nodes[0].shape)), dict[int, float]()
     for index, node in enumerate(network.nodes):
         if isinstance(node.layer, AffineDual):
-            found[index] = (
-                columns * math.prod(node.shape) * node.layer.terms(network.operand_shapes(index), node.shape)[0]
-            )
+            terms = node.layer.terms(network.operand_shapes(index), node.shape)[0]
+            found[index] = columns * math.prod(node.shape) * (terms + FETCHING)
         elif node.layer is not None:
             columns += UNSTABLE * math.prod(node.shape)
     return found
