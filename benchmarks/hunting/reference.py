@@ -79,6 +79,8 @@ def _noisy(z: Tensor, generator: torch.Generator) -> Tensor:
 def _exact(case: Case, z: Vector) -> Vector:
     for layer, module in zip(case.layers, case.model(), strict=True):
         if layer.exact is not None:
+            if not all(v.is_finite() for v in z):
+                raise UnknownError
             names = (
                 NAMES | dict(layer.tensors) | {"x": [Fraction(*v.as_integer_ratio()) for v in z], "Fraction": Fraction}
             )

@@ -92,5 +92,11 @@ def test_every_example_has_a_map_of_its_own() -> None:
     assert found.tolist() == pytest.approx([3.03, 0.505, 0.0])
 
 
+def test_faint_maps_have_a_norm() -> None:
+    """1e-30 squared is below all numbers of float32."""
+    assert schur_test(lambda x: 1e-30 * x, torch.ones(1, 4)).item() >= 1e-30
+    assert schur_test(lambda x: 1e30 * x, torch.ones(1, 4)).item() < 1.1e30
+
+
 def test_what_does_not_depend_on_the_operand_has_norm_zero() -> None:
     assert schur_test(lambda x: torch.zeros(2, 3), torch.ones(2, 4)).tolist() == [0.0, 0.0]

@@ -61,6 +61,16 @@ def test_errors_of_a_layer_go_on_to_later_ones() -> None:
     assert 0.1 < first < second < 3 * first
 
 
+def test_errors_whose_squares_underflow() -> None:
+    """Found by the hunt: sigmoid(-500) is above zero, by less than float32 can hold."""
+    model = nn.Sequential(nn.Linear(1, 3), nn.Sigmoid()).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[-10.0], [-50.0], [-60.0]]))
+        model[0].bias.zero_()
+    found = ad.bounds(model, ad.LinfBall(0.0).around(torch.tensor([[50.0]])), ad.ForwardDual()).output
+    assert bool((found.upper > 0).all())
+
+
 def test_a_batch_is_cut_to_the_memory(problem: tuple[nn.Module, torch.Tensor, torch.Tensor]) -> None:
     whole = ad.certify(*problem, ad.LinfBall(0.01), ad.ForwardDual())
     enough_for_two = 2 * 4 * 64 * 256 * 8 + 1

@@ -175,7 +175,7 @@ def schur_test(absolute: Callable[[Tensor], Tensor], ones: Tensor) -> Tensor:
             return ones.new_zeros(len(ones))
         (columns,) = torch.autograd.grad(rows.sum(), x, materialize_grads=True)
     largest = [sums.detach().reshape(len(ones), -1).amax(1) for sums in (rows, columns)]
-    return NORM_SAFETY * (largest[0] * largest[1]).sqrt()
+    return NORM_SAFETY * largest[0].sqrt() * largest[1].sqrt()
 
 
 def spectral_norm(matrices: Tensor) -> float:

@@ -69,13 +69,22 @@ class ErrorLengths(Pass[Tensor]):
         if not any(bool(o.any()) for o in operands):
             return operands[0]
         norms = layer.operator_norms(self.network.operand_shapes(index), self.like)
-        return added([norm * o for norm, o in zip(norms, operands, strict=True)])
+        return added([_stretched(norm, o) for norm, o in zip(norms, operands, strict=True)])
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         slope = self.bands[index].slope.abs()
         ones = torch.ones_like(self.rounding.at(self.network.source(index)).size)
-        own = torch.linalg.vector_norm(flat(self.rounding.errors[index], 1), dim=1)
-        return schur_test(lambda x: layer.along(slope, x), ones) * operands[0] + SAFETY * own
+        own = flat(self.rounding.errors[index], 1)
+        largest = own.amax(1)  # squares of what rounds or underflows are below all numbers
+        length = largest * torch.linalg.vector_norm(
+            own / largest.clamp(min=torch.finfo(own.dtype).tiny).unsqueeze(1), dim=1
+        )
+        return _stretched(schur_test(lambda x: layer.along(slope, x), ones), operands[0]) + SAFETY * length
+
+
+def _stretched(norm: float | Tensor, length: Tensor) -> Tensor:
+    """The product, and room for its underflow where it is not zero."""
+    return norm * length + torch.finfo(length.dtype).tiny * length.sign()
 
 
 class ForwardPass(Pass[Centred]):
