@@ -89,7 +89,7 @@ def _fields(campaign: Campaign, task: Task) -> dict[str, Any]:
 
 
 def _robust_error(figures: Figures) -> float:
-    """Of a cascade, the stage-certified error, which is what the paper reports."""
+    """The robust error of a network, or a cascade's stage-certified error, which is what the paper reports."""
     return figures.robust_error if isinstance(figures, NetworkFigures) else figures.errors.stage_certified_error
 
 

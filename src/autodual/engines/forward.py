@@ -76,15 +76,15 @@ class ErrorLengths(Pass[Tensor]):
         ones = torch.ones_like(self.rounding.at(self.network.source(index)).size)
         own = flat(self.rounding.errors[index], 1)
         largest = own.amax(1)  # squares of what rounds or underflows are below all numbers
-        length = largest * torch.linalg.vector_norm(
-            own / largest.clamp(min=torch.finfo(own.dtype).tiny).unsqueeze(1), dim=1
-        )
+        scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+        length = scale * torch.linalg.vector_norm(own / scale.unsqueeze(1), dim=1)
         return _stretched(schur_test(lambda x: layer.along(slope, x), ones), operands[0]) + SAFETY * length
 
 
 def _stretched(norm: float | Tensor, length: Tensor) -> Tensor:
-    """The product, and room for its underflow where it is not zero."""
-    return norm * length + torch.finfo(length.dtype).tiny * length.sign()
+    """The product, and room for its underflow where it is not zero; of zero and infinity nothing is known."""
+    product = (norm * length).nan_to_num(nan=math.inf, posinf=math.inf)
+    return product + torch.finfo(length.dtype).tiny * length.sign()
 
 
 class ForwardPass(Pass[Centred]):

@@ -173,7 +173,7 @@ class Conversion:
     dtype: torch.dtype
     steps: list[Step] = field(default_factory=list)
     shapes: dict[str, Shape] = field(default_factory=dict)
-    """Of every tensor between modules, for one example."""
+    """The shape of every tensor between modules, for one example."""
     made_by: dict[str, Step] = field(default_factory=dict)
 
     def add(self, module: nn.Module, operands: Sequence[str], shape: Shape | None) -> Value:

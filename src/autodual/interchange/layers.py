@@ -171,7 +171,7 @@ def _any(module: nn.Module) -> Any:
 
 
 def _combined_numbers(module: Apply, shapes: Sequence[Shape]) -> int:
-    """Of tensors that broadcast against one another, or of a product of matrices, for which the dimensions before them do."""
+    """Numbers in the broadcast of these shapes, or in a product of matrices, whose leading dimensions broadcast."""
     following = iter(shapes)
     constants = (getattr(module, f"constant_{place}") for place in range(module.places))
     given = [next(following) if c is None else tuple(c.shape) for c in constants]

@@ -31,7 +31,7 @@ LARGEST_TEXT = 128 * 2**20
 DEEPEST = 64
 """Levels of parentheses."""
 MOST_DISJUNCTS = 20_000
-"""Of the whole condition in disjunctive normal form."""
+"""The most disjuncts of the whole condition in disjunctive normal form."""
 MOST_BOUNDS = 2_000_000
 """On the inputs of all boxes together."""
 LONGEST_NUMBER = 400
@@ -170,7 +170,7 @@ class _Reading:
         self._declared: set[str] = set()
         self._always: Conditions = []
         self._choices: list[list[Conditions]] = []
-        """Of each, one alternative holds."""
+        """One alternative of each list holds."""
 
     def _refuse(self, reason: str) -> NoReturn:
         line = self._text.count("\n", 0, self._at) + 1

@@ -58,10 +58,10 @@ CIFAR_2: Options = {**CIFAR, "epochs": 160, "eps_part": "1/2", "lr_milestones": 
 CIFAR_8: Options = {**CIFAR, "epochs": 260, "eps_part": "4/13", "lr_milestones": ["9/13", "11/13"]}
 CIFAR_8_CTBENCH: Options = {**CIFAR, "epochs": 240, "eps_part": "1/2", "lr_milestones": ["5/6", "11/12"]}
 CTBENCH: Options = {"precise_statistics": True}
-"""Of eth-sri/CTBench: statistics of batch normalisation are taken again."""
+"""What eth-sri/CTBench adds: statistics of batch normalisation are taken again."""
 THREE_STARTS: Options = {"attack_restarts": 3, "attack_step_size": 0.25}
 CTRAIN: Options = {"batch": 512}
-"""Of ADA-research/CTRAIN."""
+"""What ADA-research/CTRAIN has in common."""
 TIGHTER: Options = {"evaluate_engine": "best"}
 """For networks whose interval bounds are loose: the bound has little weight in training, or a small box."""
 ADVERSARIAL: Options = {"mix_with": "adversarial", "batch_statistics": "adversarial"}

@@ -25,7 +25,7 @@ class BilinearCheck:
     name: str
     layer: BilinearDual
     shape: Shape
-    """Of the operand: both factors side by side."""
+    """The operand's shape: both factors side by side."""
     dtype: torch.dtype
     seed: int
 

@@ -147,7 +147,7 @@ def mixed(mix: Mix, worst: Tensor, other: Tensor, labels: Tensor, weight: float 
 # Terms that are added to the loss.
 
 TOLERANCE = 0.5
-"""Of both regularisers."""
+"""The tolerance of both regularisers."""
 EMPTY = 1e-12
 """A sum over units that is smaller is one over none."""
 
