@@ -111,9 +111,11 @@ def added(terms: list[Tensor]) -> Tensor:
     return sum(terms[1:], terms[0])
 
 
-def put_at(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
-    """Returns values [N, *shape] with others, [N or 1, len(units)], at some units."""
-    return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
+def select(values: Tensor, examples: Tensor) -> Tensor:
+    """Some examples of values [N, *shape], in the order in which those lie in memory."""
+    if not channels_lie_inside(values):
+        return values.index_select(0, examples)
+    return values.movedim(1, -1).index_select(0, examples).movedim(-1, 1)
 
 
 def safe_sqrt(a: Tensor) -> Tensor:

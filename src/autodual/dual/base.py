@@ -265,6 +265,10 @@ class ElementwiseDual(ABC):
         """The common slope with the smallest radius."""
         raise NotImplementedError(f"{type(self).__name__} has no band")
 
+    def straight(self, z: Interval) -> Tensor | None:
+        """Where the function is one line on the whole interval, so that every smaller one has the same band; None: nobody knows."""
+        return None
+
     def relax(self, centre: Tensor, radius: Tensor) -> Relaxation:
         """The band for everything that is at most `radius` away from `centre`."""
         interval = Interval.around(centre, radius)

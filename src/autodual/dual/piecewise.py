@@ -40,6 +40,9 @@ class DualReLU(ElementwiseDual):
         slope, half = relu_band(z.lower, z.upper)
         return Band(slope, half, half)
 
+    def straight(self, z: Interval) -> Tensor:
+        return (z.lower >= 0) | (z.upper <= 0)
+
     def relax(self, centre: Tensor, radius: Tensor) -> Relaxation:
         relaxed = relaxed_relu(centre, radius)
         if relaxed is None:
@@ -89,6 +92,9 @@ class DualKink(ElementwiseDual):
     def band(self, z: Interval) -> Band:
         slope = self._between(z, DualReLU().band(z).slope)
         return Band.between(slope, *self._extremes(slope, z))
+
+    def straight(self, z: Interval) -> Tensor:
+        return (z.lower >= 0) | (z.upper <= 0)
 
     def lines(self, z: Interval) -> Lines:
         relu = DualReLU().lines(z)
@@ -189,6 +195,10 @@ class DualClip(ElementwiseDual):
             width = torch.maximum(torch.maximum(z.upper - low, high - z.lower), high - low)
             slope = torch.where(both, self.gain * _ratio(high - low, width), slope)
         return Band.between(slope, *self._extremes(slope, z))
+
+    def straight(self, z: Interval) -> Tensor:
+        low, high = _like(z.lower, self.low), _like(z.upper, self.high)
+        return (z.upper <= low) | (z.lower >= high) | ((z.lower >= low) & (z.upper <= high))
 
     def lines(self, z: Interval) -> Lines:
         """On each side the line that is closest at the middle of the interval: flat, or from a kink or an end to the far end."""

@@ -53,7 +53,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from autodual._tensor import flat, put_at, values_at_hand
+from autodual._tensor import flat, values_at_hand
 from autodual.dual import AffineDual, Band, BilinearDual, DualNetwork, ElementwiseDual, Lines, OnDemand, Pass
 from autodual.interval import Interval
 from autodual.sets import InputSet, norm_of
@@ -107,8 +107,8 @@ class Errors(ABC):
         """A node has been bounded; the errors of activations before it add up to these."""
 
     @abstractmethod
-    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
-        """Some units of a node have been bounded, [N or 1, len(units)]; the bounds of the others have room for their errors."""
+    def note_some(self, index: int, chosen: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
+        """Chosen units of a node have been bounded; the bounds of the others have room for their errors."""
 
     @abstractmethod
     def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
@@ -135,6 +135,10 @@ class Errors(ABC):
         """How far values may be from a node's centre if they are within `reach` without rounding."""
 
     @abstractmethod
+    def as_run(self, index: int, reach: Tensor) -> Tensor:
+        """How far values may be from a node's centre as the network runs, if they are within `reach` in exact arithmetic."""
+
+    @abstractmethod
     def reach(self, index: int, interval: Interval) -> Tensor:
         """How far values may be from the centre of a node that has been bounded."""
 
@@ -152,7 +156,7 @@ class NoErrors(Errors):
     def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
         pass
 
-    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
+    def note_some(self, index: int, chosen: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
         pass
 
     def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
@@ -171,6 +175,9 @@ class NoErrors(Errors):
         return ()
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
+        return reach
+
+    def as_run(self, index: int, reach: Tensor) -> Tensor:
         return reach
 
     def reach(self, index: int, interval: Interval) -> Tensor:
@@ -415,14 +422,13 @@ class Rounding(Errors):
         total = self.at(index).since + self._pass.grain_of_features(index) * radius
         return SAFETY * (total + (before + self.lost).reshape(-1, *[1] * (total.dim() - 1)))
 
-    def note_some(self, index: int, units: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
-        none = torch.zeros_like(self.at(index).size)
-        unknown = None if run_error is None else put_at(torch.full_like(none, torch.inf), units, run_error)
-        self.note(index, None if error is None else put_at(none, units, error), unknown)
+    def note_some(self, index: int, chosen: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
+        self.note(index, error, None if run_error is None else torch.where(chosen, run_error, torch.inf))
         found = self.outside[index]
-        below = put_at(none, units, flat(found.below, 1)[:, units])
-        above = below if found.above is found.below else put_at(none, units, flat(found.above, 1)[:, units])
-        self.outside[index] = Outside(below, above)
+        below = torch.where(chosen, found.below, 0.0)
+        self.outside[index] = Outside(
+            below, below if found.above is found.below else torch.where(chosen, found.above, 0.0)
+        )
 
     def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
         self.outside[index] = Outside.both(torch.zeros_like(interval.lower)) if outside is None else outside
@@ -527,6 +533,9 @@ class Rounding(Errors):
         outside = self.outside[self.network.source(index)]
         strayed = torch.maximum(*_strayed(self.network.activation(index), self.intervals[index], outside, flat_line))
         return self._error(index, flat_line[0], size, strayed)
+
+    def as_run(self, index: int, reach: Tensor) -> Tensor:
+        return reach + self.at(index).run
 
     def reach(self, index: int, interval: Interval) -> Tensor:
         return self.with_room(index, interval.radius + self.outside[index].farther)

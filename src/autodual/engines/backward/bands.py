@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -12,18 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from autodual._tensor import (
-    added,
-    channels_inside,
-    flat,
-    flat_pair,
-    has_channels_inside,
-    laid_out_like,
-    merge_leading,
-    put_at,
-    split_leading,
-)
+from autodual._tensor import added, channels_inside, flat, flat_pair, has_channels_inside, laid_out_like, select
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, OnDemand, Pass
+from autodual.engines.backward.pulling import operations_of_row, over_chunks, pull_back, started
 from autodual.engines.backward.rows import (
     DensePlan,
     DenseRows,
@@ -38,87 +29,13 @@ from autodual.engines.backward.rows import (
     plan_for,
     prune,
 )
+from autodual.engines.backward.settling import Settling, blocks
 from autodual.engines.effort import Budget, even_split, reached
 from autodual.engines.rounding import SAFETY, Errors, Rounding, of_underflow
 from autodual.interval import Interval
 from autodual.kernels.weigh import weigh, weighable, weighted_l1
-from autodual.sets import InputSet, norm_of
+from autodual.sets import InputSet, NormSet, norm_of
 from autodual.spec import Spec
-
-# Pulling rows back through a dual network: the traversal that the backward engines share. [SPAD Eq. 8]
-
-Observer = Callable[[int, Tensor], None]
-AtActivation = Callable[[int, Tensor], Tensor | None]
-
-
-def pull_back(
-    network: DualNetwork, target: int, seed: Tensor, at_activation: AtActivation, observe: Observer | None = None
-) -> Tensor | None:
-    """Coefficients on the network's input [R, N or 1, *shape], or None if no row reaches it.
-
-    `at_activation` turns the coefficients on an activation's result into those on its operand (None stops there);
-    `observe` sees the coefficients on every node.
-    """
-    coefficients: dict[int, Tensor] = {target: seed}
-    for index in network.ancestors(target):
-        if index not in coefficients:
-            continue
-        node, current = network.nodes[index], coefficients.pop(index)
-        if observe is not None:
-            observe(index, current)
-        if node.layer is None:
-            return current
-        pulled: Iterable[Tensor | None]
-        if isinstance(node.layer, AffineDual):
-            merged = node.layer.transpose(merge_leading(current), network.operand_shapes(index))
-            pulled = (split_leading(p, current.shape[0]) for p in merged)
-        else:
-            pulled = (at_activation(index, current),)
-        for source, part in zip(node.inputs, pulled, strict=True):
-            if part is not None:
-                coefficients[source] = coefficients[source] + part if source in coefficients else part
-    return None
-
-
-def over_chunks(
-    network: DualNetwork,
-    target: int,
-    plan: Plan,
-    budget: Budget,
-    like: Tensor,
-    bound: Callable[[Rows], Tensor],
-    span: tuple[float, float] = (0.0, 1.0),
-) -> Tensor:
-    """Results of `bound` for all units of a node, some rows at a time. With gradients, chunks are recomputed instead of stored.
-
-    span: which part of the work on the node this is, for whoever watches.
-    """
-    size = even_split(plan.count, budget.rows(network, target, like))
-    again = torch.is_grad_enabled() and size < plan.count
-    results = []
-    for rows in plan.chunks(size, like):
-        results.append(checkpoint(bound, rows, use_reentrant=False) if again else bound(rows))
-        done = min(1.0, len(results) * size / plan.count)
-        reached(target, span[0] + done * (span[1] - span[0]))
-    return plan.assemble(results)
-
-
-AT_ACTIVATION = 8
-"""Operations on a coefficient at an activation, about, as many multiplications of a product."""
-
-
-def operations_of_row(network: DualNetwork, target: int) -> float:
-    """Multiplications, about, that pulling one row back from a node takes."""
-    total = 0.0
-    for index in network.ancestors(target):
-        node, shapes = network.nodes[index], network.operand_shapes(index)
-        size = sum(map(math.prod, shapes))
-        if isinstance(node.layer, AffineDual):
-            total += size * node.layer.terms(shapes, node.shape)[1]
-        else:
-            total += size * AT_ACTIVATION
-    return total
-
 
 # The radius of rows and of all units of a node.
 
@@ -197,7 +114,7 @@ class RadiusPass:
                 total.append(self._unstable_units(rows, activation, coefficients))
             return None if activation in self.constant else layer.back(slope, coefficients)
 
-        on_input = pull_back(self.network, index, rows.seed, through)
+        on_input = pull_back(self.network, index, rows, through)
         if on_input is not None:
             total.append(self._support(rows, on_input))
         return total, errors, run_errors
@@ -249,10 +166,54 @@ class RadiusPass:
             return math.prod(plan.space) * plan.channels * operations_of_row(small, small.output)
         return plan.count * operations_of_row(self.network, index)
 
-    def of_some_units(self, index: int, units: Tensor) -> UnitRadii:
-        """Radii [N, len(units)] of some units of a node, given by their place in the flattened shape."""
-        radius, *errors = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))
+    def of_some_units(self, index: int, chosen: Tensor) -> UnitRadii:
+        """Radii of chosen units of a node, [N or 1, *shape], by patches or rows; zero for the others."""
+        plan = self.plan(index)
+        if isinstance(plan, Patches):
+            radius, *errors = self._of_patches(index, plan, chosen)
+        else:
+            limit = self.budget.rows(self.network, index, self.region.centre[:1])
+            found = self._of_chosen(index, flat(chosen, 1), limit, step=index)
+            radius, *errors = (values.reshape(-1, *chosen.shape[1:]) for values in found)
         return UnitRadii(radius, radius, *errors)
+
+    def _of_chosen(self, index: int, chosen: Tensor, limit: int, step: int | None = None) -> tuple[Tensor, ...]:
+        """Radius and errors, [N, units] each, of chosen units [N or 1, units], at most `limit` rows at a time.
+
+        step: the node that this is all the work on, for whoever watches.
+        """
+        whole = self.region.centre.new_zeros(self._results, len(self.region), chosen.shape[1])
+        if len(chosen) < len(self.region):  # all examples have the same ones, and share their rows
+            units = chosen[0].nonzero().squeeze(1)
+            if len(units) > 0:
+                found = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))
+                whole[:, :, units] = torch.stack(torch.broadcast_tensors(whole[0, :, units], *found)[1:])
+            return whole.unbind()
+        done, total = 0, max(1, int(chosen.sum()))
+        for block in blocks(chosen, limit):
+            some = self._at(block.examples)
+            values = some._with_errors(index, started(self.network, index, block.units, self.region.centre))
+            block.put(values.unflatten(1, (self._results, -1)), whole)
+            done += len(block.rank)
+            if step is not None:
+                reached(step, done / total)
+        return whole.unbind()
+
+    def _at(self, examples: Tensor) -> RadiusPass:
+        """This pass for some examples, around zero: centres do not count."""
+        norm, size = norm_of(self.region), (len(examples), *self.region.centre.shape[1:])
+        assert norm is not None
+        radius = self.region.radius if len(self.region.radius) == 1 else select(self.region.radius, examples)
+        return replace(
+            self,
+            region=NormSet(torch.zeros_like(radius[:1]).expand(size), radius, norm),
+            bands={
+                i: Band(select(b.slope, examples), b.centre, select(b.radius, examples)) for i, b in self.bands.items()
+            },
+            errors={i: select(e, examples) for i, e in self.errors.items()},
+            run_errors={i: select(e, examples) for i, e in self.run_errors.items()},
+            unstable={},
+        )
 
     def of_units(self, index: int) -> UnitRadii:
         """Radii of all units of a node, in the cheapest way: by patches, cells or rows."""
@@ -279,21 +240,23 @@ class RadiusPass:
         return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
-        """[R, 2 N or 3 N, ...]: radii and, after them, errors."""
+        """[R, N, 2 N or 3 N, ...]: radii and, after them, the errors that are counted."""
         return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[: self._results]), dim=1)
 
-    def _of_patches(self, index: int, patches: Patches) -> tuple[Tensor, ...]:
+    def _of_patches(self, index: int, patches: Patches, chosen: Tensor | None = None) -> tuple[Tensor, ...]:
         """Radius and errors of every unit, some lines of positions at a time: what they see is cut out together."""
         kinds = 2 + bool(self.errors) + bool(self.run_errors)
         line = kinds * len(self.region) * patches.values_per_line * self.region.centre.element_size()
         size = even_split(patches.space[0], max(1, min(self.budget.max_bytes, MOST_CUT) // line))
         found = []
         for start in range(0, patches.space[0], size):
-            found.append(self._of_lines(replace(patches, lines=slice(start, min(start + size, patches.space[0])))))
+            lines = slice(start, min(start + size, patches.space[0]))
+            some = None if chosen is None else chosen[:, :, lines]
+            found.append(self._of_lines(replace(patches, lines=lines), some))
             reached(index, min(1.0, (start + size) / patches.space[0]))
         return found[0] if len(found) == 1 else tuple(torch.cat(kind, 2) for kind in zip(*found, strict=True))
 
-    def _of_lines(self, patches: Patches) -> tuple[Tensor, ...]:
+    def _of_lines(self, patches: Patches, chosen: Tensor | None) -> tuple[Tensor, ...]:
         """Radius and errors of units, as the output of a small network over many virtual examples, some at a time."""
         network = patches.network
         region, bands = patches.region(self.region), patches.bands(self.bands)
@@ -301,6 +264,11 @@ class RadiusPass:
             {patches.places[i]: patches.cut(i, e) for i, e in kind.items() if i in patches.places}
             for kind in (self.errors, self.run_errors)
         )
+        if chosen is not None:
+            small = RadiusPass(network, region, bands, self.budget, errors=errors, run_errors=run_errors)
+            limit = self.budget.patches(network, 1, region.centre)
+            found = small._of_chosen(network.output, chosen.flatten(2).mT.flatten(0, 1), limit)
+            return tuple(patches.assemble(kind.T) for kind in found)
         plan = DensePlan(network.nodes[network.output].shape)
         size = even_split(len(region), self.budget.patches(network, plan.count, region.centre))
 
@@ -349,25 +317,6 @@ class Centres(Pass[Tensor]):
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
         band = self.bands[index]
         return layer.along(band.slope, operands[0]) + band.centre
-
-
-@dataclass(frozen=True)
-class RadiusBounds(Pass[Tensor]):
-    """Radii that are at least the exact ones: |W| r, and |slope| r + radius of the band; in a proof, with room for rounding."""
-
-    region: InputSet
-    bands: dict[int, Band]
-    rounding: Errors
-
-    def input(self) -> Tensor:
-        return self.rounding.with_room(0, self.region.radius.expand_as(self.region.centre))
-
-    def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
-        return self.rounding.with_room(index, layer.absolute(*operands))
-
-    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
-        band = self.bands[index]
-        return self.rounding.with_room(index, layer.along(band.slope.abs(), operands[0]) + band.radius)
 
 
 # The state of one backward computation: relaxations found so far, and bounds from them.
@@ -435,8 +384,6 @@ class Solver(ABC):
 
 DEEP = 3
 """From so many activations on, run errors are pulled back together with the bounds on later nodes, which makes them smaller."""
-FEW_CURVED = 0.7
-"""Units are singled out for exact bounds if at most this part of them needs any."""
 
 
 class DualSolver(Solver):
@@ -452,7 +399,7 @@ class DualSolver(Solver):
         self._ready, self._ready_errors = dict[int, Band](), dict[int, Tensor]()
         self._ready_run_errors = dict[int, Tensor]()
         """Bands and errors of activations as rows meet them: only channels that are kept, laid out as convolutions need them."""
-        self._radius_bounds = OnDemand(network, RadiusBounds(region, self.bands, rounding))
+        self._settling = Settling(network, region, self.bands, rounding)
 
     def relax(self, index: int, interval: Interval) -> None:
         self.set_band(index, interval, self.network.activation(index).band(interval))
@@ -489,31 +436,17 @@ class DualSolver(Solver):
         return Interval(centre - reach.below, centre + reach.above)
 
     def settle(self, index: int) -> Interval:
-        """Exact bounds only for the units that need them.
-
-        The radius is a norm of the unit's generators, so |W| times the radii of the layer before is never smaller. Where even
-        with that one the activation is straight, its band is what the exact radius would give.
-        """
-        source = self.network.source(index)
-        radius = self._radius()
-        dense = norm_of(self.region) is not None and isinstance(radius.plan(source), DensePlan)
-        dense = dense and self.network.activation(index).elementwise
-        if not dense or torch.is_grad_enabled() or len(self.network.readers[source]) > 1:
-            return self._remember(source, self._bound(source, radius))
-        centre, reach = self.centre(source), self._radius_bounds.at(source)
-        curved = self.network.activation(index).band(Interval.around(centre, reach)).radius != 0
-        units = flat(curved, 1).any(0).nonzero().squeeze(1)
-        if len(units) > FEW_CURVED * curved[0].numel():
-            return self._remember(source, self._bound(source, radius))
-        error = run_error = None
-        if len(units) > 0:
-            exact = radius.of_some_units(source, units)
-            reach, error, run_error = put_at(reach, units, exact.below), exact.error, exact.run_error
-        self.rounding.note_some(source, units, error, run_error)
-        return self._remember(source, Interval.around(centre, reach))
-
-    def _remember(self, index: int, interval: Interval) -> Interval:
-        self._radius_bounds.put(index, self.rounding.reach(index, interval))
+        """Exact bounds only for the units that need them: see `settling`."""
+        source, radius = self.network.source(index), self._radius()
+        chosen = self._settling.chosen(source, self.centre(source), radius.plan(source), radius.operations)
+        if chosen is None:
+            interval = self._bound(source, radius)
+        else:
+            exact = radius.of_some_units(source, chosen)
+            self.rounding.note_some(source, chosen, exact.error, exact.run_error)
+            reach = torch.where(chosen, exact.below, self._settling.reach(source))
+            interval = Interval.around(self.centre(source), reach)
+        self._settling.remember(source, interval)
         return interval
 
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import added, channels_inside, laid_out_like
 from autodual.dual import AffineDual, DualNetwork, Lines
-from autodual.engines.backward.bands import DEEP, Solver, operations_of_row, over_chunks, pull_back
+from autodual.engines.backward.bands import DEEP, Solver
 from autodual.engines.backward.dual import BackwardEngine, Dual
+from autodual.engines.backward.pulling import operations_of_row, over_chunks, pull_back
 from autodual.engines.backward.rows import Rows, local_windows, plan_for
 from autodual.engines.effort import Budget
 from autodual.engines.ibp import IBP
@@ -84,7 +85,7 @@ class CrownSolver(Solver):
             if bias is not None:
                 total.append(rows.inner(node, coefficients, bias))
 
-        on_input = pull_back(self.network, index, rows.seed, through, add_bias)
+        on_input = pull_back(self.network, index, rows, through, add_bias)
         assert on_input is not None
         region, norm = self.region, norm_of(self.region)
         if norm is None:

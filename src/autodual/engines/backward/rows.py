@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodual._tensor import Shape, added, channels_lie_inside, flat, flat_pair
+from autodual._tensor import Shape, added, channels_inside, channels_lie_inside, flat, flat_pair, select
 from autodual.dual import AffineDual, Band, DualLayer, DualNetwork, DualNode, ElementwiseDual, Window
 from autodual.dual.shape import DualPad, DualReshape
 from autodual.kernels.weigh import weighable, weighted_l1
@@ -31,6 +31,10 @@ class Rows(ABC):
     """Some rows to pull back from a target node. `seed` is [R, N or 1, *target shape]."""
 
     seed: Tensor
+
+    def start(self, target: int) -> dict[int, Tensor]:
+        """Where pulling back begins, and with what."""
+        return {target: self.seed}
 
     @abstractmethod
     def flipped(self) -> Rows:
@@ -84,6 +88,25 @@ class DenseRows(Rows):
         if norm.separable:
             return self.norm(node, a, radius.expand(len(radius), *a.shape[2:]))
         return norm.dual((a * radius).flatten(2))
+
+
+@dataclass(frozen=True)
+class StartedRows(DenseRows):
+    """Rows that have been pulled back as far as examples can share them: to the first activations, and to the input."""
+
+    reached: dict[int, Tensor]
+    """[R, N, *shape] by node."""
+
+    def start(self, target: int) -> dict[int, Tensor]:
+        return self.reached
+
+    def flipped(self) -> StartedRows:
+        return StartedRows(-self.seed, {node: -values for node, values in self.reached.items()})
+
+
+def taken(rows: Tensor, which: Tensor) -> Tensor:
+    """[R, N, *shape] out of rows [U, 1, *shape] that all examples share: `which` [R, N] of them every example takes."""
+    return select(channels_inside(rows.squeeze(1)), which.flatten()).unflatten(0, which.shape)
 
 
 def _inner_products(a: Tensor, b: Tensor) -> Tensor:
