@@ -135,7 +135,9 @@ def test_patches_are_cut_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = []
     before = bands.RadiusPass._of_lines
     monkeypatch.setattr(
-        bands.RadiusPass, "_of_lines", lambda self, patches: pieces.append(patches.lines) or before(self, patches)
+        bands.RadiusPass,
+        "_of_lines",
+        lambda self, patches, *rest: pieces.append(patches.lines) or before(self, patches, *rest),
     )
     monkeypatch.setattr(bands, "MOST_CUT", 1)
     cut = ad.certify(model, x, labels, ad.LinfBall(0.01))

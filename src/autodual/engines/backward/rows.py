@@ -408,15 +408,14 @@ def crop(network: DualNetwork, target: int, windows: dict[int, Window]) -> Patch
     for index in reversed(network.ancestors(target)):
         node, window = network.nodes[index], windows[index]
         shape = (node.shape[0], *_size(window))
-        layer, inputs = node.layer, [places[i] for i in node.inputs]
+        layer, inner = node.layer, Window.same(len(window.stride))
         if isinstance(layer, AffineDual):
-            inner = layer.window(network.operand_shapes(index))
+            read = layer.window(network.operand_shapes(index))
             layer = layer.cropped(shape)
-            if layer is None or inner is None or _leaks(network, index, inner):
+            if layer is None or read is None or _leaks(network, index, read):
                 return None
-            inputs = [
-                _cut_out(nodes, i, windows[j], window.then(inner)) for i, j in zip(inputs, node.inputs, strict=True)
-            ]
+            inner = read
+        inputs = [_cut_out(nodes, places[i], windows[i], window.then(inner)) for i in node.inputs]
         places[index] = len(nodes)
         nodes.append(DualNode(node.name, layer, tuple(inputs), shape))
     return Patches(DualNetwork(tuple(nodes), len(nodes) - 1), places, windows, network.nodes[target].shape[1:])

@@ -46,8 +46,9 @@ class RadiusBounds(Pass[Tensor]):
         return self.rounding.with_room(index, layer.along(band.slope.abs(), operands[0]) + band.radius)
 
 
-MOST_CHOSEN = 0.7
-"""Rows are pulled back for chosen units alone if those are at most this part of all units."""
+MOST_CHOSEN, MOST_AFTER_ONE = 0.75, 0.4
+"""Rows are pulled back for chosen units alone if those are at most this part of all units; after a single activation there is less to
+gain, since all examples share rows up to there."""
 DEARER = 0.25
 """Part of the next node's rows, about, that exact radii here save there."""
 
@@ -72,12 +73,19 @@ class Settling:
     ) -> Tensor | None:
         """[N or 1, *shape] bool: units of a node to pull rows back for; None if that is best done for all of them.
 
+        Those are the open ones and, where the next node takes far more work, all whose radius it reads: with exact radii fewer
+        units are open there.
+
         operations: of bounding all units of a node.
         """
         if norm_of(self.region) is None or isinstance(plan, CellPlan) or torch.is_grad_enabled():
             return None
-        if not any(i in self.network.activations for i in self.network.ancestors(source)):
+        passed = sum(i in self.network.activations for i in self.network.ancestors(source))
+        if passed == 0:
             return None  # all examples share all rows
+        alike = not values_at_hand(centre)  # a GPU is faster with rows that all examples share
+        if alike and isinstance(plan, Patches):
+            return None
         interval = Interval.around(centre, self.rounding.as_run(source, self.reach(source)))
         units = self._open(source, interval)
         if units is None:
@@ -88,11 +96,9 @@ class Settling:
             more = int(read.sum()) - int(units.sum())
             if more * operations(source) < DEARER * units.numel() * operations(following):
                 units = read
-        if not values_at_hand(centre):  # a GPU is faster with rows that all examples share
-            if isinstance(plan, Patches):
-                return None
-            units = units.any(0, keepdim=True)
-        return units if int(units.sum()) <= MOST_CHOSEN * units.numel() else None
+        units = units.any(0, keepdim=True) if alike else units
+        most = MOST_CHOSEN if passed > 1 else MOST_AFTER_ONE
+        return units if int(units.sum()) <= most * units.numel() else None
 
     def _next(self, source: int) -> int | None:
         """The first node after this one that is bounded for an activation."""
@@ -123,9 +129,9 @@ class Settling:
 # Open units differ from example to example. Examples with about as many of them are treated together, so that rows [R, N, ...] can
 # be each example's own, and one example's bands serve all its rows.
 
-EVEN = 0.75
+EVEN = 0.5
 """Examples share a block if the last of them has at least this part of the first one's open units."""
-FEW_ROWS = 256
+FEW_ROWS = 512
 """Blocks of fewer rows are not worth being even."""
 
 
