@@ -189,7 +189,7 @@ def test_certificates_in_float32_hold_as_run(name: str, left_out: list[int]) -> 
 @pytest.mark.parametrize("sign", [1.0, -1.0], ids=["alive", "dead"])
 @torch.no_grad()
 def test_settled_units_have_room_for_rounding(sign: float, left_out: list[int]) -> None:
-    """Weights of one sign, so that the cheaper bound is the exact one, and reached at a corner: nothing but rounding is added to it."""
+    """Weights of one sign: the cheaper bound is the exact one, and is reached at a corner, so that rounding alone decides."""
     torch.manual_seed(0)
     for _ in range(10):
         model = nn.Sequential(nn.Linear(900, 700), nn.ReLU(), nn.Linear(700, 50), nn.ReLU(), nn.Linear(50, 2)).eval()
@@ -209,7 +209,8 @@ def test_settled_units_have_room_for_rounding(sign: float, left_out: list[int]) 
         for end in (-eps, eps):
             values = model[:3].double()(x.double() + end)
             model.float()
-            assert (inside.lower.double() <= values).all() and (values <= inside.upper.double()).all()
+            assert (inside.lower.double() <= values).all()
+            assert (values <= inside.upper.double()).all()
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 1000])
