@@ -1,4 +1,4 @@
-"""Convolutions, pooling, resizing and normalisation: of images [1, channels, ...]."""
+"""Operators of ONNX on images [1, channels, ...]: convolutions, pooling, resizing and normalisation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from autodual._tensor import Shape
-from autodual.interchange.conversion import Node, Value
+from autodual.interchange.conversion import Node, Value, filled, reads
 from autodual.interchange.layers import Pad, Reduce
-from autodual.interchange.operators.table import filled, reads
 
 
 def _pads(node: Node, sizes: Shape, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Operators that move, copy, join, select or reduce entries, and shapes themselves."""
+"""Operators of ONNX that move, copy, join, select or reduce entries, and shapes themselves."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autodual.interchange.conversion import Node, Value
+from autodual.interchange.conversion import Node, Value, reads
 from autodual.interchange.layers import Concat, Expand, Index, Pad, Permute, Reduce
 from autodual.interchange.onnx_file import DOUBLE, DTYPES, FLOAT
-from autodual.interchange.operators.table import reads
 
 
 @reads("Identity", "Dropout")
