@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.cli.answers import answer
-from autodual.cli.completion import device_names
-from autodual.cli.terminal import InterruptedRunError, Signals, speaks
+from autodual.cli.options import device_names
+from autodual.cli.terminal import InterruptedRunError, Signals, answer, speaks
 
 NETWORKS = ("mnist-small", "cifar-small", "mnist-large", "cifar-large", "cifar-resnet")
 """Names of `autodual.speed.problems.PROBLEMS`, known here without PyTorch; a test compares the two."""

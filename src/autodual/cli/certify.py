@@ -18,10 +18,8 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual._files import write_json
-from autodual.cli.answers import answer
-from autodual.cli.completion import targets
-from autodual.cli.options import TARGET, checked, with_config_options
-from autodual.cli.terminal import speaks, watched
+from autodual.cli.options import TARGET, checked, targets, with_config_options
+from autodual.cli.terminal import answer, speaks, watched
 from autodual.runs.config import Proving, option
 from autodual.runs.folder import NAMED, Run, from_folder, relative, resolved, to_folder
 from autodual.runs.lines import Asked, check_way, record_about

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError, UnsupportedOperationError
 from autodual._tensor import Shape
-from autodual.interchange.layers import Reshape, most_numbers
+from autodual.interchange.layers import Reshape
 from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package
 
 LARGEST_TENSOR = 2**26
@@ -214,13 +214,19 @@ class Conversion:
         return name
 
     def outcome(self, module: nn.Module, operands: Sequence[str]) -> Shape:
-        """Shape of a module's result for one example."""
-        shapes = [self.shapes[name] for name in operands]
-        if most_numbers(module, shapes) > LARGEST_TENSOR:
-            raise ArgumentError(f"makes a tensor of more than {LARGEST_TENSOR:,} numbers")
+        """Shape of a module's result for one example, found on a device without memory: a file may ask for any size."""
+        own = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        given = (torch.empty(1, *self.shapes[name], dtype=self.dtype, device="meta") for name in operands)
         with torch.no_grad():
-            result = module.eval()(*(torch.zeros(1, *shape, dtype=self.dtype) for shape in shapes))
+            result = torch.func.functional_call(module.eval(), own, tuple(given))
+        check_room(result.numel())
         return tuple(result.shape[1:])
+
+
+def check_room(numbers: int, what: str = "tensor") -> None:
+    """Refuses a tensor that is too large."""
+    if numbers > LARGEST_TENSOR:
+        raise ArgumentError(f"makes a {what} of more than {LARGEST_TENSOR:,} numbers")
 
 
 @dataclass(frozen=True)
@@ -315,8 +321,7 @@ def _folded(node: Node, proto: Any, file: OnnxFile) -> tuple[np.ndarray, ...]:
         raise node.refuse(
             "this operator is unknown where it reads constants only; compute it before the file is written"
         )
-    if FOLDED[node.op](node) > LARGEST_TENSOR:
-        raise ArgumentError(f"makes a constant of more than {LARGEST_TENSOR:,} numbers")
+    check_room(FOLDED[node.op](node), "constant")
     onnx = onnx_package()
     helper, inputs = onnx.helper, {name: value for name, value in zip(proto.input, node.inputs, strict=True) if name}
     element = onnx.TensorProto.FLOAT  # a name is all that the reference reads of these

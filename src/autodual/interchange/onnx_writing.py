@@ -22,6 +22,7 @@ from autodual.engines.prepare import check_evaluation_mode, check_input, check_p
 from autodual.graph import Call, Network, Operand
 from autodual.graph import capture as capture_with
 from autodual.graph.registry import Registry
+from autodual.interchange.layers import ENTRYWISE, PAIRWISE, REDUCTIONS
 from autodual.interchange.onnx_file import onnx_package
 from autodual.interchange.onnx_reading import TOLERANCE, load_onnx
 
@@ -157,9 +158,7 @@ def _written(network: Network) -> Any:
 
 @writes(nn.Linear, F.linear)
 def _linear(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    m: Any = call.module
-    weight = m.weight if m is not None else call.argument(1, "weight")
-    bias = m.bias if m is not None else call.argument(2, "bias", None)
+    weight, bias = _option(call, 1, "weight"), _option(call, 2, "bias")
     if len(call.operand.shape) == 1:
         added = [] if bias is None else [sheet.constant(bias)]
         return sheet.add("Gemm", operands[0], sheet.constant(weight), *added, transB=1)
@@ -232,6 +231,11 @@ def _adaptive_pool(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
     return sheet.add("AveragePool", operands[0], kernel_shape=kernel, strides=kernel)
 
 
+def _option(call: Call, place: int, name: str, otherwise: Any = None) -> Any:
+    """An option of a module, or the argument of the function in its place."""
+    return getattr(call.module, name) if call.module is not None else call.argument(place, name, otherwise)
+
+
 def _each(value: Any, dims: int) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [value] * dims
 
@@ -242,49 +246,28 @@ def _refusal(call: Call, reason: str) -> UnsupportedOperationError:
 
 # Activations.
 
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "Relu": (nn.ReLU, F.relu, torch.relu, torch.Tensor.relu),
-    "Sigmoid": (nn.Sigmoid, torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid),
-    "Tanh": (nn.Tanh, torch.tanh, torch.Tensor.tanh, F.tanh),
-    "Selu": (nn.SELU, F.selu),
-    "HardSwish": (nn.Hardswish, F.hardswish),
-    "Mish": (nn.Mish, F.mish),
-    "Softsign": (nn.Softsign, F.softsign),
-    "Exp": (torch.exp, torch.Tensor.exp),
-    "Log": (torch.log, torch.Tensor.log),
-    "Sqrt": (torch.sqrt, torch.Tensor.sqrt),
-    "Reciprocal": (torch.reciprocal, torch.Tensor.reciprocal),
-    "Erf": (torch.erf, torch.Tensor.erf),
-    "Sin": (torch.sin, torch.Tensor.sin),
-    "Cos": (torch.cos, torch.Tensor.cos),
-    "Abs": (torch.abs, torch.Tensor.abs, operator.abs, abs),
-    "Neg": (operator.neg, torch.neg, torch.Tensor.neg),
-}
-
 
 def _plain(op: str) -> Writer:
     return lambda sheet, call, operands: sheet.add(op, operands[0])
 
 
-for _op, _targets in _PLAIN.items():
+for _op, _targets in ENTRYWISE.items():
     writes(*_targets)(_plain(_op))
 
 
 @writes(nn.LeakyReLU, F.leaky_relu)
 def _leaky_relu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    slope = call.module.negative_slope if call.module is not None else call.argument(1, "negative_slope", 0.01)
-    return sheet.add("LeakyRelu", operands[0], alpha=float(slope))
+    return sheet.add("LeakyRelu", operands[0], alpha=float(_option(call, 1, "negative_slope", 0.01)))
 
 
 @writes(nn.ELU, F.elu, nn.CELU, F.celu)
 def _elu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    alpha = call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0)
-    smooth = isinstance(call.module, nn.CELU)
+    alpha = _option(call, 1, "alpha", 1.0)
     if call.module is None and alpha != 1:
         raise _refusal(
             call, "ELU or CELU as a function is written for alpha = 1 only, where they are equal; use nn.ELU or nn.CELU"
         )
-    return sheet.add("Celu" if smooth else "Elu", operands[0], alpha=float(alpha))
+    return sheet.add("Celu" if isinstance(call.module, nn.CELU) else "Elu", operands[0], alpha=float(alpha))
 
 
 @writes(nn.Softplus)
@@ -316,14 +299,9 @@ def _prelu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
     return sheet.add("PRelu", operands[0], sheet.constant(slope.reshape(-1, *[1] * (len(call.shape) - 1))))
 
 
-@writes(nn.Hardtanh, nn.ReLU6)
+@writes(nn.Hardtanh, nn.ReLU6, F.hardtanh)
 def _hardtanh(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return _between(sheet, call, operands, call.module.min_val, call.module.max_val)
-
-
-@writes(F.hardtanh)
-def _functional_hardtanh(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return _between(sheet, call, operands, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
+    return _between(sheet, call, operands, _option(call, 1, "min_val", -1.0), _option(call, 2, "max_val", 1.0))
 
 
 @writes(F.relu6)
@@ -344,7 +322,7 @@ def _between(sheet: Sheet, call: Call, operands: Sequence[str], *ends: Any) -> s
 
 def _softmax(op: str) -> Writer:
     def write(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-        dim = call.module.dim if call.module is not None else call.argument(1, "dim", None)
+        dim = _option(call, 1, "dim")
         if dim is None:
             raise _refusal(call, "a softmax without a dimension cannot be written; say dim=1")
         return sheet.add(op, operands[0], axis=int(dim))
@@ -385,19 +363,10 @@ def _arithmetic(op: str, second: str = "other") -> Writer:
     return write
 
 
-for _op, _targets in {
-    "Add": (operator.add, operator.iadd, torch.add, torch.Tensor.add, torch.Tensor.add_),
-    "Sub": (operator.sub, operator.isub, torch.sub, torch.Tensor.sub, torch.Tensor.sub_),
-    "Mul": (operator.mul, operator.imul, torch.mul, torch.Tensor.mul, torch.Tensor.mul_),
-    "Div": (operator.truediv, operator.itruediv, torch.div, torch.Tensor.div, torch.Tensor.div_),
-    "MatMul": (torch.matmul, operator.matmul, torch.Tensor.matmul),
-    "Max": (torch.maximum,),
-    "Min": (torch.minimum,),
-}.items():
-    writes(*_targets)(_arithmetic(_op))
+for _op, _targets in PAIRWISE.items():
+    writes(*_targets)(_arithmetic(_op, "exponent" if _op == "Pow" else "other"))
 writes(torch.clamp_min)(_arithmetic("Max", "min"))
 writes(torch.clamp_max)(_arithmetic("Min", "max"))
-writes(torch.pow, operator.pow, torch.Tensor.pow)(_arithmetic("Pow", "exponent"))
 
 
 def _reduction(op: str) -> Writer:
@@ -409,10 +378,8 @@ def _reduction(op: str) -> Writer:
     return write
 
 
-writes(torch.mean, torch.Tensor.mean)(_reduction("ReduceMean"))
-writes(torch.sum, torch.Tensor.sum)(_reduction("ReduceSum"))
-writes(torch.amax, torch.Tensor.amax)(_reduction("ReduceMax"))
-writes(torch.amin, torch.Tensor.amin)(_reduction("ReduceMin"))
+for _op, _targets in REDUCTIONS.items():
+    writes(*_targets)(_reduction(_op))
 
 
 # Shapes.
@@ -500,12 +467,5 @@ def _upsample(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
     if call.module.mode != "nearest" or any(f != int(f) for f in factors):
         raise _refusal(call, "only upsampling to the nearest pixel, by whole factors, can be written")
     scales = sheet.constant(np.array([1, 1, *factors]), np.float32)
-    return sheet.add(
-        "Resize",
-        operands[0],
-        "",
-        scales,
-        mode="nearest",
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )
+    way = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return sheet.add("Resize", operands[0], "", scales, **way)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual.interchange.conversion import READERS, Known, Node, Reader, Value, filled, reads
-from autodual.interchange.layers import Apply, Clamp, ScaledLinear
+from autodual.interchange.layers import ENTRYWISE, PAIRWISE, Apply, ScaledLinear, clamp
 from autodual.interchange.operators_shapes import transposed
 
 # Activations.
@@ -25,26 +25,16 @@ def _activation(make: Callable[[Node], nn.Module]) -> Reader:
     return read
 
 
+def _plain(kind: Any) -> Callable[[Node], nn.Module]:
+    return lambda node: kind() if isinstance(kind, type) else Apply(kind)
+
+
 _ACTIVATIONS: dict[str, Callable[[Node], nn.Module]] = {
-    "Relu": lambda node: nn.ReLU(),
+    **{operator: _plain(first) for operator, (first, *_) in ENTRYWISE.items()},
     "LeakyRelu": lambda node: nn.LeakyReLU(node.attributes.get("alpha", 0.01)),
-    "Sigmoid": lambda node: nn.Sigmoid(),
-    "Tanh": lambda node: nn.Tanh(),
     "Elu": lambda node: nn.ELU(node.attributes.get("alpha", 1.0)),
     "Celu": lambda node: nn.CELU(node.attributes.get("alpha", 1.0)),
     "Softplus": lambda node: nn.Softplus(),
-    "Softsign": lambda node: nn.Softsign(),
-    "HardSwish": lambda node: nn.Hardswish(),
-    "Mish": lambda node: nn.Mish(),
-    "Abs": lambda node: Apply(torch.abs, [None]),
-    "Neg": lambda node: Apply(torch.neg, [None]),
-    "Exp": lambda node: Apply(torch.exp, [None]),
-    "Log": lambda node: Apply(torch.log, [None]),
-    "Sqrt": lambda node: Apply(torch.sqrt, [None]),
-    "Reciprocal": lambda node: Apply(torch.reciprocal, [None]),
-    "Erf": lambda node: Apply(torch.erf, [None]),
-    "Sin": lambda node: Apply(torch.sin, [None]),
-    "Cos": lambda node: Apply(torch.cos, [None]),
     "Gelu": lambda node: nn.GELU(approximate=node.attributes.get("approximate", b"none").decode()),
 }
 READERS |= {operator: _activation(make) for operator, make in _ACTIVATIONS.items()}
@@ -69,7 +59,7 @@ def _hard_sigmoid(node: Node) -> Value:
     slope, shift = (torch.tensor(number, dtype=dtype) for number in (alpha, beta))
     scaled = node.add(Apply(torch.mul, [None, slope]), [x], x.shape)
     shifted = node.add(Apply(torch.add, [None, shift]), [scaled], x.shape)
-    return node.add(Clamp(0.0, 1.0), [shifted], x.shape)
+    return node.add(clamp(0.0, 1.0), [shifted], x.shape)
 
 
 @reads("Swish")
@@ -102,7 +92,7 @@ def _clip(node: Node) -> Value:
             for i, n in ((1, "min"), (2, "max"))
         ]
     x = node.value()
-    return x if ends == [None, None] else node.add(Clamp(*ends), [x], x.shape)
+    return x if ends == [None, None] else node.add(clamp(*ends), [x], x.shape)
 
 
 @reads("Softmax", "LogSoftmax")
@@ -151,15 +141,8 @@ def _single(constant: Known) -> bool:
 
 @reads("Add", "Sub", "Div", "Pow", "Where")
 def _arithmetic(node: Node) -> Value:
-    functions: dict[str, Callable[..., Tensor]] = {
-        "Add": torch.add,
-        "Sub": torch.sub,
-        "Div": torch.div,
-        "Pow": torch.pow,
-        "Where": torch.where,
-    }
     _check_broadcast(node)
-    return combined(node, functions[node.op], node.inputs)
+    return combined(node, torch.where if node.op == "Where" else PAIRWISE[node.op][0], node.inputs)
 
 
 @reads("Mul")
@@ -219,12 +202,12 @@ def _several(node: Node) -> Value:
             wide = np.broadcast_shapes(found.shape, np.shape(other)) if not isinstance(other, Value) else found.shape
             assert isinstance(found, Value)
             found = node.reshape(
-                node.add(Clamp(end, None) if node.op == "Max" else Clamp(None, end), [found], found.shape), wide
+                node.add(clamp(end, None) if node.op == "Max" else clamp(None, end), [found], found.shape), wide
             )
         elif not isinstance(other, Value) and np.broadcast_shapes(found.shape, other.shape) == found.shape:
             found = combined(node, torch.clamp_min if node.op == "Max" else torch.clamp_max, [found, other])
         else:
-            found = combined(node, torch.maximum if node.op == "Max" else torch.minimum, [found, other])
+            found = combined(node, PAIRWISE[node.op][0], [found, other])
     assert isinstance(found, Value)
     return combined(node, torch.div, [found, np.array(float(len(node.inputs)))]) if node.op == "Mean" else found
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from autodual._errors import ArgumentError
 from autodual._files import read_json
-from autodual.runs.config import TrainConfig, read_yaml
+from autodual.runs.config import TrainConfig, option, read_yaml
 from autodual.runs.folder import Run
 from autodual.runs.records import (
     AttackFigures,
@@ -355,11 +355,11 @@ class RowProgress:
 class Campaign:
     """The three folders, and what a run needs to know about this machine."""
 
-    configs: Path = Path("configs")
-    results: Path = Path("results")
-    work: Path = Path("runs/reproduce")
-    data_folder: str | None = None
-    device: str = "auto"
+    configs: Path = option(Path("configs"), "folder with a YAML file for each row")
+    results: Path = option(Path("results"), "folder for what is kept of finished rows")
+    work: Path = option(Path("runs/reproduce"), "folder for checkpoints and runs, which are large")
+    data_folder: str | None = option(None, "where data sets lie; $AUTODUAL_DATA when not given")
+    device: str = option("auto", "auto, cpu, cuda ...")
 
     def config_file(self, task: Task) -> Path:
         folder = self.configs / "best" if task.recipe == "best" else self.configs
