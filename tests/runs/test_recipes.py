@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import autodual as ad
-from autodual.runs.config import TrainConfig, check_ramp, eps_at, lr_at, read_yaml
+from autodual.runs.config import TrainConfig, read_yaml
 from autodual.runs.recipes import RECIPES, ROWS, options, written
+from autodual.runs.schedule import check_ramp, eps_at, lr_at
 
 ROOT = Path(__file__).parents[2] / "configs"
 FILES = [(name, row) for name, recipe in RECIPES.items() for row in recipe.rows]

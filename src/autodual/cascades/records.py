@@ -32,19 +32,18 @@ class Answers:
     """Which stage answers, counted from 0; always 0 for a sum, which answers as one."""
 
     def at(self, index: Tensor | slice) -> Answers:
-        return Answers(self.label[index], self.certified[index], self.stage[index])
+        return Answers(*(getattr(self, f.name)[index] for f in fields(self)))
 
     @classmethod
     def join(cls, parts: Sequence[Answers]) -> Answers:
         """The answers of several batches, in order."""
         if len(parts) == 0:
             raise ArgumentError("join: needs at least one part")
-        return cls(*(torch.cat([getattr(p, name) for p in parts]) for name in ("label", "certified", "stage")))
+        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
     def put(self, index: Tensor, other: Answers) -> Answers:
         """These answers, with `other` at the places `index`."""
-        pairs = ((self.label, other.label), (self.certified, other.certified), (self.stage, other.stage))
-        return Answers(*(mine.index_copy(0, index, theirs) for mine, theirs in pairs))
+        return Answers(*(getattr(self, f.name).index_copy(0, index, getattr(other, f.name)) for f in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from autodual.runs.lines import (
     Problem,
     SpecificationLine,
     check_way,
+    finite,
     record_about,
 )  # fmt: skip
 from autodual.runs.records import plain
@@ -130,14 +131,11 @@ class DataCertificate:
     def to_json(self) -> str:
         """Everything as JSON; infinite or undefined numbers are null."""
         columns = {
-            name: [value if not isinstance(value, float) or math.isfinite(value) else None for value in column.tolist()]
+            name: [finite(value) if isinstance(value, float) else value for value in column.tolist()]
             for name in ("labels", "predicted", "right", "reached", "certified", "certified_as_run", "margins", "slack")
             if (column := getattr(self, name)) is not None
         }
-        figures = {
-            "certified_accuracy": self.certified_accuracy,
-            "error": None if math.isnan(self.error) else self.error,
-        }
+        figures = {"certified_accuracy": self.certified_accuracy, "error": finite(self.error)}
         counts = {name.replace(" ", "_"): count for name, count in self.counts.items()}
         record = {**plain(self.problem), "seconds": self.seconds, **figures, "counts": counts, **columns}
         return json.dumps(record, allow_nan=False)
@@ -467,6 +465,6 @@ def _lines_asked(found: Certificate | HighProbabilityCertificate, start: int) ->
     columns = (found.right, found.certified, found.certified_as_run, margin, slack)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
-        SpecificationLine(i, *verdict, *(number if math.isfinite(number) else None for number in (margin, slack)))
+        SpecificationLine(i, *verdict, *map(finite, (margin, slack)))
         for i, (*verdict, margin, slack) in enumerate(rows, start)
     ]

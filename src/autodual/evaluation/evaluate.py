@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from autodual.engines import BoundEngine, Dual
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, judge, judge_to_file
 from autodual.evaluation.processes import UNWATCHED, Watch, on_all
 from autodual.runs.folder import Run
-from autodual.runs.lines import Say
+from autodual.runs.lines import Say, finite
 from autodual.runs.records import CurvePoint, Evaluation, TrainedAt, plain
 from autodual.sets import Perturbation
 
@@ -159,7 +159,7 @@ def evaluate(
         split="test", examples=len(data), perturbation=describe(ball), norm=norm, eps=eps, engine=repr(engine), dtype="float32",
         error=found.error, robust_error=found.robust_error, robust_error_as_run=found.robust_error_as_run,
         pgd_error=broken.error_as_run, pgd_error_exact=broken.error, curve=tuple(curve),
-        margins=tuple(m if np.isfinite(m) else None for m in found.margins.tolist()),
+        margins=tuple(map(finite, found.margins.tolist())),
         radii=each(radii), radius_limit=CURVE[-1] * eps, curve_examples=min(subset, len(data)),
         labels=each(found.labels), predicted=each(found.predicted), certified=each(found.certified),
         certified_as_run=each(found.certified_as_run), attacked=each(broken.exact), attacked_as_run=each(broken.as_run),
@@ -223,5 +223,10 @@ def write_gallery(
         "images": images, "attacked": attacked_images, "kind": kind[chosen].numpy(), "label": found.labels[chosen].numpy(),
         "predicted": found.predicted[chosen].numpy(), "attacked_label": relabelled.cpu().numpy(), "index": chosen.numpy(),
     }  # fmt: skip
+    write_arrays(path, arrays)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes a compressed .npz, whole or not at all."""
     with replacing(path) as temporary, temporary.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
+        np.savez_compressed(stream, **cast(dict[str, Any], arrays))

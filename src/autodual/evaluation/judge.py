@@ -41,6 +41,7 @@ from autodual.runs.lines import (
     LineFile,
     Problem,
     Wording,
+    finite,
     parse_lines,
     read_problem,
     record_about,
@@ -113,7 +114,7 @@ class Judged:
         """One line for each example, the first of which is the example `start`."""
         rows = zip(*(getattr(self, f.name).tolist() for f in fields(self)), strict=True)
         return [
-            CertificateLine(index, *verdict, *(number if math.isfinite(number) else None for number in (margin, slack)))
+            CertificateLine(index, *verdict, *map(finite, (margin, slack)))
             for index, (*verdict, margin, slack) in enumerate(rows, start)
         ]
 

@@ -10,14 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import replacing
-from autodual.report.blocks import Block, Figure, Figures, Lines, Note, Section, Table
+from autodual.report.blocks import (
+    DASH,
+    INTERVAL,
+    Block,
+    Figure,
+    Figures,
+    Lines,
+    Note,
+    Section,
+    Table,
+    count,
+    duration,
+    interval,
+    likely,
+    percent,
+    tidy,
+)
 from autodual.report.plots import ACCURACY_AXIS, Axis, Points, Series, Spot, Steps, line_chart, price_of_proof
 from autodual.report.run import CONFIG, ENVIRONMENT, FILES, RunFiles, read_run
 from autodual.report.sections import absence, makers
 from autodual.report.sections.curves import EPOCHS, Curve, History, epsilon_axis
 from autodual.report.sections.result import cascade_name
 from autodual.report.verdicts import Rates, cascade_doubts, doubts, rates_chart
-from autodual.report.words import DASH, INTERVAL, count, duration, interval, likely, percent, tidy
 from autodual.runs.records import Environment, plain
 
 if TYPE_CHECKING:

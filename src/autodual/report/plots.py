@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from autodual.report.blocks import count
 from autodual.report.svg import (
     CHARACTER,
     LogScale,
@@ -23,7 +24,6 @@ from autodual.report.svg import (
     tooltip,
     words,
 )
-from autodual.report.words import count
 
 WIDTH, HEIGHT = 400.0, 260.0
 TOP, FLOOR = 34.0, 218.0

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from autodual._errors import MemoryBudgetError
-from autodual._files import replacing, write_json
+from autodual._files import write_json
 from autodual._tensor import full_precision
 from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeCertificate
@@ -342,8 +342,3 @@ def _combinations(
         "routed": partial(RoutedCascade, stages, thresholds, ball),
         "sum": partial(SumEnsemble, stages, ball),
     }
-
-
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as stream:
-        np.savez_compressed(stream, **cast(dict[str, Any], arrays))

@@ -23,6 +23,7 @@ from torch import nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
+from autodual.evaluation.evaluate import write_arrays
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import (
     CERTIFICATES,
@@ -46,12 +47,12 @@ from autodual.reproduce.evaluation import (
     Spent,
     evaluate_cascade,
     evaluate_network,
-    write_arrays,
 )
 from autodual.runs.checkpoint import encode_half, load_model, save_model
-from autodual.runs.config import TrainConfig, by_epochs, dump_yaml
+from autodual.runs.config import TrainConfig, dump_yaml
 from autodual.runs.folder import METRICS_LIMIT, Run
 from autodual.runs.records import Environment, EpochLine, plain, read
+from autodual.runs.schedule import by_epochs
 from autodual.training.fitting import run_named, trained_network
 from autodual.training.loop import StoppedError
 from autodual.training.setup import make_ball

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import TypeVar
 
 from autodual._files import write_text
@@ -442,13 +443,8 @@ def to_markdown(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> st
     return "\n\n".join(parts) + "\n"
 
 
-def _wrapped(text: str, width: int = 120) -> str:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) + 1 > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+def _wrapped(text: str) -> str:
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def to_page(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ LINES_LIMIT = 8 * RECORD_LIMIT
 """Bytes of a file of lines: enough for three million examples."""
 
 Say = Callable[[str], None]
+
+
+def finite(number: float) -> float | None:
+    """The number as JSON holds it: None if it is not finite."""
+    return number if math.isfinite(number) else None
 
 
 # Lines about examples: certificates*.jsonl and *.cascade.jsonl, attack*.jsonl, stages/open-*.jsonl

@@ -21,13 +21,21 @@ from autodual.data import Examples, ImageData, augment
 from autodual.evaluation.processes import UNWATCHED, Group, Share, StepProgress, StoppedError, Watch
 from autodual.runs import checkpoint
 from autodual.runs.checkpoint import Extra, Position
-from autodual.runs.config import TrainConfig, lr_at, trained_eps
+from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.records import EpochLine
-from autodual.training.averages import Average, take_statistics, unchanged
+from autodual.runs.schedule import lr_at, trained_eps
 from autodual.training.objectives import SUMMARY
 from autodual.training.setup import Pace, make_objective, make_optimiser, set_lr
-from autodual.training.step import inner, kept_random_state, make_step, seed_globally
+from autodual.training.step import (
+    Average,
+    inner,
+    kept_random_state,
+    make_step,
+    seed_globally,
+    take_statistics,
+    unchanged,
+)
 
 CHECKPOINT_SECONDS = 60.0
 

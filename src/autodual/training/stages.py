@@ -26,7 +26,7 @@ from autodual.evaluation.judge import ENGINES, RENEWED, Ledger, at_once, cascade
 from autodual.evaluation.processes import ALONE, UNWATCHED, Group, Watch, batch_size, in_turns, on_all
 from autodual.models import initialise_for_intervals
 from autodual.runs.checkpoint import load_model, round_to_half_, save_model
-from autodual.runs.config import TrainConfig, trained_eps
+from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.lines import SortingLine
 from autodual.runs.records import (
@@ -40,6 +40,7 @@ from autodual.runs.records import (
     plain,
     read,
 )  # fmt: skip
+from autodual.runs.schedule import trained_eps
 from autodual.training.loop import Loop
 from autodual.training.setup import make_ball
 

@@ -7,7 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table, Text
+from autodual.report.blocks import (
+    INTERVAL,
+    Block,
+    Figure,
+    Figures,
+    Note,
+    Section,
+    Table,
+    Text,
+    count,
+    duration,
+    interval,
+    likely,
+    percent,
+    plural,
+    short,
+    size,
+)
 from autodual.report.plots import (
     ACCURACY_AXIS,
     Axis,
@@ -26,7 +43,6 @@ from autodual.report.sections import absence, section
 from autodual.report.sections.result import as_run
 from autodual.report.svg import nice_step
 from autodual.report.verdicts import LEGEND, verdicts
-from autodual.report.words import INTERVAL, count, duration, interval, likely, percent, plural, short, size
 from autodual.runs.records import EpochLine, Evaluation, MetricsLine, TrainedLine, ValidationLine
 
 # Certified accuracy against epsilon, under the accuracy that the attack leaves; what is between is unknown.
