@@ -35,6 +35,7 @@ from autodual.runs.lines import (
     SpecificationLine,
     check_way,
     finite,
+    lines_of,
     record_about,
 )  # fmt: skip
 from autodual.runs.records import plain
@@ -462,9 +463,4 @@ class _Work:
 def _lines_asked(found: Certificate | HighProbabilityCertificate, start: int) -> list[SpecificationLine]:
     """One line for each example of a certificate about a specification; the first one is about the example `start`."""
     margin, slack = found.question.rule.value(found.margins), found.slack.max(1).values
-    columns = (found.right, found.certified, found.certified_as_run, margin, slack)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [
-        SpecificationLine(i, *verdict, *map(finite, (margin, slack)))
-        for i, (*verdict, margin, slack) in enumerate(rows, start)
-    ]
+    return lines_of(SpecificationLine, start, found.right, found.certified, found.certified_as_run, margin, slack)

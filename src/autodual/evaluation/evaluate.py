@@ -23,7 +23,7 @@ from autodual.certificates.proof import describe
 from autodual.data import Examples, ImageData
 from autodual.engines import BoundEngine, Dual
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, judge, judge_to_file
-from autodual.evaluation.processes import UNWATCHED, Watch, on_all
+from autodual.evaluation.processes import UNWATCHED, Watch, concatenated, on_all
 from autodual.runs.folder import Run
 from autodual.runs.lines import Say, finite
 from autodual.runs.records import CurvePoint, Evaluation, TrainedAt, plain
@@ -70,8 +70,7 @@ def attacked(
             found = attack(model, x, labels, ball, steps, restarts)
         return Broken(found.success, found.success_as_run)
 
-    parts = on_all(one, data, what, watch)
-    return Broken(torch.cat([part.exact for part in parts]), torch.cat([part.as_run for part in parts]))
+    return concatenated(on_all(one, data, what, watch))
 
 
 def check_claims(

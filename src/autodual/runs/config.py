@@ -126,7 +126,7 @@ class TrainConfig:
     batch: int = option(50, "examples per step", AT_LEAST_ONE)
     optimiser: OptimiserName = option("adam", "adam, sgd, adamw or radam")
     lr: float = option(1e-3, "learning rate", POSITIVE)
-    momentum: float = option(0.9, "of sgd", BELOW_ONE)
+    momentum: float = option(0.9, "momentum of sgd", BELOW_ONE)
     weight_decay: float = option(0.0, "weight decay", NOT_NEGATIVE)
     clip_gradients: float | None = option(None, "largest norm of the gradient; no limit when not given", POSITIVE)
     eps_start: float = option(
@@ -152,7 +152,7 @@ class TrainConfig:
         None,
         "epochs from which on the learning rate is multiplied by lr_factor, or parts of the training below 1; instead of halvings",
     )
-    lr_factor: float = option(0.2, "of lr_milestones", POSITIVE)
+    lr_factor: float = option(0.2, "factor of the learning rate at each of lr_milestones", POSITIVE)
     robust_weight: float = option(1.0, "weight of the robust loss; the rest goes to the usual loss", UP_TO_ONE)
     robust_weight_start: float | None = option(
         None, "weight of the robust loss at eps 0, from which it follows eps; constant when not given", UP_TO_ONE
@@ -169,7 +169,7 @@ class TrainConfig:
     )
     crown_weight: float = option(1.0, "of crown-ibp: weight of its bounds; the rest goes to interval bounds", UP_TO_ONE)
     crown_weight_start: float | None = option(
-        None, "this weight at eps 0, from which it follows eps; constant when not given", UP_TO_ONE
+        None, "crown_weight at eps 0, from which it follows eps; constant when not given", UP_TO_ONE
     )
     attack_steps: int | None = option(
         None,
@@ -177,9 +177,9 @@ class TrainConfig:
         NOT_NEGATIVE,
     )
     attack_step_size: float = option(
-        0.25, "size of these steps, as a part of the attack's radius; may exceed 1", POSITIVE
+        0.25, "size of steps of the attack in training, as a part of its radius; may exceed 1", POSITIVE
     )
-    attack_restarts: int = option(1, "random starts of these steps; the worst point counts", AT_LEAST_ONE)
+    attack_restarts: int = option(1, "random starts of the attack in training; the worst point counts", AT_LEAST_ONE)
     attack_eps_factor: float = option(
         1.0, "radius of the attack in training, as a multiple of the size that is trained against", POSITIVE
     )
@@ -198,8 +198,8 @@ class TrainConfig:
         "none",
         "weights that count: none (the last), ema (moving average over steps), or swa (mean of the last average_epochs)",
     )
-    average_decay: float = option(0.999, "of ema", BELOW_ONE)
-    average_epochs: int = option(10, "of swa", AT_LEAST_ONE)
+    average_decay: float = option(0.999, "part of the average that ema keeps in a step", BELOW_ONE)
+    average_epochs: int = option(10, "last epochs that swa averages over", AT_LEAST_ONE)
     precise_statistics: bool = option(
         False,
         "before weights are judged or kept, take the statistics of batch normalisation from all training data again",
@@ -223,7 +223,7 @@ class TrainConfig:
     limit_test: int | None = option(None, "use only the first so many test examples", AT_LEAST_ONE)
     cascade: int = option(1, "stages of a cascade; 1 for a single network", AT_LEAST_ONE)
     cascade_kind: CascadeKind = option("paper", "paper (stage certificates), routed (thresholds), or sum (of logits)")
-    seed: int = option(0, "of everything random", NOT_NEGATIVE)
+    seed: int = option(0, "seed of everything random", NOT_NEGATIVE)
     device: str = option("auto", "auto, cpu, cuda, cuda:1 ...")
     tensorboard: bool = option(False, "also write what is measured as TensorBoard events")
     half_weights: bool = option(
@@ -236,7 +236,7 @@ class TrainConfig:
     test_dataset: str | None = option(
         None, "of a table: a second .csv to test on; a fifth of each class when not given"
     )
-    split_seed: int = option(0, "of a table: draws that fifth", NOT_NEGATIVE)
+    split_seed: int = option(0, "of a table: seed that draws the fifth of each class to test on", NOT_NEGATIVE)
     feature_eps: str | None = option(
         None, "how far each feature may move at eps 1; an eps per feature is kept here, and eps, then 1, multiplies it"
     )

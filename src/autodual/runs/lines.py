@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar, Generic, TypeVar
+from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import (
@@ -48,6 +48,13 @@ class Line:
 
 
 L = TypeVar("L", bound=Line)
+
+
+def lines_of(kind: type[L], start: int, *columns: Any) -> list[L]:
+    """One line for each example, the first of which is the example `start`. columns: a tensor [N] for each field behind the index."""
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    found = ([finite(value) if isinstance(value, float) else value for value in row] for row in rows)
+    return [kind(index, *row) for index, row in enumerate(found, start)]
 
 
 @dataclass(frozen=True)
