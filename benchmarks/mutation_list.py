@@ -805,8 +805,8 @@ EVALUATION = [
         "evaluation/test_ledger.py",
     ),
     mutation(
-        "lines numbered within their batch", "evaluation/judge.py",
-        "enumerate(rows, start)", "enumerate(rows)",
+        "lines numbered within their batch", "runs/lines.py",
+        "enumerate(found, start)", "enumerate(found)",
         "evaluation/test_ledger.py",
     ),
     mutation(
@@ -992,8 +992,8 @@ INTERCHANGE = [
     ),
     mutation(
         "alternatives of a conjunction are alternatives of the whole", "interchange/vnnlib.py",
-        "return self._all([self._condition(part) for part in parts])",
-        "return [c for part in parts for c in self._condition(part)]",
+        "return [[term for part in chosen for term in part] for chosen in itertools.product(*each)]",
+        "return [chosen for part in each for chosen in part]",
         "interchange/test_vnnlib.py",
     ),
     mutation(

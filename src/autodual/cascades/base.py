@@ -98,11 +98,11 @@ class Combination(ABC):
         check_engine(self.engine)
 
     def around(self, ball: Perturbation) -> Self:
-        """These models, answering under another perturbation."""
+        """The combination of the same models under another perturbation."""
         return type(self)(self.models, ball=ball, engine=self.engine, **self._own())
 
     def with_engine(self, engine: BoundEngine) -> Self:
-        """These models, bounded in another way."""
+        """The combination of the same models by another engine."""
         return type(self)(self.models, ball=self.ball, engine=engine, **self._own())
 
     def _own(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Answers:
         return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
     def put(self, index: Tensor, other: Answers) -> Answers:
-        """These answers, with `other` at the places `index`."""
+        """Replaces the answers at the places `index` by `other`."""
         return Answers(*(getattr(self, f.name).index_copy(0, index, getattr(other, f.name)) for f in fields(self)))
 
 
@@ -78,7 +78,7 @@ class CascadeAttack:
         return cls(torch.cat([p.examples for p in parts]), torch.cat([p.labels for p in parts]), answers)
 
     def worse(self, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:
-        """This attack with those points of some examples that are worse than its own: a wrong answer, better yet a certified one."""
+        """Takes over the points of some examples that are worse than its own: answered wrongly, or wrongly with a certificate."""
         found = CascadeAttack(points, self.labels[some], answers)
         now, before = (a.found.long() + a.certified_wrong.long() for a in (found, self))
         chosen = now > before[some]

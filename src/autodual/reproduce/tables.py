@@ -75,7 +75,7 @@ class Result:
         return self.records[0] if self.records else None
 
     def figures(self, kind: type[F]) -> F | None:
-        """Those of the first seed; None where it has not run."""
+        """Figures of the first seed; None where it has not run."""
         found = None if self.first is None else self.first.figures
         return found if isinstance(found, kind) else None
 
