@@ -73,7 +73,7 @@ def bench(
 
     from autodual.evaluation.processes import StoppedError
     from autodual.runs.folder import recorded_command
-    from autodual.speed.measure import describe
+    from autodual.speed.measure import describe_machine
     from autodual.speed.problems import AUTHORS, INSTALL, authors_version
     from autodual.speed.trials import Bench
     from autodual.training.setup import make_device
@@ -83,7 +83,7 @@ def bench(
         place = torch.device("cuda", torch.cuda.current_device())
     theirs = authors_version() if authors else None
     record = {
-        "command": recorded_command(sys.argv), "machine": describe(place) | ({} if theirs is None else {AUTHORS: theirs}),
+        "command": recorded_command(sys.argv), "machine": describe_machine(place) | ({} if theirs is None else {AUTHORS: theirs}),
         "settings": {"k": k, "batch": batch, "seconds": seconds}, "networks": {}, "certificates": {}, "notes": [],
     }  # fmt: skip
     with Signals() as signals:

@@ -117,7 +117,7 @@ USUAL = {
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """An architecture at the shape of one data set."""
 
     name: str
@@ -164,7 +164,7 @@ def _usual(name: str) -> tuple[str, ...]:
     return USUAL.get(name.partition(":")[0], ("mnist",))  # a name that nobody knows is refused with the nearest one
 
 
-def _size(name: str, dataset: str) -> Size:
+def _size(name: str, dataset: str) -> ModelSize:
     import torch
 
     from autodual.data.known import known
@@ -177,9 +177,9 @@ def _size(name: str, dataset: str) -> Size:
     network = dual_network(model, torch.zeros(1, *data.shape))
     hidden = sum(math.prod(network.nodes[index].shape) for index in network.activations)
     parameters = sum(each.numel() for each in model.parameters())
-    return Size(name, dataset, tuple(data.shape), len(data.classes), parameters, hidden)
+    return ModelSize(name, dataset, tuple(data.shape), len(data.classes), parameters, hidden)
 
 
-def _size_row(size: Size) -> tuple[str, ...]:
+def _size_row(size: ModelSize) -> tuple[str, ...]:
     shape = "x".join(map(str, size.shape))
     return size.name, size.dataset, shape, str(size.classes), f"{size.parameters:,}", f"{size.hidden_units:,}"

@@ -13,7 +13,7 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual.cli.terminal import speaks, with_parameters
-from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction, is_per_feature
+from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, is_per_feature, parse_fraction
 
 TARGET = (
     "dataset", "data_folder", "model", "normalise", "per_channel", "norm", "eps", "clip", "device", "label_column", "test_dataset",
@@ -178,7 +178,7 @@ def _parsed(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return fraction(text)
+        return parse_fraction(text)
 
 
 def usage_message(error: typer.BadParameter) -> str:

@@ -21,10 +21,10 @@ from autodual.reproduce.campaign import (
     SEEDED,
     SEEDS,
     Campaign,
-    Figures,
     NetworkFigures,
     Phase,
     Recipe,
+    RowFigures,
     Task,
     chosen_tasks,
     in_order,
@@ -93,7 +93,7 @@ def _fields(campaign: Campaign, task: Task) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _robust_error(figures: Figures) -> float:
+def _robust_error(figures: RowFigures) -> float:
     """The robust error of a network, or a cascade's stage-certified error, which is what the paper reports."""
     return figures.robust_error if isinstance(figures, NetworkFigures) else figures.errors.stage_certified_error
 
@@ -151,11 +151,11 @@ def run(
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
     from autodual.reproduce.evaluation import ROW_ENGINES
-    from autodual.reproduce.jobs import Clock, Extent, run_in_turn, run_side_by_side
+    from autodual.reproduce.jobs import Deadline, Extent, run_in_turn, run_side_by_side
 
     extent = Extent(tuple(engine or ROW_ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
-        clock = Clock.within(minutes, signals.stop, until)
+        clock = Deadline.within(minutes, signals.stop, until)
         if jobs > 1:
             outcome = run_side_by_side(campaign, tasks, clock, jobs, _say, extent)
         else:

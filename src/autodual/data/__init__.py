@@ -20,6 +20,6 @@ from autodual.data.loading import form_of as form_of
 from autodual.data.loading import load as load
 from autodual.data.tables import TableOptions as TableOptions
 from autodual.data.tables import load_table as load_table
-from autodual.data.user_code import in_words as in_words
+from autodual.data.user_code import error_in_words as error_in_words
 from autodual.data.user_code import is_factory as is_factory
 from autodual.data.user_code import named_function as named_function

@@ -206,7 +206,7 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def listed(folder: Path) -> list[Path]:
+def visible(folder: Path) -> list[Path]:
     """What a folder holds, but for hidden files."""
     with reading(folder):
         return [path for path in folder.iterdir() if not path.name.startswith(".")]

@@ -18,10 +18,9 @@ from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.data.examples import ArrayData, Examples, as_labels, as_values
 from autodual.data.images import FORMATS, ImageData, as_images, from_pillow, pillow, stack
-from autodual.data.known import KNOWN, expanded, is_file, is_folder, known, listed, load_known, reading
-from autodual.data.tables import SUFFIXES as TABLES
-from autodual.data.tables import TableOptions, fifth_of_each, load_csv
-from autodual.data.user_code import in_words, is_factory, named_function
+from autodual.data.known import KNOWN, expanded, is_file, is_folder, known, load_known, reading, visible
+from autodual.data.tables import TABLE_SUFFIXES, TableOptions, fifth_of_each, load_csv
+from autodual.data.user_code import error_in_words, is_factory, named_function
 
 # The user's own arrays in an .npz file.
 
@@ -111,7 +110,7 @@ def fifth(count: int, split: str, where: str) -> torch.Tensor:
 
 # A folder of class folders of images.
 
-SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"])
+IMAGE_SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"])
 
 
 def load_folders(folder: Path, split: str) -> ImageData:
@@ -139,7 +138,7 @@ def load_folders(folder: Path, split: str) -> ImageData:
 
 
 def _class_folders(folder: Path) -> list[Path]:
-    classes = sorted(path for path in listed(folder) if is_folder(path))
+    classes = sorted(path for path in visible(folder) if is_folder(path))
     if len(classes) < 2:
         raise ArgumentError(
             f"{folder}: has {len(classes)} class folders; make one for each class, or train/ and test/ with class folders inside"
@@ -148,10 +147,10 @@ def _class_folders(folder: Path) -> list[Path]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    paths = sorted(path for path in listed(folder) if path.suffix.lower() in SUFFIXES and is_file(path))
+    paths = sorted(path for path in visible(folder) if path.suffix.lower() in IMAGE_SUFFIXES and is_file(path))
     if not paths:
         raise ArgumentError(
-            f"{folder}: the class folder has no images ({', '.join(sorted(SUFFIXES))}); add some or remove it"
+            f"{folder}: the class folder has no images ({', '.join(sorted(IMAGE_SUFFIXES))}); add some or remove it"
         )
     return paths
 
@@ -208,7 +207,7 @@ def _call(text: str, factory: Callable[..., Any], split: str) -> Any:
         len(dataset)
     except (Exception, SystemExit) as error:
         raise ArgumentError(
-            f"{text}: calling it with {split!r} raised {in_words(error)}; it must return a torch Dataset with a length"
+            f"{text}: calling it with {split!r} raised {error_in_words(error)}; it must return a torch Dataset with a length"
         ) from error
     return dataset
 
@@ -224,7 +223,9 @@ def _items(text: str, dataset: Any, split: str) -> tuple[torch.Tensor, torch.Ten
         except ArgumentError:
             raise
         except Exception as error:
-            raise ArgumentError(f"{where}, item {index}: {in_words(error)}; items must be (image, label)") from error
+            raise ArgumentError(
+                f"{where}, item {index}: {error_in_words(error)}; items must be (image, label)"
+            ) from error
         try:
             labels.append(operator.index(label))
         except TypeError as error:
@@ -263,11 +264,13 @@ def load(
     class folders of images, a file.npz, a table.csv, or file.py:factory. table: what a table needs beside its path.
     """
     name, table = str(name), table or TableOptions()
-    if Path(name).suffix.lower() in TABLES:
+    if Path(name).suffix.lower() in TABLE_SUFFIXES:
         return load_csv(Path(name), split, table)
     for option, value in (("label_column", table.label_column), ("test_dataset", table.test)):
         if value is not None:
-            raise ArgumentError(f"data {name!r}: {option} is for tables, files that end in {' or '.join(TABLES)}")
+            raise ArgumentError(
+                f"data {name!r}: {option} is for tables, files that end in {' or '.join(TABLE_SUFFIXES)}"
+            )
     if split not in ("train", "test"):
         raise ArgumentError(f"data {name!r}: split is {split!r}, but the parts are train and test; pass one of these")
     if name in KNOWN:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from autodual._errors import ArgumentError
-from autodual.data.known import expanded, is_file, is_folder, listed
+from autodual.data.known import expanded, is_file, is_folder, visible
 
 
 def is_factory(text: str) -> bool:
@@ -41,7 +41,7 @@ def named_function(text: str) -> Callable[..., Any]:
         with _neighbours(folder):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ArgumentError(f"{text}: running {path} raised {in_words(error)}; correct the file") from error
+        raise ArgumentError(f"{text}: running {path} raised {error_in_words(error)}; correct the file") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ArgumentError(f"{text}: {path} has no function {name!r}; define it, or correct the name after the colon")
@@ -102,7 +102,7 @@ def _neighbours(folder: Path) -> Iterator[None]:
 
 
 def _importable(folder: Path) -> list[Path]:
-    return [path for path in listed(folder) if path.suffix == ".py" or (path.name.isidentifier() and is_folder(path))]
+    return [path for path in visible(folder) if path.suffix == ".py" or (path.name.isidentifier() and is_folder(path))]
 
 
 def _places(module: ModuleType) -> list[Path]:
@@ -126,6 +126,6 @@ def _stamp(file: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-def in_words(error: BaseException) -> str:
+def error_in_words(error: BaseException) -> str:
     """Kind and message of an error of the user's code, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

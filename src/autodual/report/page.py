@@ -94,7 +94,7 @@ def render(runs: Sequence[RunFiles]) -> str:
     several = len(runs) > 1
     return _template().render(
         title=" · ".join(run.name for run in runs[:4]) + (" · \N{HORIZONTAL ELLIPSIS}" if len(runs) > 4 else ""),
-        comparison=compare(runs) if several else None,
+        comparison=comparison_of(runs) if several else None,
         chapters=[_chapter(index, runs) for index in range(len(runs))],
     )
 
@@ -237,7 +237,7 @@ class Compared:
         return "" if self.run.evaluation is None else tidy(self.run.evaluation.perturbation)
 
 
-def compare(folders: Sequence[RunFiles]) -> Section:
+def comparison_of(folders: Sequence[RunFiles]) -> Section:
     """The first section of a page about several runs."""
     runs = [Compared.of(index, run) for index, run in enumerate(folders)]
     rates = [one for run in runs for one in run.rates]

@@ -41,7 +41,7 @@ from autodual.evaluation.judge import (
     problem_of,
 )
 from autodual.evaluation.processes import Watch
-from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
+from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
 from autodual.runs.config import Proving, TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.lines import AttackLine, CascadeAttackLine, lines_of
@@ -105,7 +105,7 @@ class Notes:
 
 
 Arrays = dict[str, np.ndarray]
-Report = Callable[[Figures, Arrays, bool], None]
+Report = Callable[[RowFigures, Arrays, bool], None]
 """Told after each part what is known so far: figures, what was found about every image, and whether that is all."""
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from autodual._errors import ArgumentError
 from autodual._files import read_content
 
-Norm = Literal["linf", "l2"]
-Training = Literal["projected", "dual", "ibp", "crown-ibp", "none"]
+NormName = Literal["linf", "l2"]
+TrainingEngine = Literal["projected", "dual", "ibp", "crown-ibp", "none"]
 EstimatorName = Literal["quiet-gradient", "median", "geometric-mean", "maximum-likelihood"]
 OptimiserName = Literal["adam", "sgd", "adamw", "radam"]
 CascadeKind = Literal["paper", "routed", "sum"]
@@ -31,7 +31,7 @@ Proving = Literal["dual", "crown", "ibp", "crown-ibp", "crown-zero", "best-ibp",
 """Engines that prove, by the names that `evaluation.judge` gives them."""
 
 EPS_START = 0.01
-LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1000}
+LARGEST: dict[NormName, float] = {"linf": 1, "l2": 1000}
 """Sizes beyond which a ball holds every image, or, where that depends on the number of pixels, every image of a sane size."""
 
 
@@ -106,14 +106,14 @@ class TrainConfig:
         "default",
         "how weights begin: default, or intervals, which keeps interval bounds from growing (Shi et al. 2021)",
     )
-    norm: Norm = option("linf", "norm of the perturbation")
+    norm: NormName = option("linf", "norm of the perturbation")
     eps: float = option(
         _UnsetNumber(0.1),
         "size of the perturbation, in the units of images in [0, 1]; a fraction such as 2/255 will do. Of tables, in the units of "
         "the columns: age=2,income=100 (others do not move; *=1 for them), a list in their order, or an .npz with an array eps",
     )
     clip: tuple[float, float] | None = option(None, "range that perturbed images stay in (l-infinity only)")
-    engine: Training = option(
+    engine: TrainingEngine = option(
         "projected",
         "bound to train with: projected, dual (exact), ibp, crown-ibp (one backward pass over interval bounds), or none for "
         "standard training",
@@ -361,7 +361,7 @@ def _size(value: Any) -> float | None:
         try:
             value = float(value)
         except ValueError:
-            value = fraction(value)
+            value = parse_fraction(value)
     return _number(value)
 
 
@@ -389,7 +389,7 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
     raise OptionError.about(name, f" must be {_describe(hint)}, got {value!r}{advice}")
 
 
-def fraction(text: str) -> float | None:
+def parse_fraction(text: str) -> float | None:
     """A/B, such as 2/255, as a number; None if the text is something else."""
     above, slash, below = text.partition("/")
     try:
@@ -400,7 +400,7 @@ def fraction(text: str) -> float | None:
 
 def _number(value: Any) -> float | None:
     """The value as a finite float; None if it is none."""
-    found = fraction(value) if isinstance(value, str) else value
+    found = parse_fraction(value) if isinstance(value, str) else value
     fine = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
     return float(found) if fine else None  # type: ignore[arg-type]  # `fine` says so
 

@@ -19,7 +19,16 @@ from autodual import models
 from autodual._errors import ArgumentError
 from autodual._files import check_plain, in_one_line
 from autodual._tensor import Shape
-from autodual.data import ArrayData, Examples, Statistics, TableOptions, in_words, is_factory, load, named_function
+from autodual.data import (
+    ArrayData,
+    Examples,
+    Statistics,
+    TableOptions,
+    error_in_words,
+    is_factory,
+    load,
+    named_function,
+)
 from autodual.digits import digits_network
 from autodual.engines import (
     IBP,
@@ -104,7 +113,7 @@ def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
         model = factory(shape, classes)
     except (Exception, SystemExit) as error:
         raise ArgumentError(
-            f"model: calling {name} with ({tuple(shape)}, {classes}) raised {in_words(error)}; it must take (shape, classes) "
+            f"model: calling {name} with ({tuple(shape)}, {classes}) raised {error_in_words(error)}; it must take (shape, classes) "
             "and return an nn.Module"
         ) from error
     if not isinstance(model, nn.Module):
@@ -123,7 +132,7 @@ def check_scores(what: str, model: nn.Module, shape: Shape, classes: int) -> Non
             scores = model(torch.zeros(1, *shape, device=device))
     except Exception as error:
         raise ArgumentError(
-            f"model: {what} raised {in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
+            f"model: {what} raised {error_in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
         ) from error
     found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
     if found != [1, classes]:
@@ -224,7 +233,7 @@ def _read_eps(path: Path) -> Any:
             found = None if key is None else file[key]
     except Exception as error:  # a damaged file makes numpy and zipfile raise errors of many kinds
         raise ArgumentError(
-            f"{path}: cannot be read ({in_words(error)}); save it with numpy.savez(path, eps=...)"
+            f"{path}: cannot be read ({error_in_words(error)}); save it with numpy.savez(path, eps=...)"
         ) from None
     if found is None or found.dtype.kind not in "fiu" or found.ndim == 0:
         raise ArgumentError(

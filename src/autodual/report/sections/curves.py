@@ -27,8 +27,8 @@ from autodual.report.blocks import (
 )
 from autodual.report.plots import (
     ACCURACY_AXIS,
+    Area,
     Axis,
-    Band,
     Mark,
     Points,
     Series,
@@ -122,7 +122,7 @@ def epsilon(run: RunFiles) -> Section:
     ]
     for points, line in ((curve.attacked, series[1]), (curve.certified, series[2])):
         series.append(measured(points, line.tone, line.full, curve.intervals(points)))
-    bands = [Band("unknown", curve.proved, curve.broken, "before", "after")]
+    bands = [Area("unknown", curve.proved, curve.broken, "before", "after")]
     marks = [Mark(record.eps, f"eps {size(record.eps)}")]
     chart = line_chart(title, epsilon_axis(record), ACCURACY_AXIS, series, bands, marks)
     whose = f"{'the first' if curve.sample else 'all'} {plural(curve.examples, 'example')}"
