@@ -102,7 +102,7 @@ class ImageData(Examples):
 
     Images are bytes, of which `scale` means 1.0, or floats in [0, 1] if their source was not bytes. Values are checked
     on the CPU, where all data is read; a copy on another device is not looked at again. NumPy arrays become tensors: images
-    may then be [N, H, W] or [N, H, W, C], too, and labels of any integer type.
+    may then be [N, H, W] or [N, H, W, C], too. Labels may be of any integer type.
 
     Examples:
         >>> import torch
@@ -141,13 +141,7 @@ class ImageData(Examples):
             )
         if len(images) == 0:
             raise ArgumentError(f"{where}: there are no images")
-        if self.labels.shape != (len(images),) or self.labels.dtype != torch.int64:
-            raise ArgumentError(
-                f"{where}: labels must be int64, one for each of the {len(images)} images; got {self.labels.dtype} of shape "
-                f"{tuple(self.labels.shape)}"
-            )
-        if self.labels.device != images.device:
-            raise ArgumentError(f"{where}: images are on {images.device}, labels on {self.labels.device}")
+        object.__setattr__(self, "labels", self._matching(self.labels, images))
         if values_at_hand(images):
             check_labels(self.labels, len(self.classes), where)
             check_range(images, self.scale, where)
