@@ -79,16 +79,8 @@ class CertificateLine(_LabelledLine):
     """The largest one: how far rounding may have moved a margin."""
 
     def fault(self, label: int | None = None) -> str | None:
-        wrong = super().fault(label)
-        if wrong is None and self.certified_as_run and not self.certified:
-            wrong = "is certified as it runs, but not in real numbers, which is less"
-        if (
-            wrong is None
-            and self.certified
-            and (self.predicted != self.label or self.margin is None or self.margin <= 0)
-        ):
-            wrong = f"is certified, but has the label {self.label}, predicted {self.predicted} and margin {self.margin}"
-        return wrong
+        told = f"the label {self.label}, predicted {self.predicted}"
+        return super().fault(label) or _fault_of_proof(self, self.predicted == self.label, told)
 
 
 @dataclass(frozen=True)
@@ -104,11 +96,16 @@ class SpecificationLine(Line):
     """The largest one: how far rounding may have moved a row."""
 
     def fault(self, label: int | None = None) -> str | None:
-        if self.certified_as_run and not self.certified:
-            return "is certified as it runs, but not in real numbers, which is less"
-        if self.certified and not (self.right and self.margin is not None and self.margin > 0):
-            return f"is certified, but has right {self.right} and margin {self.margin}"
-        return None
+        return _fault_of_proof(self, self.right, f"right {self.right}")
+
+
+def _fault_of_proof(line: CertificateLine | SpecificationLine, right: bool, told: str) -> str | None:
+    """Why a certificate cannot be right. right: whether what was asked holds for the clean input; told: this in words."""
+    if line.certified_as_run and not line.certified:
+        return "is certified as it runs, but not in real numbers, which is less"
+    if line.certified and not (right and line.margin is not None and line.margin > 0):
+        return f"is certified, but has {told} and margin {line.margin}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -123,10 +120,9 @@ class CascadeLine(_LabelledLine):
     no_wrong_certificate: bool
 
     def fault(self, label: int | None = None) -> str | None:
-        wrong = super().fault(label)
-        if wrong is None and self.sound and self.answer != self.label:
-            wrong = f"is proved, but has the label {self.label} and the answer {self.answer}"
-        return wrong
+        wrong = self.sound and self.answer != self.label
+        told = f"is proved, but has the label {self.label} and the answer {self.answer}" if wrong else None
+        return super().fault(label) or told
 
 
 @dataclass(frozen=True)
