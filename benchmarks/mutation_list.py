@@ -756,12 +756,12 @@ RUNS = [
         "training/test_runs.py::test_a_damaged_checkpoint_falls_back_to_the_one_before",
     ),
     mutation(
-        "ramp off by one", "runs/config.py",
+        "ramp off by one", "runs/schedule.py",
         "return start + (end - start) * since / (ramp - 1)", "return start + (end - start) * since / ramp",
         "runs/test_schedule.py",
     ),
     mutation(
-        "learning rate halved an interval late", "runs/config.py",
+        "learning rate halved an interval late", "runs/schedule.py",
         "((epoch - constant) // every + 1)", "((epoch - constant) // every)",
         "runs/test_schedule.py",
     ),
@@ -805,8 +805,8 @@ EVALUATION = [
         "evaluation/test_ledger.py",
     ),
     mutation(
-        "lines numbered within their batch", "evaluation/judge.py",
-        "enumerate(rows, start)", "enumerate(rows)",
+        "lines numbered within their batch", "runs/lines.py",
+        "enumerate(found, start)", "enumerate(found)",
         "evaluation/test_ledger.py",
     ),
     mutation(
@@ -853,12 +853,12 @@ TRAINING = [
         "training/test_objectives.py",
     ),
     mutation(
-        "mean of epochs falls behind", "training/averages.py",
+        "mean of epochs falls behind", "training/step.py",
         "1 / (epoch - self.first + 1)", "1 / (epoch - self.first + 2)",
         "training/test_averages.py",
     ),
     mutation(
-        "smooth ramp with a corner", "runs/config.py",
+        "smooth ramp with a corner", "runs/schedule.py",
         "a * m**p + a * p * m ** (p - 1) * (x - m)", "a * m**p + a * m ** (p - 1) * (x - m)",
         "runs/test_modern_schedules.py",
     ),
@@ -992,8 +992,8 @@ INTERCHANGE = [
     ),
     mutation(
         "alternatives of a conjunction are alternatives of the whole", "interchange/vnnlib.py",
-        "return self._all([self._condition(part) for part in parts])",
-        "return [c for part in parts for c in self._condition(part)]",
+        "return [[term for part in chosen for term in part] for chosen in itertools.product(*each)]",
+        "return [chosen for part in each for chosen in part]",
         "interchange/test_vnnlib.py",
     ),
     mutation(

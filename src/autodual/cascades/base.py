@@ -46,7 +46,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchEffort:
     """How hard to search. The first start is the clean input, the others are random."""
 
     steps: int
@@ -98,11 +98,11 @@ class Combination(ABC):
         check_engine(self.engine)
 
     def around(self, ball: Perturbation) -> Self:
-        """These models, answering under another perturbation."""
+        """The combination of the same models under another perturbation."""
         return type(self)(self.models, ball=ball, engine=self.engine, **self._own())
 
     def with_engine(self, engine: BoundEngine) -> Self:
-        """These models, bounded in another way."""
+        """The combination of the same models by another engine."""
         return type(self)(self.models, ball=self.ball, engine=engine, **self._own())
 
     def _own(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Combination(ABC):
         matter (a cheaper one may do); the combination's own when None. Gradients of bounds take memory: give it batches.
         tell: hears after every step which part of the work is done at least, and may end it by an error of its own.
         """
-        effort = Effort(steps, restarts, generator)
+        effort = SearchEffort(steps, restarts, generator)
         guide = self.engine if guide is None else guide
         check_engine(guide)
         labels = check_problem(x, labels, self.ball)
@@ -284,7 +284,7 @@ def inside(ball: Perturbation, x: Tensor, points: Tensor) -> Tensor:
 
 
 def search(
-    goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: Effort, tell: Callable[[float], None]
+    goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: SearchEffort, tell: Callable[[float], None]
 ) -> Tensor:
     """Searches the balls of the M examples `some` for points [M, *shape] whose largest violation is smallest.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class Lower:
         return Lower(self.bound.scatter(1, labels.unsqueeze(1), torch.inf), self.slack, self.run_error)
 
     def at(self, some: Tensor) -> Lower:
-        return Lower(self.bound[some], self.slack[some], self.run_error[some])
+        return Lower(*(getattr(self, f.name)[some] for f in fields(self)))
 
     @property
     def certified(self) -> Tensor:

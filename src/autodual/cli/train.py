@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodual.cli.answers import answer
-from autodual.cli.completion import configs, run_folders
-from autodual.cli.options import DEFAULTS, checked, with_config_options
-from autodual.cli.terminal import speaks, watched
+from autodual.cli.options import DEFAULTS, checked, configs, run_folders, with_config_options
+from autodual.cli.terminal import answer, speaks, watched
 from autodual.runs.config import read_yaml
 from autodual.runs.folder import Run
 from autodual.runs.recipes import RECIPES

@@ -34,6 +34,8 @@ from autodual.runs.lines import (
     Problem,
     SpecificationLine,
     check_way,
+    finite,
+    lines_of,
     record_about,
 )  # fmt: skip
 from autodual.runs.records import plain
@@ -130,14 +132,11 @@ class DataCertificate:
     def to_json(self) -> str:
         """Everything as JSON; infinite or undefined numbers are null."""
         columns = {
-            name: [value if not isinstance(value, float) or math.isfinite(value) else None for value in column.tolist()]
+            name: [finite(value) if isinstance(value, float) else value for value in column.tolist()]
             for name in ("labels", "predicted", "right", "reached", "certified", "certified_as_run", "margins", "slack")
             if (column := getattr(self, name)) is not None
         }
-        figures = {
-            "certified_accuracy": self.certified_accuracy,
-            "error": None if math.isnan(self.error) else self.error,
-        }
+        figures = {"certified_accuracy": self.certified_accuracy, "error": finite(self.error)}
         counts = {name.replace(" ", "_"): count for name, count in self.counts.items()}
         record = {**plain(self.problem), "seconds": self.seconds, **figures, "counts": counts, **columns}
         return json.dumps(record, allow_nan=False)
@@ -464,9 +463,4 @@ class _Work:
 def _lines_asked(found: Certificate | HighProbabilityCertificate, start: int) -> list[SpecificationLine]:
     """One line for each example of a certificate about a specification; the first one is about the example `start`."""
     margin, slack = found.question.rule.value(found.margins), found.slack.max(1).values
-    columns = (found.right, found.certified, found.certified_as_run, margin, slack)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [
-        SpecificationLine(i, *verdict, *(number if math.isfinite(number) else None for number in (margin, slack)))
-        for i, (*verdict, margin, slack) in enumerate(rows, start)
-    ]
+    return lines_of(SpecificationLine, start, found.right, found.certified, found.certified_as_run, margin, slack)
