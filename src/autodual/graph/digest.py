@@ -29,8 +29,26 @@ from autodual.graph.network import Attribute, Network, Ref
 from autodual.graph.registry import parameter_hooks
 from autodual.graph.twins import MAPPINGS, attributes, cells, is_container, own_classes, package_of, parts
 
-LIBRARIES = sys.stdlib_module_names | {"autodual", "numpy", "torch", "torchvision"}
+OURS = "autodual"
+LIBRARIES = sys.stdlib_module_names | {OURS, "numpy", "torch", "torchvision"}
 """Code that is known by its name, since the versions of these packages are recorded; all other code is hashed."""
+
+_FIRST_FILE = {
+    name: file
+    for file, names in {
+        "dual.attention": "differences",
+        "dual.convex": "log_above power_above",
+        "dual.normalising": "limited_product variance_of",
+        "interval": "Interval",
+        "sets.balls": "L1Ball L2Ball LinfBall Perturbation _NormBall",
+        "sets.input_sets": "Box InputSet NormSet",
+        "sets.norms": "Norm _L1 _L2 _Linf",
+        "spec": "AllOf AnyOf Between Label Positive Specification TopK _Several",
+    }.items()
+    for name in names.split()
+}
+"""The files in which these stood when digests still named files. They are written so for ever, wherever they stand today, so that
+certificates from that time stay valid. It needs no new entries: what is not listed is written by its qualified name alone."""
 
 BASE = frozenset(vars(nn.Module())) - {"training"}
 """What every module has: hooks, and the tables of its parameters, buffers and submodules, which are written by name instead."""
@@ -208,7 +226,7 @@ class _Writer:
         self._token("class", str(len(written.__mro__)))
         for kind in written.__mro__:
             if _is_library(kind):
-                self._token("name", f"{_name(kind, '__module__')}.{kind.__qualname__}")
+                self._token("name", f"{_module_of(kind)}.{kind.__qualname__}")
             else:
                 content = sorted(
                     ((k, _unwrapped(v)) for k, v in vars(kind).items() if k not in BOOKKEEPING), key=_first
@@ -219,7 +237,7 @@ class _Writer:
 
     def _named_function(self, function: Any) -> None:
         """Writes all names of a function: those of F.max_pool2d differ from one another."""
-        self._all("function", [_name(function, which) for which in ("__module__", "__name__", "__qualname__")])
+        self._all("function", [_module_of(function), _name(function, "__name__"), _name(function, "__qualname__")])
         owner = function.__self__ if isinstance(function, types.BuiltinFunctionType | types.MethodWrapperType) else None
         if not isinstance(owner, type | types.ModuleType | None):  # a method of some object
             self.write(owner)
@@ -263,6 +281,14 @@ def _is_library(value: Any) -> bool:
 def _name(value: Any, which: str) -> str:
     """One of a function's names; an operator of torch.ops has only the one that it prints."""
     return str(value) if isinstance(value, OpOverload | OpOverloadPacket) else str(getattr(value, which, None) or "")
+
+
+def _module_of(value: Any) -> str:
+    """The module of a function or class; what this package defines is known by its name, in whichever of our files it stands."""
+    module = _name(value, "__module__")
+    if module.partition(".")[0] != OURS:
+        return module
+    return f"{OURS}.{_FIRST_FILE[value.__qualname__]}" if value.__qualname__ in _FIRST_FILE else OURS
 
 
 def _unwrapped(value: Any) -> Any:
