@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
-from autodual._tensor import CERTIFYING_DTYPES, full_precision, needs_gradient
+from autodual._tensor import full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.base import AffineDual, DualLayer, evaluate
 from autodual.dual.building import (
@@ -176,7 +176,7 @@ class _Moved(torch.autograd.Function):
 
 
 def _with_gradient(numbers: Interval, given: Interval) -> Interval:
-    if not (needs_gradient(given.lower) or needs_gradient(given.upper)):
+    if not torch.is_grad_enabled() or not (given.lower.requires_grad or given.upper.requires_grad):
         return numbers
     return Interval(_Moved.apply(given.lower, numbers.lower), _Moved.apply(given.upper, numbers.upper))
 
@@ -385,7 +385,7 @@ def check_engine(engine: BoundEngine) -> None:
 def check_input(x: Tensor, name: str) -> None:
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} must be a tensor, got {type(x).__name__}")
-    if x.dtype not in CERTIFYING_DTYPES:
+    if x.dtype not in (torch.float32, torch.float64):
         raise ArgumentError(
             f"{name} must be float32 or float64, got {x.dtype}; convert it with {name}.float() (integers need scaling to the "
             f"units that eps is given in; half precision cannot carry a proof)"

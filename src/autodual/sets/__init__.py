@@ -6,7 +6,7 @@ from autodual.sets.balls import LinfBall as LinfBall
 from autodual.sets.balls import Perturbation as Perturbation
 from autodual.sets.input_sets import Box as Box
 from autodual.sets.input_sets import InputSet as InputSet
+from autodual.sets.input_sets import Norm as Norm
 from autodual.sets.input_sets import NormSet as NormSet
+from autodual.sets.input_sets import Projection as Projection
 from autodual.sets.input_sets import norm_of as norm_of
-from autodual.sets.norms import Norm as Norm
-from autodual.sets.norms import Projection as Projection

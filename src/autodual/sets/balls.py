@@ -12,8 +12,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
-from autodual.sets.input_sets import Box, InputSet, NormSet, difference_rounded_up, rounded_up
-from autodual.sets.norms import L1, L2, Norm
+from autodual.sets.input_sets import L1, L2, Box, InputSet, Norm, NormSet, difference_rounded_up, rounded_up
 
 
 class Perturbation(ABC):
