@@ -644,13 +644,13 @@ CERTIFICATES = [
         "certificates/test_computed_constants.py",
     ),
     mutation(
-        "radius that was not certified", "certificates/radius.py",
+        "radius that was not certified", "certificates/proof.py",
         "        high[open_[~proved]] = middle[open_[~proved]]\n    return low\n",
         "        high[open_[~proved]] = middle[open_[~proved]]\n    return high\n",
         "certificates/test_radius.py",
     ),
     mutation(
-        "radius of examples that are wrong already", "certificates/radius.py",
+        "radius of examples that are wrong already", "certificates/proof.py",
         "full = certified(largest, open_) & right", "full = certified(largest, open_)",
         "certificates/test_radius.py::test_the_radius_is_zero_where_only_rounding_makes_the_answer_wrong",
     ),

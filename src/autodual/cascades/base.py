@@ -19,7 +19,7 @@ from autodual._tensor import full_precision
 from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCertificate, Json, Saved, read_record, save
 from autodual.cascades.stage import Stage, check_models, open_stages
 from autodual.certificates.attacks import Seen, descend
-from autodual.certificates.proof import describe
+from autodual.certificates.certificate import describe
 from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import check_ball, check_engine, check_input, check_perturbation, check_problem
 from autodual.engines.results import BoundEngine

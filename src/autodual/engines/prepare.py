@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +19,12 @@ from autodual.dual.building import (
     non_finite_parameter,
     with_differences,
 )
-from autodual.engines.backward.dual import Dual
 from autodual.engines.ibp import evaluate_with_error
-from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundBounds
+from autodual.engines.results import BoundEngine
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum
 from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
-from autodual.interval import Interval
-from autodual.sets import Box, InputSet, L1Ball, L2Ball, LinfBall, Perturbation, norm_of
-from autodual.sets.input_sets import rounded_up
+from autodual.sets import GivenSet, InputSet, L1Ball, L2Ball, LinfBall, Perturbation, norm_of
 from autodual.spec import Label, Specification
 from autodual.spec import check_classifier as check_classifier
 from autodual.spec import check_label_range as check_label_range
@@ -61,124 +57,6 @@ def capture(model: nn.Module, example: Tensor) -> Network:
     check_input(example, "example")
     check_placement(model, example, "example")
     return capture_with(model, example, REGISTRY)
-
-
-def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine | None = None) -> Bounds:
-    """Bound the output, and what enters every activation, for every input of the set.
-
-    Differentiable in the parameters, the inputs and eps. Sound and probable bounds are rounded outwards, so that they hold as they
-    are. Sound ones are computed in float64 where float32 would have to move them by more than a hundredth of their width. Gradients
-    are those of the bounds without rounding.
-
-    Args:
-        model: Any nn.Module in evaluation mode, whose output may have any shape; or a captured Network.
-        input_set: Where the inputs may lie: `LinfBall(0.1).around(x)`, `Box(lower, upper)`, or your own.
-        engine: How to bound; `Dual()` if not given.
-
-    Returns:
-        `output` and `layers`, intervals by name. The type says what they are worth: `SoundBounds`, `ProbableBounds` or
-        `EstimatedBounds`.
-
-    Raises:
-        ArgumentError: An argument has a value, shape, dtype or device that cannot be used.
-        CaptureError: The model could not be turned into a graph.
-        MemoryBudgetError: The work does not fit into the memory, however it is cut.
-
-    Examples:
-        >>> import torch
-        >>> import autodual as ad
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
-        >>> found = ad.bounds(model, ad.LinfBall(0.1).around(torch.zeros(5, 3)))
-        >>> type(found).__name__, found.output.lower.shape
-        ('SoundBounds', torch.Size([5, 2]))
-    """
-    engine = Dual() if engine is None else engine
-    check_engine(engine)
-    if not isinstance(input_set, InputSet):
-        raise ArgumentError(
-            f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"
-        )
-    check_region(input_set, "input_set")
-    with full_precision():
-        prepared = prepare(model, input_set.centre, input_set)
-        found = engine.bounds(prepared.network, input_set)
-        if not isinstance(found, SoundBounds | ProbableBounds):
-            return found
-        with torch.no_grad():
-            outer = _known(_rounded_outwards(prepared, input_set, engine, found))
-    layers = {name: _with_gradient(outer.layers[name], interval) for name, interval in found.layers.items()}
-    return replace(outer, output=_with_gradient(outer.output, found.output), layers=layers)
-
-
-def _known(bounds: Bounds) -> Bounds:
-    """Bounds without NaN: what overflowed is known to be below +inf and above -inf, and no more."""
-
-    def known(ends: Interval) -> Interval:
-        unknown = -torch.inf, torch.inf
-        lower, upper = (
-            torch.where(e.isfinite(), e, end) for e, end in zip((ends.lower, ends.upper), unknown, strict=True)
-        )
-        return Interval(lower, upper)
-
-    layers = {name: known(ends) for name, ends in bounds.layers.items()}
-    return replace(bounds, output=known(bounds.output), layers=layers)
-
-
-ROOM = 0.01
-"""The largest part of a bound's width that rounding outwards may add in float32."""
-
-
-def _rounded_outwards(prepared: Prepared, region: InputSet, engine: BoundEngine, found: Bounds) -> Bounds:
-    """Bounds that hold as they are, in the dtype of the set."""
-    wider = region.double()
-    if prepared.only_in_double and wider is None:
-        raise ArgumentError(
-            "model: computes weights that float32 cannot hold, so its bounds need float64; give the input set a method `double`, or "
-            "give model and set in float64"
-        )
-    outer = None if prepared.only_in_double else engine.enclose(prepared.network, region)
-    if prepared.only_in_double and wider is not None:
-        double = engine.enclose(prepared.in_double, wider)
-        return found if double is None else _single_bounds(double)
-    if outer is None:  # an engine of the user's own, which answers for its rounding
-        return found
-    if region.centre.dtype == torch.float64 or engine.random:  # to try twice would double delta
-        return outer
-    pairs = [(outer.output, found.output), *((outer.layers[name], found.layers[name]) for name in found.layers)]
-    if all(bool((wide.width <= (1 + ROOM) * narrow.width).all()) for wide, narrow in pairs):
-        return outer
-    double = None if wider is None else engine.enclose(prepared.in_double, wider)
-    if double is None:
-        return outer
-    return _single_bounds(double)
-
-
-def _single_bounds(double: Bounds) -> Bounds:
-    layers = {name: _to_single(i) for name, i in double.layers.items()}
-    return replace(double, output=_to_single(double.output), layers=layers)
-
-
-def _to_single(interval: Interval) -> Interval:
-    """The smallest interval of float32 numbers around one of float64 numbers."""
-    return Interval(-rounded_up(-interval.lower, torch.float32), rounded_up(interval.upper, torch.float32))
-
-
-class _Moved(torch.autograd.Function):
-    """Other numbers with the gradient of the given ones."""
-
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, numbers: Tensor) -> Tensor:
-        return numbers.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def _with_gradient(numbers: Interval, given: Interval) -> Interval:
-    if not torch.is_grad_enabled() or not (given.lower.requires_grad or given.upper.requires_grad):
-        return numbers
-    return Interval(_Moved.apply(given.lower, numbers.lower), _Moved.apply(given.upper, numbers.upper))
 
 
 @dataclass(frozen=True)
@@ -365,6 +243,7 @@ def check_asked(
     """Refuse what cannot be asked; labels become a specification, and a set a perturbation. Called by what the user calls."""
     check_input(x, "x")
     if isinstance(ball, InputSet):
+        check_region(ball, "ball")
         ball = GivenSet(ball, x)
     check_ball(ball, x)
     if isinstance(asked, type) and issubclass(asked, Specification):
@@ -453,54 +332,6 @@ def check_ball(ball: Perturbation, x: Tensor) -> None:
         raise ArgumentError("ball.eps must be finite and not negative everywhere")
     if isinstance(ball, LinfBall):
         ball.check_inside(x)
-
-
-class GivenSet(Perturbation):
-    """Sets that the user gave, one for each example. They have no eps, so there is no radius to search for."""
-
-    eps = float("nan")
-
-    def __init__(self, region: InputSet, x: Tensor) -> None:
-        check_region(region, "ball")
-        centre = region.centre
-        if centre.shape != x.shape or centre.dtype != x.dtype or centre.device != x.device:
-            raise ArgumentError(
-                f"ball: a set must have the shape, dtype and device of x, got {tuple(centre.shape)} {centre.dtype} on {centre.device} "
-                f"for x of {tuple(x.shape)} {x.dtype} on {x.device}"
-            )
-        outside = (~_may_contain(region, x)).nonzero().flatten().tolist()
-        if outside:
-            raise ArgumentError(
-                f"ball: x lies outside of its set at example {outside[0]}; give an input inside, such as the set's centre"
-            )
-        self.region = region
-
-    def around(self, x: Tensor) -> InputSet:
-        if x.dtype == self.region.centre.dtype:
-            return self.region
-        wide = self.region.double()
-        if wide is None:
-            raise ArgumentError(f"{type(self.region).__name__} has no method `double`")
-        return wide
-
-    def within(self, x: Tensor) -> InputSet:
-        return self.region.inwards()
-
-    def with_eps(self, eps: float | Tensor) -> Perturbation:
-        raise ArgumentError(
-            f"ball: a {type(self.region).__name__} has one size, and a radius is searched for over many; use a perturbation "
-            f"such as LinfBall(0.1)"
-        )
-
-
-def _may_contain(region: InputSet, x: Tensor) -> Tensor:
-    """[N] bool: x is not clearly outside. Exact for boxes; else, seen from the centre, x is no farther than the set reaches there."""
-    x = x.detach()
-    if isinstance(region, Box):
-        return ((region.lower <= x) & (x <= region.upper)).flatten(1).all(1)
-    away = region.centre.detach() - x
-    there, room = (away * x).flatten(1).sum(1), 64 * torch.finfo(x.dtype).eps * (away * x).flatten(1).abs().sum(1)
-    return ~(there < region.minimise(away.unsqueeze(0)).squeeze(0) - room)
 
 
 # A warning where eps seems to be in other units than the inputs.

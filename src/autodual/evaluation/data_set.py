@@ -18,15 +18,14 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual.certificates import Certificate, HighProbabilityCertificate, Verdict, certify
-from autodual.certificates.proof import in_words
+from autodual.certificates.certificate import in_words, with_digest
 from autodual.data import ArrayData, Examples
 from autodual.data.examples import as_array, as_labels, check_finite
 from autodual.engines import BoundEngine, Dual
 from autodual.engines.effort import Effort, Part, Report, TimeLimitError, in_time
-from autodual.engines.prepare import GivenSet, check_ball, check_engine
+from autodual.engines.prepare import check_ball, check_engine, check_region
 from autodual.evaluation.judge import Judged, Ledger, at_once, graph_of, judged_summary, problem_of
 from autodual.graph import Network
-from autodual.graph.digest import digest_object
 from autodual.runs.lines import (
     FUNCTION,
     CertificateLine,
@@ -37,13 +36,11 @@ from autodual.runs.lines import (
     record_about,
 )  # fmt: skip
 from autodual.runs.records import plain
-from autodual.sets import InputSet, LinfBall, Perturbation
+from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation
 from autodual.spec import Label, Specification, check_classifier, check_label_range
 
 PIECE = 1000
 """Examples that are looked at together before the work begins."""
-SHORT = 16
-"""Hexadecimal digits of a digest inside a description."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -339,6 +336,7 @@ def _perturbation(ball: Perturbation | InputSet, data: Examples) -> Perturbation
     """The perturbation of all examples, checked; a set as one."""
     first = data.scaled(slice(0, 1))
     if isinstance(ball, InputSet):
+        check_region(ball, "ball")
         return GivenSet(ball, data.scaled())
     if not isinstance(ball, Perturbation):
         check_ball(ball, first)  # refuses it
@@ -408,7 +406,7 @@ class _Work:
         problem = problem_of([self.model], self.data, self.perturbation, self.engine)
         if self.asked is None:
             return problem
-        return replace(problem, question=f"{self.asked!r} sha256:{digest_object(self.asked)[:SHORT]}")
+        return replace(problem, question=with_digest(repr(self.asked), self.asked))
 
     def _find(self, part: slice) -> list[Any]:
         """The lines of some examples. TimeLimitError if the time is up before all are bounded."""

@@ -1,5 +1,6 @@
 """WHAT MAY CHANGE: sets of inputs, named by the norm of the perturbation."""
 
+from autodual.sets.balls import GivenSet as GivenSet
 from autodual.sets.balls import L1Ball as L1Ball
 from autodual.sets.balls import L2Ball as L2Ball
 from autodual.sets.balls import LinfBall as LinfBall

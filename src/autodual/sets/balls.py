@@ -1,4 +1,4 @@
-"""Perturbations: norm balls around every input, named by the norm."""
+"""Perturbations: norm balls around every input, named by the norm; or sets that the user gave."""
 
 from __future__ import annotations
 
@@ -182,6 +182,56 @@ class L1Ball(_NormBall):
     """The absolute changes of all features add up to at most eps; eps is a number or one per example."""
 
     norm = L1
+
+
+class GivenSet(Perturbation):
+    """Sets that the user gave, one for each example. They have no eps, so there is no radius to search for."""
+
+    eps = float("nan")
+
+    def __init__(self, region: InputSet, x: Tensor) -> None:
+        centre = region.centre
+        if centre.shape != x.shape or centre.dtype != x.dtype or centre.device != x.device:
+            raise ArgumentError(
+                f"ball: a set must have the shape, dtype and device of x, got {tuple(centre.shape)} {centre.dtype} on {centre.device} "
+                f"for x of {tuple(x.shape)} {x.dtype} on {x.device}"
+            )
+        outside = (~_may_contain(region, x)).nonzero().flatten().tolist()
+        if outside:
+            raise ArgumentError(
+                f"ball: x lies outside of its set at example {outside[0]}; give an input inside, such as the set's centre"
+            )
+        self.region = region
+
+    def around(self, x: Tensor) -> InputSet:
+        if x.dtype == self.region.centre.dtype:
+            return self.region
+        wide = self.region.double()
+        if wide is None:
+            raise ArgumentError(f"{type(self.region).__name__} has no method `double`")
+        return wide
+
+    def within(self, x: Tensor) -> InputSet:
+        return self.region.inwards()
+
+    def with_eps(self, eps: float | Tensor) -> Perturbation:
+        raise ArgumentError(
+            f"ball: a {type(self.region).__name__} has one size, and a radius is searched for over many; use a perturbation "
+            f"such as LinfBall(0.1)"
+        )
+
+
+def _may_contain(region: InputSet, x: Tensor) -> Tensor:
+    """[N] bool: x is not clearly outside. Exact for boxes; else, seen from the centre, x is no farther than the set reaches there."""
+    x = x.detach()
+    if isinstance(region, Box):
+        return ((region.lower <= x) & (x <= region.upper)).flatten(1).all(1)
+    away = region.centre.detach() - x
+    there, room = (away * x).flatten(1).sum(1), 64 * torch.finfo(x.dtype).eps * (away * x).flatten(1).abs().sum(1)
+    return ~(there < region.minimise(away.unsqueeze(0)).squeeze(0) - room)
+
+
+# Checks, and sizes as tensors.
 
 
 def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
