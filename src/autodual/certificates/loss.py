@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.building import build_and_evaluate
+from autodual.dual.network import build_and_evaluate
 from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import check_engine, check_finite, check_perturbation, check_placement, warn_of_raw_pixels
+from autodual.engines.prepare import check_engine, check_finite, check_perturbation, check_placement
 from autodual.engines.projected import Projected
 from autodual.engines.results import BoundEngine
 from autodual.engines.streams import Draws
 from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
 from autodual.sets import InputSet, Perturbation
+from autodual.sets.balls import warn_of_raw_pixels
 from autodual.spec import check_classifier, check_label_range, check_labels, margins
 
 

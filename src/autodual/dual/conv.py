@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside, channels_lie_inside
-from autodual.dual.base import AffineDual, Window, spectral_norm
-from autodual.dual.building import parameter, register, rewrite, weights
+from autodual.dual.base import AffineDual, Window, parameter, register, rewrite, spectral_norm, weights
 from autodual.dual.normalising import tournament
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call

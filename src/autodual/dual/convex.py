@@ -24,8 +24,7 @@ from torch import Tensor, fx, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.arithmetic import DualScale
-from autodual.dual.base import AffineDual, Band, ElementwiseDual, Lines
-from autodual.dual.building import number, parameter, register, rewrite
+from autodual.dual.base import AffineDual, Band, ElementwiseDual, Lines, number, parameter, register, rewrite
 from autodual.dual.curved import CurvedDual
 from autodual.graph import Call, Operand, depends
 from autodual.interval import Interval

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
-from autodual.dual.base import Evaluation
+from autodual.dual.network import Evaluation
 from autodual.engines.backward.bands import DualSolver, constant_bands
 from autodual.engines.effort import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +13,15 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.base import AffineDual, DualLayer, evaluate
-from autodual.dual.building import (
-    differ_by_more_than_rounding,
-    non_finite_constant,
-    non_finite_parameter,
-    with_differences,
-)
+from autodual.dual.base import AffineDual, DualLayer
+from autodual.dual.network import DualNode, evaluate
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.results import BoundEngine
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum
 from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
-from autodual.sets import GivenSet, InputSet, L1Ball, L2Ball, LinfBall, Perturbation, norm_of
+from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation, norm_of
+from autodual.sets.balls import warn_of_raw_pixels
 from autodual.spec import Label, Specification
 from autodual.spec import check_classifier as check_classifier
 from autodual.spec import check_label_range as check_label_range
@@ -225,6 +222,102 @@ def _least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
     return of_sum(MORE_ROUNDINGS, operand.dtype) * (size if bias is None else size + bias.abs().to(size))
 
 
+# Constants of a network: that they are finite, and how far those computed in float32 are from those computed in float64.
+
+
+def non_finite_constant(network: DualNetwork, dtype: torch.dtype, checked: Iterable[Tensor] = ()) -> str | None:
+    """Name of the first affine layer with a constant that is NaN or infinite, or becomes so in a dtype.
+
+    checked: tensors of this dtype that are known to be finite.
+    """
+    known = {id(tensor) for tensor in checked}
+    found: list[tuple[str, Tensor]] = []
+    for node in network.nodes:
+        if isinstance(node.layer, AffineDual) and is_dataclass(node.layer):
+            values = [getattr(node.layer, f.name) for f in fields(node.layer)]
+            parts = [v for given in values for v in (given if isinstance(given, tuple) else (given,))]
+            new = [v for v in parts if isinstance(v, Tensor | float) and id(v) not in known]
+            found += [(node.name, torch.as_tensor(v).to(dtype)) for v in new]
+    return _first_not_finite(found)
+
+
+def non_finite_parameter(network: Network) -> str | None:
+    """Name of the first parameter or buffer of the model that holds a NaN or an infinity."""
+    tensors = [*network.model.named_parameters(), *network.model.named_buffers()]
+    return _first_not_finite([(name, tensor) for name, tensor in tensors if tensor.is_floating_point()])
+
+
+def _first_not_finite(named: list[tuple[str, Tensor]]) -> str | None:
+    """A finite sum has finite terms, so one glance at all sums tells; one that is not finite may only have overflowed."""
+    for device in {tensor.device for _, tensor in named}:
+        here = [(name, tensor) for name, tensor in named if tensor.device == device]
+        if not bool(torch.stack([tensor.sum(dtype=torch.float64) for _, tensor in here]).isfinite().all()):
+            return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
+    return None
+
+
+SINGLE = 4 * torch.finfo(torch.float32).eps
+"""Constants that differ by no more, relative to their size, are rounded like any others: nothing has cancelled."""
+
+
+def with_differences(double: DualNetwork, single: DualNetwork) -> DualNetwork:
+    """The network whose constants were computed in float64, with how far they are from those computed in float32."""
+    nodes = [replace(d, apart=_difference(d, s)) for d, s in zip(double.nodes, single.nodes, strict=True)]
+    return replace(double, nodes=tuple(nodes))
+
+
+def differ_by_more_than_rounding(double: DualNetwork, single: DualNetwork) -> bool:
+    """Whether some constant, computed in float32, is not as near to that computed in float64 as rounding a number brings it."""
+    pairs = zip(double.nodes, single.nodes, strict=True)
+    return any(not bool(_near(a, b).all()) for d, s in pairs for a, b in _constants(d, s).values())
+
+
+def _near(exact: Tensor, rounded: Tensor) -> Tensor:
+    """Relative to the constant, however small it is: what it multiplies may be as large as it is small."""
+    return (exact - rounded).abs() <= SINGLE * exact.abs()
+
+
+def _constants(double: DualNode, single: DualNode) -> dict[str, tuple[Tensor, Tensor]]:
+    """Floating-point constants of the same layer in both networks, in float64."""
+    if double.layer is None or not is_dataclass(double.layer):
+        return {}
+    pairs = {f.name: (getattr(double.layer, f.name), getattr(single.layer, f.name)) for f in fields(double.layer)}
+    return {name: (_tensor(a), _tensor(b)) for name, (a, b) in pairs.items() if _is_number(a)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, float) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], float))
+
+
+def _tensor(value: Any) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _difference(double: DualNode, single: DualNode) -> AffineDual | None:
+    """The layer with the differences of its constants: affine layers are linear in each of them."""
+    found = _constants(double, single)
+    if all(torch.equal(a, b) for a, b in found.values()):
+        return None
+    layer: Any = double.layer
+    tensors = {name for name in found if isinstance(getattr(layer, name), Tensor)}
+    settled = found.keys() if not isinstance(layer, AffineDual) else found.keys() - tensors
+    if not all(bool(_near(*found[name]).all()) for name in settled):
+        raise ArgumentError(
+            f"{double.name}: its parameters are computed with cancellation, so that float32 makes others of them than float64; "
+            f"compute them in float64 beforehand, and keep the result as a parameter"
+        )
+    if not isinstance(double.layer, AffineDual):
+        return None
+    numbers = {
+        f.name: 0.0 for f in fields(layer) if isinstance(getattr(layer, f.name), float)
+    }  # rounded like any others
+    apart = {name: (found[name][0] - found[name][1]).abs() for name in tensors}
+    difference: AffineDual = replace(layer, **(numbers | apart))
+    return difference
+
+
 # What users pass, checked.
 
 
@@ -332,44 +425,3 @@ def check_ball(ball: Perturbation, x: Tensor) -> None:
         raise ArgumentError("ball.eps must be finite and not negative everywhere")
     if isinstance(ball, LinfBall):
         ball.check_inside(x)
-
-
-# A warning where eps seems to be in other units than the inputs.
-
-FEWEST_LEVELS = 16
-"""Images, or whole numbers, that reach this are taken for grey levels; the handwritten digits of scikit-learn have no more."""
-
-
-def warn_of_raw_pixels(x: Tensor, ball: Perturbation, stacklevel: int) -> bool:
-    """Warn, and return True, where x seems to hold grey levels and eps is less than one of them, as for images in [0, 1]."""
-    eps = _largest_eps(ball)
-    if not 0 < eps < 1:
-        return False
-    lowest, highest = (end.item() for end in x.detach().aminmax())
-    if lowest < 0 or highest < FEWEST_LEVELS or not (_has_image_shape(x) or _whole(x.detach())):
-        return False
-    warnings.warn(
-        f"x looks like raw pixels, values from {lowest:g} to {highest:g}, and eps = {eps:g} is in the same units: no pixel may change "
-        f"by as much as one grey level, which looks more robust than it is. If eps is meant for images in [0, 1], scale both alike: "
-        f"divide x by the highest level (255 for bytes) if the model takes such images, or else multiply eps by it",
-        stacklevel=stacklevel + 1,
-    )
-    return True
-
-
-def _largest_eps(ball: Perturbation) -> float:
-    """The largest eps of a ball; infinite for other sets, whose eps may be an angle or anything."""
-    if not isinstance(ball, LinfBall | L2Ball | L1Ball):
-        return float("inf")
-    eps = torch.as_tensor(ball.eps).detach()
-    most = ball.scale.amax().item() if isinstance(ball, LinfBall) and ball.scale is not None else 1.0
-    return eps.amax().item() * most if eps.numel() else float("inf")
-
-
-def _has_image_shape(x: Tensor) -> bool:
-    return x.dim() == 4 and x.shape[1] in (1, 3)
-
-
-def _whole(x: Tensor) -> bool:
-    """Whether all values are whole numbers, up to the rounding of a division by 255 and a multiplication on a GPU."""
-    return bool(((x - x.round()).abs() < 1e-3).all())
