@@ -22,10 +22,7 @@ from autodual.graph import Network, check_current
 from autodual.graph import capture as capture_with
 from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation, norm_of
 from autodual.sets.balls import warn_of_raw_pixels
-from autodual.spec import Label, Specification
-from autodual.spec import check_classifier as check_classifier
-from autodual.spec import check_label_range as check_label_range
-from autodual.spec import check_labels as check_labels
+from autodual.spec import Label, Specification, check_labels
 
 
 def capture(model: nn.Module, example: Tensor) -> Network:
