@@ -86,7 +86,7 @@ GRAPH = [
         "graph/test_swallowed_refusals.py",
     ),
     mutation(
-        "a module that forward changes is bounded as it was", "graph/tracer.py",
+        "a module that forward changes is bounded as it was", "graph/twins.py",
         "            if not _equal(now, kept):\n", "            if False:\n",
         "graph/test_changed_modules.py",
     ),
@@ -547,7 +547,7 @@ ENGINES = [
 
 CERTIFICATES = [
     mutation(
-        "label off by one", "kernels/margins.py",
+        "label off by one", "kernels/weigh.py",
         "return identity[labels].unsqueeze(0) - identity.unsqueeze(1)",
         "return identity[(labels + 1) % classes].unsqueeze(0) - identity.unsqueeze(1)",
         "certificates/test_certificate.py",

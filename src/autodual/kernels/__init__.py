@@ -22,7 +22,7 @@ LARGEST_K = 256
 ENOUGH = 1024
 """Programs that fill a GPU."""
 
-Family = Literal["median", "stream", "chord", "narrow", "weigh", "margins"]
+Family = Literal["median", "stream", "chord", "narrow", "weigh"]
 """The name of a file with Triton programs."""
 
 HALVES: frozenset[Family] = frozenset({"median", "stream"})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.kernels.margins import margin_rows
+from autodual.kernels.weigh import margin_rows
 
 # What engines are given.
 
