@@ -21,7 +21,7 @@ from autodual.cascades.stage import Stage, check_models, open_stages
 from autodual.certificates.attacks import Seen, descend
 from autodual.certificates.certificate import describe
 from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import check_ball, check_engine, check_input, check_perturbation, check_problem
+from autodual.engines.prepare import check_ball, check_input, check_perturbation, check_problem, require_engine
 from autodual.engines.results import BoundEngine
 from autodual.sets import LinfBall, Perturbation
 from autodual.spec import check_label_range
@@ -95,7 +95,7 @@ class Combination(ABC):
             )
         self.ball = ball
         self.engine = Dual() if engine is None else engine
-        check_engine(self.engine)
+        require_engine(self.engine)
 
     def around(self, ball: Perturbation) -> Self:
         """These models, answering under another perturbation."""
@@ -164,7 +164,7 @@ class Combination(ABC):
         """
         effort = Effort(steps, restarts, generator)
         guide = self.engine if guide is None else guide
-        check_engine(guide)
+        require_engine(guide)
         labels = check_problem(x, labels, self.ball)
         with torch.inference_mode(False):
             x, labels = x.detach().clone(), labels.clone()

@@ -14,11 +14,11 @@ from autodual._tensor import values_at_hand
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.network import build_and_evaluate
 from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import check_engine, check_finite, check_perturbation, check_placement
+from autodual.engines.prepare import check_finite, check_perturbation, check_placement, require_engine
 from autodual.engines.projected import Projected
 from autodual.engines.results import BoundEngine
 from autodual.engines.streams import Draws
-from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
+from autodual.graph import Fingerprint, Network, capture_graph, check_surroundings, private_copy
 from autodual.sets import InputSet, Perturbation
 from autodual.sets.balls import warn_of_raw_pixels
 from autodual.spec import check_classifier, check_label_range, check_labels, margins
@@ -54,7 +54,7 @@ class RobustCrossEntropy(nn.Module):
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.engine = Dual() if engine is None else engine
-        check_engine(self.engine)
+        require_engine(self.engine)
         check_perturbation(ball)
         self.model, self.ball = model, ball
         self._captured: _Captured | None = None
@@ -115,7 +115,7 @@ class RobustCrossEntropy(nn.Module):
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
             self._network(x)
             model = private_copy(self.model)  # whose statistics move instead of the model's
-            dual = build(capture(model, x, REGISTRY, may_draw=True), x if uses_batch_statistics(model) else None)
+            dual = build(capture_graph(model, x, REGISTRY, may_draw=True), x if uses_batch_statistics(model) else None)
         return self._projected().draw(dual, self.ball.around(x))
 
     def _check_units(self, x: Tensor) -> None:
@@ -142,7 +142,7 @@ class RobustCrossEntropy(nn.Module):
         inputs, now = (tuple(x.shape[1:]), x.dtype, x.device), Fingerprint(self.model)
         if captured is None or captured.inputs != inputs or captured.fingerprint != now:
             check_placement(self.model, x, "x")
-            captured = self._captured = _Captured(capture(self.model, x, REGISTRY, may_draw=True), inputs, now)
+            captured = self._captured = _Captured(capture_graph(self.model, x, REGISTRY, may_draw=True), inputs, now)
         return captured.network
 
 

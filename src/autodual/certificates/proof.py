@@ -22,7 +22,7 @@ from autodual.certificates.certificate import Certificate, HighProbabilityCertif
 from autodual.engines.backward.dual import Dual
 from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
-from autodual.engines.prepare import Prepared, check_asked, check_engine, prepare
+from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, proves, worth_another_look
 from autodual.graph import Network
 from autodual.graph.digest import digest_network, digesting
@@ -112,7 +112,7 @@ def certify(
         'CERTIFIED'
     """
     engine = Dual() if engine is None else engine
-    check_engine(engine)
+    require_engine(engine)
     specification, ball = check_asked(x, labels, ball)
     named = isinstance(specification, Label) and specification.targets is None
     digested = (x, specification.labels) if isinstance(specification, Label) and named else (x,)
@@ -179,7 +179,7 @@ def certified_radius(
         [0.13, 0.15, 0.1, 0.11, 0.16]
     """
     engine = Dual() if engine is None else engine
-    check_engine(engine)
+    require_engine(engine)
     specification, ball = check_asked(x, labels, ball)
     if isinstance(ball, GivenSet):
         ball.with_eps(0.0)  # refuses

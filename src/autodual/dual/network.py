@@ -77,7 +77,7 @@ class DualNetwork:
         return sorted(needed, reverse=True)
 
 
-def evaluate(layer: DualLayer, *operands: Tensor) -> Tensor:
+def apply_layer(layer: DualLayer, *operands: Tensor) -> Tensor:
     return layer.apply(*operands) if isinstance(layer, AffineDual) else layer.value(operands[0])
 
 
@@ -128,7 +128,7 @@ def _built(network: Network, clean: Tensor | None, dtype: torch.dtype | None) ->
                 )
         nodes.append(DualNode(node.name, layer, inputs, node.shape))
         if clean is not None:
-            values.append(clean if layer is None else evaluate(layer, *(values[i] for i in inputs)))
+            values.append(clean if layer is None else apply_layer(layer, *(values[i] for i in inputs)))
     return DualNetwork(tuple(nodes), position[network.output], network.dtype), values
 
 
@@ -139,7 +139,7 @@ def _join_operands(
     joining, shape = layer.joined()
     nodes.append(DualNode(f"{name}[operands]", joining, inputs, shape))
     if values is not None:
-        values.append(evaluate(joining, *(values[i] for i in inputs)))
+        values.append(apply_layer(joining, *(values[i] for i in inputs)))
     return len(nodes) - 1
 
 

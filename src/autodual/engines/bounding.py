@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import Prepared, check_engine, check_region, prepare
+from autodual.engines.prepare import Prepared, check_region, prepare, require_engine
 from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundBounds
 from autodual.graph import Network
 from autodual.interval import Interval
@@ -49,7 +49,7 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
         ('SoundBounds', torch.Size([5, 2]))
     """
     engine = Dual() if engine is None else engine
-    check_engine(engine)
+    require_engine(engine)
     if not isinstance(input_set, InputSet):
         raise ArgumentError(
             f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"

@@ -275,7 +275,7 @@ def in_time(
 
 
 @dataclass(frozen=True)
-class Part:
+class ProgressOfPart:
     """Turns the progress of a call on some examples into that of the longer call which it belongs to."""
 
     whole: Report
@@ -303,7 +303,7 @@ class _Teller:
     def __call__(self, progress: Progress) -> None:
         if callable(self.progress):
             self.progress(progress)
-        if progress.worked < SURE or isinstance(self.progress, Part):
+        if progress.worked < SURE or isinstance(self.progress, ProgressOfPart):
             return
         long = progress.expected > LONG
         if long and not self.announced:

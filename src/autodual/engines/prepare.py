@@ -14,12 +14,11 @@ from autodual._errors import ArgumentError, CaptureError
 from autodual._tensor import full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.base import AffineDual, DualLayer
-from autodual.dual.network import DualNode, evaluate
+from autodual.dual.network import DualNode, apply_layer
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.results import BoundEngine
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum
-from autodual.graph import Network, check_current
-from autodual.graph import capture as capture_with
+from autodual.graph import Network, capture_graph, check_current
 from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation, norm_of
 from autodual.sets.balls import warn_of_raw_pixels
 from autodual.spec import Label, Specification, check_labels
@@ -50,7 +49,7 @@ def capture(model: nn.Module, example: Tensor) -> Network:
     """
     check_input(example, "example")
     check_placement(model, example, "example")
-    return capture_with(model, example, REGISTRY)
+    return capture_graph(model, example, REGISTRY)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     module = model.model if isinstance(model, Network) else model
     check_placement(module, x, "x")
     check_evaluation_mode(module)
-    network = model if isinstance(model, Network) else capture_with(model, x, REGISTRY)
+    network = model if isinstance(model, Network) else capture_graph(model, x, REGISTRY)
     if tuple(x.shape[1:]) != network.input_shape:
         raise ArgumentError(
             f"x has examples of shape {tuple(x.shape[1:])}, but the network was captured for {network.input_shape}; "
@@ -203,7 +202,7 @@ def _last_step(dual: DualNetwork, x: Tensor) -> tuple[Tensor | None, Tensor]:
     if last.layer is None or len(last.inputs) != 1:
         return None, dual.forward(x)
     operand = replace(dual, output=last.inputs[0]).forward(x)
-    return operand, evaluate(last.layer, operand)
+    return operand, apply_layer(last.layer, operand)
 
 
 def _least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
@@ -345,7 +344,7 @@ def check_asked(
     return specification, ball
 
 
-def check_engine(engine: BoundEngine) -> None:
+def require_engine(engine: BoundEngine) -> None:
     if not isinstance(engine, BoundEngine):
         hint = f"; call it: {engine.__name__}()" if isinstance(engine, type) else ""
         raise ArgumentError(f"engine must be an engine such as Dual() or IBP(), got {engine!r}{hint}")

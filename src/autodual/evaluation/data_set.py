@@ -22,8 +22,8 @@ from autodual.certificates.certificate import in_words, with_digest
 from autodual.data import ArrayData, Examples
 from autodual.data.examples import as_array, as_labels, check_finite
 from autodual.engines import BoundEngine, Dual
-from autodual.engines.effort import Effort, Part, Report, TimeLimitError, in_time
-from autodual.engines.prepare import check_ball, check_engine, check_region
+from autodual.engines.effort import Effort, ProgressOfPart, Report, TimeLimitError, in_time
+from autodual.engines.prepare import check_ball, check_region, require_engine
 from autodual.evaluation.judge import Judged, Ledger, at_once, graph_of, judged_summary, problem_of
 from autodual.graph import Network
 from autodual.runs.lines import (
@@ -188,7 +188,7 @@ def certify_data(
         {'certified': 95, 'as run': 95, 'unknown': 1, 'wrong': 4, 'not reached': 0}
     """
     engine = Dual() if engine is None else engine
-    check_engine(engine)
+    require_engine(engine)
     for name, value in (("batch", batch), ("limit", limit)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ArgumentError(f"{name} must be a whole number, at least 1, or None, got {value!r}")
@@ -417,7 +417,7 @@ class _Work:
         left = None if timeout is None else max(1e-3, timeout - (time.monotonic() - self.effort.started))
         x, tell = self.data.scaled(part), self.effort.tell
         assert tell is not None
-        progress = Part(tell, part.start - self.first, len(x), len(self.data) - self.first, self.started)
+        progress = ProgressOfPart(tell, part.start - self.first, len(x), len(self.data) - self.first, self.started)
         found = certify(
             self.model, x, self._asked(part), self._ball(part, x), self.engine, timeout=left, progress=progress
         )

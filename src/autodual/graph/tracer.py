@@ -26,7 +26,7 @@ from autodual._errors import AutodualError, CaptureError
 from autodual.graph import calls
 from autodual.graph.calls import SETTABLE, SHOWN, Calls, NormalTensors, Plain, Step, Watch, memory, tensors
 from autodual.graph.registry import Registry, odd_tensor, parameter_hooks
-from autodual.graph.twins import Reads, State, Twins, forward_with_hooks, own_classes
+from autodual.graph.twins import ModuleState, Reads, Twins, forward_with_hooks, own_classes
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +38,7 @@ class _Part:
     twin: nn.Module
     rewrite: Callable[..., Any] | None
     is_one_call: bool
-    state: State | None = None
+    state: ModuleState | None = None
     """The twin before the first run, where the module is one call or rewritten."""
     rewritten: bool = False
     """Whether its last call was rewritten; a rewrite may decline."""
@@ -74,7 +74,7 @@ class ConcreteTracer(fx.Tracer):
             self._intercept(part)
         for part in self._parts.values():
             if part.rewrite is not None or part.is_one_call:
-                part.state = State(part.twin, frozenset(hook.name for hook in parameter_hooks(part.original)))
+                part.state = ModuleState(part.twin, frozenset(hook.name for hook in parameter_hooks(part.original)))
         self._path_of = {id(part.original): path for path, part in self._parts.items()}
         self._known_twins = {id(part.twin) for part in self._parts.values()}
 

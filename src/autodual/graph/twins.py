@@ -382,7 +382,7 @@ def forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
 # Has `forward` changed a module? The tracer asks at every call of one that has a dual layer.
 
 
-class State:
+class ModuleState:
     """All attributes of a module and of those below it: hooks, methods of their own, submodules, which parameters, and the rest.
 
     A dual layer is built from the module as it is outside of `forward`. A `forward` that changes the module calls another function.

@@ -90,7 +90,7 @@ def program(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return mark
 
 
-class Constant(float):
+class ProgramConstant(float):
     """A number that Triton programs of its file read."""
 
 
@@ -108,7 +108,7 @@ def start(family: Family) -> Any:
     for name, value in list(names.items()):
         if isinstance(value, FunctionType) and hasattr(value, "triton_options"):
             names[name] = triton.jit(value, **value.triton_options)
-        elif isinstance(value, Constant):
+        elif isinstance(value, ProgramConstant):
             names[name] = tl.constexpr(float(value))
     names |= {"triton": triton, "tl": tl, "libdevice": libdevice}
     return module

@@ -249,9 +249,9 @@ def _shaped(flat: Tensor, samples: Tensor) -> Tensor:
 
 WARPS = 4
 THREADS = 32 * WARPS
-TINY = kernels.Constant(1.1754943508222875e-38)
+TINY = kernels.ProgramConstant(1.1754943508222875e-38)
 """The smallest normal number: a scale below it has no gradient, and stays the median."""
-LARGEST = kernels.Constant(9.0e18)
+LARGEST = kernels.ProgramConstant(9.0e18)
 """Samples are cut to so many times the scale, beyond which they weigh nothing."""
 
 
