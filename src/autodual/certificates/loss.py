@@ -13,7 +13,6 @@ from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.network import build_and_evaluate
-from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import check_finite, check_perturbation, check_placement, require_engine
 from autodual.engines.projected import Projected
 from autodual.engines.results import BoundEngine
@@ -53,8 +52,7 @@ class RobustCrossEntropy(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        self.engine = Dual() if engine is None else engine
-        require_engine(self.engine)
+        self.engine = require_engine(engine)
         check_perturbation(ball)
         self.model, self.ball = model, ball
         self._captured: _Captured | None = None

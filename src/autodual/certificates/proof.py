@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, AutodualError
 from autodual._tensor import full_precision
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject, in_words
-from autodual.engines.backward.dual import Dual
 from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
 from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine
@@ -111,8 +110,7 @@ def certify(
         >>> certificate.verdicts[0].name
         'CERTIFIED'
     """
-    engine = Dual() if engine is None else engine
-    require_engine(engine)
+    engine = require_engine(engine)
     specification, ball = check_asked(x, labels, ball)
     named = isinstance(specification, Label) and specification.targets is None
     digested = (x, specification.labels) if isinstance(specification, Label) and named else (x,)
@@ -178,8 +176,7 @@ def certified_radius(
         >>> [round(value, 2) for value in radius.tolist()]
         [0.13, 0.15, 0.1, 0.11, 0.16]
     """
-    engine = Dual() if engine is None else engine
-    require_engine(engine)
+    engine = require_engine(engine)
     specification, ball = check_asked(x, labels, ball)
     if isinstance(ball, GivenSet):
         ball.with_eps(0.0)  # refuses
@@ -283,7 +280,7 @@ def prove(
     """Lower bounds on all rows [N, R] with their errors; computed again in float64 for `right` examples that float32 leaves open."""
     everyone = torch.arange(len(x), device=x.device)
     if float32_is_in_vain(prepared, x, question, ball, engine):
-        found = look(prepared, x, question.rows(torch.float64), ball, engine, everyone)
+        found = prove_in_double(prepared, x, question.rows(torch.float64), ball, engine, everyone)
         if found is not None:
             return _to_single(_with_offsets(found, question))
     proof = _with_offsets(prove_rows(prepared, x, question.rows(x.dtype), ball, engine), question)
@@ -296,7 +293,7 @@ def prove(
     if len(unclear) == 0:
         return proof
     rest = question.at(unclear)
-    found = look(prepared, x, rest.rows(torch.float64), ball, engine, unclear)
+    found = prove_in_double(prepared, x, rest.rows(torch.float64), ball, engine, unclear)
     if found is None:
         return proof
     sharper = _to_single(_with_offsets(found, rest))
@@ -314,13 +311,8 @@ def _with_offsets(proof: Proof | ProbableProof, question: Question) -> Proof | P
         return proof
     total = proof.lower.double() + question.offsets
     down = torch.nextafter(total, torch.full_like(total, -torch.inf))
-    return replace(
-        proof, lower=torch.where(total.isfinite(), _rounded_down(down, proof.lower.dtype), total.to(proof.lower))
-    )
-
-
-def _rounded_down(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return -rounded_up(-values, dtype)
+    down = -rounded_up(-down, proof.lower.dtype)
+    return replace(proof, lower=torch.where(total.isfinite(), down, total.to(proof.lower)))
 
 
 def prove_rows(
@@ -364,12 +356,16 @@ def float32_is_in_vain(
     return bool((proof.lower.abs() <= proof.slack).all())
 
 
-def look(
+def prove_in_double(
     prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, examples: Tensor
 ) -> Proof | ProbableProof | None:
     """Bounds on the rows of `spec` for some examples, all in float64; None, with a warning, where that cannot be had."""
     try:
-        return _look(prepared, x, spec, ball, engine, examples)
+        proofs, done = list[Proof | ProbableProof](), 0
+        for region in _regions(ball, x.double(), examples):
+            proofs.append(engine.prove(prepared.in_double, region, spec[slice(done, done + len(region))]))
+            done += len(region)
+        return join_proofs(proofs)
     except TimeLimitError:  # these examples are not decided, so they do not count as reached
         raise
     except (AutodualError, RuntimeError, TypeError, AttributeError) as error:
@@ -380,16 +376,6 @@ def look(
             stacklevel=5,
         )
         return None
-
-
-def _look(
-    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, examples: Tensor
-) -> Proof | ProbableProof:
-    proofs, done = list[Proof | ProbableProof](), 0
-    for region in _regions(ball, x.double(), examples):
-        proofs.append(engine.prove(prepared.in_double, region, spec[slice(done, done + len(region))]))
-        done += len(region)
-    return join_proofs(proofs)
 
 
 def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputSet]:

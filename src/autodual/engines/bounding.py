@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
-from autodual.engines.backward.dual import Dual
 from autodual.engines.prepare import Prepared, check_region, prepare, require_engine
 from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundBounds
 from autodual.graph import Network
@@ -48,8 +47,7 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
         >>> type(found).__name__, found.output.lower.shape
         ('SoundBounds', torch.Size([5, 2]))
     """
-    engine = Dual() if engine is None else engine
-    require_engine(engine)
+    engine = require_engine(engine)
     if not isinstance(input_set, InputSet):
         raise ArgumentError(
             f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"
@@ -110,11 +108,11 @@ def _rounded_outwards(prepared: Prepared, region: InputSet, engine: BoundEngine,
 
 
 def _single_bounds(double: Bounds) -> Bounds:
-    layers = {name: _to_single(i) for name, i in double.layers.items()}
-    return replace(double, output=_to_single(double.output), layers=layers)
+    layers = {name: _single_interval(i) for name, i in double.layers.items()}
+    return replace(double, output=_single_interval(double.output), layers=layers)
 
 
-def _to_single(interval: Interval) -> Interval:
+def _single_interval(interval: Interval) -> Interval:
     """The smallest interval of float32 numbers around one of float64 numbers."""
     return Interval(-rounded_up(-interval.lower, torch.float32), rounded_up(interval.upper, torch.float32))
 

@@ -15,6 +15,7 @@ from autodual._tensor import full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.base import AffineDual, DualLayer
 from autodual.dual.network import DualNode, apply_layer
+from autodual.engines.backward.dual import Dual
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.results import BoundEngine
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum
@@ -114,12 +115,7 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     _check_transposes(network, dual, x.device)
     batches = [x.detach()]  # the whole batch, since a model may branch on its size
     if region is not None:
-        places = torch.arange(2, x[0].numel() + 2, device=x.device)
-        drawn = (places.square() * 40503 >> 12) % 2 == 0  # without a pattern that a network's layout could share
-        signs = torch.where(drawn, 1.0, -1.0).to(x).reshape(x.shape[1:])
-        some = region[slice(0, COMPARED)]
-        corners = [some.vertex(sign * signs.expand_as(some.centre)).detach() for sign in (1, -1)]
-        batches.append(torch.cat(corners))
+        batches.append(_corners(region[slice(0, COMPARED)]))
     output = _check_faithful(network, dual, batches)
     if network.dtype == torch.float64 and network.computes_constants:
         dual = with_differences(dual, build(network, dtype=torch.float32))
@@ -172,6 +168,15 @@ def _has_unproved_transpose(layer: DualLayer | None) -> bool:
 
 COMPARED = 2
 """Examples whose outputs by the model and by its graph may differ only as much as rounding can explain."""
+
+
+def _corners(region: InputSet) -> Tensor:
+    """Two opposite corners of each set, in a direction without a pattern that a network's layout could share."""
+    x = region.centre
+    places = torch.arange(2, x[0].numel() + 2, device=x.device)
+    drawn = (places.square() * 40503 >> 12) % 2 == 0
+    signs = torch.where(drawn, 1.0, -1.0).to(x).reshape(x.shape[1:])
+    return torch.cat([region.vertex(sign * signs.expand_as(x)).detach() for sign in (1, -1)])
 
 
 @torch.no_grad()
@@ -344,10 +349,14 @@ def check_asked(
     return specification, ball
 
 
-def require_engine(engine: BoundEngine) -> None:
+def require_engine(engine: BoundEngine | None) -> BoundEngine:
+    """The engine, `Dual()` if none is given; refuses anything else."""
+    if engine is None:
+        return Dual()
     if not isinstance(engine, BoundEngine):
         hint = f"; call it: {engine.__name__}()" if isinstance(engine, type) else ""
         raise ArgumentError(f"engine must be an engine such as Dual() or IBP(), got {engine!r}{hint}")
+    return engine
 
 
 def check_input(x: Tensor, name: str) -> None:

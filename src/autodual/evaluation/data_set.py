@@ -21,7 +21,7 @@ from autodual.certificates import Certificate, HighProbabilityCertificate, Verdi
 from autodual.certificates.certificate import in_words, with_digest
 from autodual.data import ArrayData, Examples
 from autodual.data.examples import as_array, as_labels, check_finite
-from autodual.engines import BoundEngine, Dual
+from autodual.engines import BoundEngine
 from autodual.engines.effort import Effort, ProgressOfPart, Report, TimeLimitError, in_time
 from autodual.engines.prepare import check_ball, check_region, require_engine
 from autodual.evaluation.judge import Judged, Ledger, at_once, graph_of, judged_summary, problem_of
@@ -187,8 +187,7 @@ def certify_data(
         >>> found.counts
         {'certified': 95, 'as run': 95, 'unknown': 1, 'wrong': 4, 'not reached': 0}
     """
-    engine = Dual() if engine is None else engine
-    require_engine(engine)
+    engine = require_engine(engine)
     for name, value in (("batch", batch), ("limit", limit)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ArgumentError(f"{name} must be a whole number, at least 1, or None, got {value!r}")
