@@ -665,17 +665,17 @@ CERTIFICATES = [
         "certificates/test_loss.py", "graph/test_changes.py",
     ),
     mutation(
-        "attack climbs", "certificates/attacks.py",
+        "attack climbs", "certificates/descent.py",
         "moved(region, runs.x, -runs.slope, runs.size)", "moved(region, runs.x, runs.slope, runs.size)",
         "certificates/test_descent.py", "certificates/test_attack.py",
     ),
     mutation(
-        "steps never halved", "certificates/attacks.py",
+        "steps never halved", "certificates/descent.py",
         "    halve = few | stuck\n", "    halve = few & ~few\n",
         "certificates/test_descent.py",
     ),
     mutation(
-        "momentum leaves the set", "certificates/attacks.py",
+        "momentum leaves the set", "certificates/descent.py",
         "        x = x if onwards is None else onwards\n", "        x = x + (1 - MOMENTUM) * (runs.x - runs.before)\n",
         "certificates/test_descent.py",
     ),

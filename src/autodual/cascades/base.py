@@ -18,8 +18,8 @@ from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCertificate, Json, Saved, read_record, save
 from autodual.cascades.stage import Stage, check_models, open_stages
-from autodual.certificates.attacks import Seen, descend
 from autodual.certificates.certificate import describe
+from autodual.certificates.descent import Seen, descend
 from autodual.engines.prepare import check_ball, check_input, check_perturbation, check_problem, require_engine
 from autodual.engines.results import BoundEngine
 from autodual.sets import LinfBall, Perturbation

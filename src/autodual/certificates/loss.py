@@ -128,6 +128,7 @@ class RobustCrossEntropy(nn.Module):
         return self.engine
 
     def _network(self, x: Tensor) -> Network:
+        """The captured model, captured anew if the model or the kind of inputs has changed."""
         captured = self._captured  # read once: another thread may replace it
         if torch.compiler.is_compiling():
             if captured is None:

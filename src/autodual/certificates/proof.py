@@ -132,6 +132,7 @@ def _certificate(
     where: str,
     reached: Tensor | None,
 ) -> Certificate | HighProbabilityCertificate:
+    """The certificate for what was proved. Where there is nothing to prove, margins are infinite and errors zero."""
     idle = question.idle_rows()
     margin, slack, run_error = (v.expand(len(output), -1) for v in (proof.lower, proof.slack, proof.run_error))
     margin, slack = margin.masked_fill(idle, torch.inf), slack.masked_fill(idle, 0.0)
@@ -199,7 +200,10 @@ def _bisect(
     largest: Tensor,
     tol: float,
 ) -> Tensor:
+    """The largest certified radius of each example that bisection finds, [N]; zero where the clean input is wrong."""
+
     def certified(radius: Tensor, some: Tensor) -> Tensor:
+        """Whether some of the examples, by their numbers, are certified at their radii."""
         if not treats_all_alike(ball) and len(some) < len(x):
             return certified(radius, torch.arange(len(x), device=x.device))[some]
         part = ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1)))
@@ -230,6 +234,7 @@ def _bisect(
 
 
 def _per_example(ball: Perturbation, x: Tensor) -> Tensor:
+    """The size of the ball of each example, [N]; refuses sizes per feature."""
     eps = torch.as_tensor(ball.eps, dtype=x.dtype, device=x.device)
     if eps.numel() == 1:
         return eps.reshape(1).expand(len(x)).clone()

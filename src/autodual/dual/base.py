@@ -304,7 +304,7 @@ class ElementwiseDual(ABC):
         return coefficients * slope
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
-        """As for an affine layer, the most terms of the sums that `along` and `back` are; 0 for one product."""
+        """The most terms of the sums that `along` and `back` are; 0 for one product."""
         return 0, 0
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:

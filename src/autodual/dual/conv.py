@@ -440,7 +440,7 @@ for _dims, _modules, _functions, _adaptive_function in (
 
 
 def _adaptive_taps(size: int, count: int | None) -> list[slice | list[int]]:
-    """As `_taps`, for windows that share out all positions; None means one each."""
+    """The taps of windows that share out all positions, in the form of `_taps`; None means one each."""
     count = size if count is None else count
     windows = [range(out * size // count, -(-(out + 1) * size // count)) for out in range(count)]
     taps = [[window[min(t, len(window) - 1)] for window in windows] for t in range(max(map(len, windows)))]

@@ -41,7 +41,10 @@ class SteepDual(CurvedDual):
         return found.amin(0), found.amax(0)
 
     def _chord(self, start: Tensor, end: Tensor, touching: Tensor, near: Tensor) -> Tensor:
-        """As for other curves, but however large values are: what rounding does to the slope, times the run, is rounding of them."""
+        """The slope of the chord, or the derivative where its ends are so close that rounding of the values would show in the slope.
+
+        How close that is depends on how large the ends are, since nothing bounds the derivative.
+        """
         run, scale = end - start, torch.maximum(start.abs(), end.abs()).detach()
         close = run.abs() <= torch.maximum(near, torch.finfo(run.dtype).eps ** 0.5 * scale)
         steep = (self.value(end) - self.value(start)) / torch.where(close, torch.ones_like(run), run)

@@ -66,6 +66,7 @@ class DualNetwork:
         return self.nodes[index].inputs[0]
 
     def operand_shapes(self, index: int) -> tuple[Shape, ...]:
+        """The shapes of what a node reads, in order."""
         return tuple(self.nodes[i].shape for i in self.nodes[index].inputs)
 
     def ancestors(self, index: int) -> list[int]:
@@ -78,6 +79,7 @@ class DualNetwork:
 
 
 def apply_layer(layer: DualLayer, *operands: Tensor) -> Tensor:
+    """What a layer computes, of either kind."""
     return layer.apply(*operands) if isinstance(layer, AffineDual) else layer.value(operands[0])
 
 
@@ -209,6 +211,7 @@ class OnDemand(Generic[T]):
         return index in self._values
 
     def _missing(self, index: int) -> list[int]:
+        """The nodes to visit before the value of a node is known, in order of evaluation, with the node itself."""
         found: set[int] = set()
         waiting = [index]
         while waiting:
@@ -225,6 +228,7 @@ class OnDemand(Generic[T]):
 
 
 def _visit(network: DualNetwork, what: Pass[T], index: int, values: dict[int, T]) -> T:
+    """The value of one node, whose operands have their values."""
     node = network.nodes[index]
     if node.layer is None:
         return what.input()

@@ -144,6 +144,7 @@ class BestOf(BoundEngine):
         self._check()
 
     def _check(self) -> None:
+        """Refuse engines that cannot be combined."""
         if not self.engines:
             raise ArgumentError("BestOf needs at least one engine, such as BestOf(IBP(), Dual(), Crown())")
         for engine in self.engines:

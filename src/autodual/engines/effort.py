@@ -321,6 +321,7 @@ class _Teller:
             print("\r" + " " * 78 + "\r", end="", file=sys.stderr, flush=True)
 
     def _announcement(self, progress: Progress) -> str:
+        """What the user is told once, when it is known that the call takes long."""
         many = "1 example" if self.examples == 1 else f"{self.examples} examples"
         cheaper = " or ".join(map(repr, self.engine.cheaper))
         advice = f"Cheaper, and looser: {cheaper}. " if cheaper else ""

@@ -251,6 +251,7 @@ class HighProbability(BoundEngine):
         exactly: Callable[[DualNetwork, InputSet], Preactivations],
         rounding: Errors,
     ) -> Preactivations:
+        """Bounds of all activations that hold with the stated confidence, each from fresh draws and from the bounds before it."""
         norm = norm_of(region)
         if norm is None:
             raise ArgumentError(

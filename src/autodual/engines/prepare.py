@@ -360,6 +360,7 @@ def require_engine(engine: BoundEngine | None) -> BoundEngine:
 
 
 def check_input(x: Tensor, name: str) -> None:
+    """Refuse anything but a batch of finite numbers in a dtype that can carry a proof."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} must be a tensor, got {type(x).__name__}")
     if x.dtype not in (torch.float32, torch.float64):
@@ -375,12 +376,14 @@ def check_input(x: Tensor, name: str) -> None:
 
 
 def check_region(region: InputSet, name: str) -> None:
+    """Refuse a set whose centre is no such batch, or whose radius is negative or not finite."""
     check_input(region.centre, f"{name}.centre")
     if norm_of(region) is not None and not bool((region.radius.isfinite() & (region.radius >= 0)).all()):
         raise ArgumentError(f"{name}.radius must be finite and not negative everywhere")
 
 
 def check_finite(x: Tensor, name: str) -> None:
+    """Refuse NaN and infinities."""
     lowest, highest = x.detach().aminmax()  # one pass, which NaN comes out of, too
     if not bool(lowest.isfinite() & highest.isfinite()):
         count = int((~torch.isfinite(x)).sum())
@@ -388,6 +391,7 @@ def check_finite(x: Tensor, name: str) -> None:
 
 
 def check_placement(model: nn.Module, x: Tensor, name: str) -> None:
+    """Refuse a model whose parameters and buffers are on another device, or in another dtype, than the input."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module or a captured Network, got {type(model).__name__}")
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -404,6 +408,7 @@ def check_placement(model: nn.Module, x: Tensor, name: str) -> None:
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
+    """Refuse modules whose training mode mixes examples or is random."""
     for path, module in model.named_modules():
         if not module.training:
             continue
@@ -419,12 +424,14 @@ def check_evaluation_mode(model: nn.Module) -> None:
 
 
 def check_perturbation(ball: Perturbation) -> None:
+    """Refuse anything but a perturbation, such as a class that was not called."""
     if not isinstance(ball, Perturbation):
         kind = f"the class {ball.__name__}" if isinstance(ball, type) else type(ball).__name__
         raise ArgumentError(f"ball must be a perturbation such as LinfBall(0.1), got {kind}")
 
 
 def check_ball(ball: Perturbation, x: Tensor) -> None:
+    """Refuse a perturbation that has no finite size, or inputs that are outside of its range already."""
     check_perturbation(ball)
     if isinstance(ball.eps, Tensor) and not bool((ball.eps.isfinite() & (ball.eps >= 0)).all()):
         raise ArgumentError("ball.eps must be finite and not negative everywhere")

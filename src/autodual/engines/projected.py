@@ -94,7 +94,7 @@ class Projected(BoundEngine):
         return draw(network, region, self.k, self.generator)
 
     def with_draws(self, draws: Draws) -> Projected:
-        """This engine with given random numbers."""
+        """The engine with given random numbers."""
         return replace(self, draws=draws)
 
     @property

@@ -127,6 +127,7 @@ class _Writer:
         return self._sha.hexdigest()
 
     def write(self, value: Any) -> None:
+        """Writes any value: what is simple here, what consists of parts by `_parts`."""
         kind = type(value)
         if kind in SIMPLE:
             self._token(kind.__name__, value if kind is str else repr(value))
@@ -170,6 +171,7 @@ class _Writer:
         self._sha.update(values.view(torch.uint8).numpy().data)
 
     def _parts(self, value: Any) -> None:
+        """Writes a value that may hold others, and so itself."""
         if isinstance(value, tuple | list):  # torch.Size, a named tuple
             self._all("tuple" if isinstance(value, tuple) else "list", value)
         elif isinstance(value, dict):
@@ -210,6 +212,7 @@ class _Writer:
             self._all("hooks", [(type(hook), sorted(vars(hook).items(), key=_first)) for hook in hooks])
 
     def _once(self, value: Any) -> None:
+        """Writes a function or class when it is met first, and its number when it is met again."""
         if id(value) in self._known:
             self._token("known", str(self._known[id(value)][0]))
             return
@@ -350,6 +353,7 @@ class Fingerprint:
     __hash__ = None  # type: ignore[assignment]
 
     def _enter(self, value: Any) -> None:
+        """Notes one value. What it holds waits for its turn."""
         kind = type(value)
         if kind in _BY_VALUE:
             self._entries += (kind, value)

@@ -214,6 +214,7 @@ class ConcreteTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
+        """Records one call, runs it on the sample, and returns the proxy of its result; a fact about shapes is returned as it is."""
         if self._plain is not None:  # of something that the first run has stored
             with self._plain.one_call(), NormalTensors():
                 return self._plain.unknown(self._run(kind, target, *map_aggregate((args, kwargs), value_of)))
@@ -299,6 +300,7 @@ class ConcreteTracer(fx.Tracer):
         return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.watch.where)
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call computes for the sample."""
         if kind == "placeholder":
             return self.sample
         if kind == "get_attr":
@@ -353,6 +355,7 @@ class ConcreteTracer(fx.Tracer):
     # Arguments: proxies, parameters and buffers, and tensors that are neither.
 
     def create_arg(self, a: Any) -> Any:
+        """An argument as the graph holds it: nodes for proxies and tensors, anything else as it is."""
         kind = type(a)
         if a is None or kind is int or kind is float or kind is bool or kind is str:
             return a

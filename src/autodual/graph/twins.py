@@ -300,6 +300,7 @@ class Twins:
         return copy
 
     def _object(self, value: Any) -> Any:
+        """A copy of an object, whose attributes are copied where they lead to modules."""
         try:
             copy = type(value)() if isinstance(value, types.SimpleNamespace) else object.__new__(type(value))
         except TypeError:  # a class that is written in C
@@ -310,6 +311,7 @@ class Twins:
         return copy
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
+        """A function with the same code, which finds twins in its closure, its defaults and its global variables."""
         private = {n: v for n, v in globals_read(value).items() if id(v) in self._private}
         space = {**value.__globals__} if private else value.__globals__
         closure = tuple(types.CellType() for _ in value.__closure__ or ())

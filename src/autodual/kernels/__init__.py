@@ -64,6 +64,7 @@ def _works(family: Family, device: int) -> bool:
 
 
 def _try(family: Family, device: int) -> bool:
+    """Launches all programs of a family once; warns, and answers False, if that fails."""
     try:
         start(family).trial(torch.device("cuda", device))
         torch.cuda.synchronize(device)  # what fails on the device is told late

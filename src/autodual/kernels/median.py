@@ -149,6 +149,7 @@ def _in_place() -> bool:
 
 
 def _value(samples: Tensor, steps: int) -> Tensor:
+    """The scale after so many Newton steps, by the kernels or in plain code."""
     k = len(samples)
     if not _in_place():
         return _newton(samples, middle_in_plain_operations(samples), samples.abs().amax(0), steps)

@@ -66,6 +66,7 @@ selection_network._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @cache
 def _selection_network(k: int) -> tuple[Comparison, ...]:
+    """Goes back through a sorting network and keeps the comparisons that the middle depends on."""
     needed = {(k - 1) // 2}
     kept: list[Comparison] = []
     for a, b in reversed(_sorting_network(k)):

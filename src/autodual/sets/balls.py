@@ -277,6 +277,7 @@ def _whole(x: Tensor) -> bool:
 
 
 def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
+    """Refuse sizes that are no finite numbers, or negative."""
     if isinstance(eps, bool) or not isinstance(eps, int | float | Tensor):
         raise ArgumentError(f"{name} must be a number or a tensor, got {type(eps).__name__}")
     if isinstance(eps, Tensor) and not eps.is_floating_point():

@@ -156,11 +156,11 @@ class InputSet(ABC):
         """The sets of some of the examples."""
 
     def double(self) -> InputSet | None:
-        """This set, or one around it, in float64, where bounds are computed again that rounding blurs; None if there is none."""
+        """The set, or one around it, in float64; None if there is none. Bounds that rounding blurs are computed again with it."""
         return None
 
     def inwards(self) -> InputSet:
-        """This set, or one inside it: what its `step` and `sample` compute lies in this set, whatever is rounded on the way."""
+        """The set, or one inside it, so that what its `step` and `sample` compute lies in the set, whatever is rounded on the way."""
         return self
 
     def __len__(self) -> int:

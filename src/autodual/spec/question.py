@@ -291,6 +291,7 @@ class Label(Specification):
         return Label(some_of("labels", self.labels, examples, of, each=True), targets)
 
     def _targets(self, x: Tensor) -> Tensor:
+        """The targets as [N or 1, T]; refuses shapes that fit in two ways or in none."""
         assert self.targets is not None
         targets, n = self.targets, len(x)
         if targets.dim() == 1 and len(targets) == n and n > 1:
@@ -328,6 +329,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_labels(labels: Tensor, x: Tensor) -> Tensor:
+    """The labels as int64; refuses anything but one whole number for each example, on its device."""
     if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}")
@@ -339,6 +341,7 @@ def check_labels(labels: Tensor, x: Tensor) -> Tensor:
 
 
 def check_label_range(labels: Tensor, classes: int) -> None:
+    """Refuse labels that are no classes of the model."""
     if not bool(((labels >= 0) & (labels < classes)).all()):
         raise ArgumentError(
             f"labels must lie in 0 ... {classes - 1}, the model's classes; found {int(labels.min())} ... {int(labels.max())}"
@@ -361,12 +364,14 @@ def check_classifier(shape: Shape) -> int:
 
 
 def check_something_is_asked(idle: Tensor, sentence: str) -> None:
+    """Refuse a specification that asks nothing of some example. sentence: has a place for which one."""
     empty = idle.all(1).nonzero().flatten().tolist()
     if empty:
         raise ArgumentError(sentence.format("every example" if len(idle) == 1 else f"example {empty[0]}"))
 
 
 def whole_numbers(values: object, name: str, dims: tuple[int, ...]) -> Tensor:
+    """What the user gave, as a tensor of int64 with one of these numbers of dimensions."""
     given = as_given(values, name)
     if given.dtype not in _INTEGERS:
         raise ArgumentError(f"{name} must be integer class numbers, got {given.dtype}")
@@ -376,6 +381,7 @@ def whole_numbers(values: object, name: str, dims: tuple[int, ...]) -> Tensor:
 
 
 def as_given(values: object, name: str) -> Tensor:
+    """What the user gave, as a tensor; refuses what cannot be one. Numbers of Python become float64."""
     if isinstance(values, Tensor):
         return values
     if isinstance(values, str | bytes | type) or values is None:
@@ -390,6 +396,7 @@ def as_given(values: object, name: str) -> Tensor:
 
 
 def dimensions(dims: tuple[int, ...]) -> str:
+    """These numbers of dimensions in words, such as "1 or 2 dimensions"."""
     return " or ".join(str(d) for d in dims) + (" dimension" if dims == (1,) else " dimensions")
 
 
