@@ -41,9 +41,9 @@ class SteepDual(CurvedDual):
         return found.amin(0), found.amax(0)
 
     def _chord(self, start: Tensor, end: Tensor, touching: Tensor, near: Tensor) -> Tensor:
-        """The slope of the chord, or the derivative where its ends are so close that rounding of the values would show in the slope.
+        """Slope between two points of the curve; that of the tangent at `touching` if they are near.
 
-        How close that is depends on how large the ends are, since nothing bounds the derivative.
+        How large the values are does not matter: what rounding does to the slope, times the run, is rounding of the values.
         """
         run, scale = end - start, torch.maximum(start.abs(), end.abs()).detach()
         close = run.abs() <= torch.maximum(near, torch.finfo(run.dtype).eps ** 0.5 * scale)
