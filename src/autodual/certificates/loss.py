@@ -67,14 +67,19 @@ class RobustCrossEntropy(nn.Module):
 
     def worst_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         """[N, C]: upper bounds on z_j - z_label; zero at the label."""
-        return self.both_scores(x, labels, draws)[1]
+        dual, labels = self._dual(x, labels)
+        return self.worst_over(dual, self.ball.around(x), labels, draws)
 
     def both_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
         """The model's scores at x itself, and the worst ones; batch normalisation sees the batch once."""
+        dual, labels = self._dual(x, labels)
+        return dual.forward(x), self.worst_over(dual, self.ball.around(x), labels, draws)
+
+    def _dual(self, x: Tensor, labels: Tensor) -> tuple[DualNetwork, Tensor]:
+        """Dual layers, with the statistics of x where batch normalisation uses some, and the labels; all arguments are checked."""
         network, labels = self.checked(x, labels)
         self._check_units(x)
-        dual = build(network, x if uses_batch_statistics(self.model) else None)
-        return dual.forward(x), self.worst_over(dual, self.ball.around(x), labels, draws)
+        return build(network, x if uses_batch_statistics(self.model) else None), labels
 
     def checked(self, x: Tensor, labels: Tensor) -> tuple[Network, Tensor]:
         """The captured model, and the labels [N] as whole numbers; refuses what cannot be bounded."""
