@@ -20,9 +20,6 @@ Shape: TypeAlias = tuple[int, ...]
 """Shape of one example: the batch dimension is never part of it."""
 
 
-CERTIFYING_DTYPES = (torch.float32, torch.float64)
-
-
 def merge_leading(a: Tensor) -> Tensor:
     """[R, N, *shape] -> [R * N, *shape]."""
     return a.flatten(0, 1)
@@ -76,11 +73,6 @@ def values_at_hand(a: Tensor) -> bool:
     return a.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def needs_gradient(a: Tensor) -> bool:
-    """Whether what is computed from `a` is to be differentiated."""
-    return a.requires_grad and torch.is_grad_enabled()
-
-
 def stacked(like: Tensor, k: int) -> Tensor:
     """Memory for k tensors with the shape and the layout of `like` [N, *shape]."""
     if like.dim() == 4 and like.stride(1) == 1 and like.shape[1] > 1:
@@ -114,12 +106,6 @@ def added(terms: list[Tensor]) -> Tensor:
 def put_at(values: Tensor, units: Tensor, some: Tensor) -> Tensor:
     """Returns values [N, *shape] with others, [N or 1, len(units)], at some units."""
     return flat(values, 1).index_copy(1, units, some.expand(len(values), -1)).reshape(values.shape)
-
-
-def safe_sqrt(a: Tensor) -> Tensor:
-    """Square root whose gradient at zero is zero instead of infinite."""
-    positive = a > 0
-    return torch.where(positive, torch.where(positive, a, 1.0).sqrt(), torch.zeros_like(a))
 
 
 @contextlib.contextmanager

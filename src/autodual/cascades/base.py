@@ -18,10 +18,9 @@ from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCertificate, Json, Saved, read_record, save
 from autodual.cascades.stage import Stage, check_models, open_stages
-from autodual.certificates.attacks import Seen, descend
-from autodual.certificates.proof import describe
-from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import check_ball, check_engine, check_input, check_perturbation, check_problem
+from autodual.certificates.certificate import describe
+from autodual.certificates.descent import Seen, descend
+from autodual.engines.prepare import check_ball, check_input, check_perturbation, check_problem, require_engine
 from autodual.engines.results import BoundEngine
 from autodual.sets import LinfBall, Perturbation
 from autodual.spec import check_label_range
@@ -94,8 +93,7 @@ class Combination(ABC):
                 f"ball.eps must be one number for all inputs of a combination of models, got shape {tuple(ball.eps.shape)}"
             )
         self.ball = ball
-        self.engine = Dual() if engine is None else engine
-        check_engine(self.engine)
+        self.engine = require_engine(engine)
 
     def around(self, ball: Perturbation) -> Self:
         """The combination of the same models under another perturbation."""
@@ -163,8 +161,7 @@ class Combination(ABC):
         tell: hears after every step which part of the work is done at least, and may end it by an error of its own.
         """
         effort = SearchEffort(steps, restarts, generator)
-        guide = self.engine if guide is None else guide
-        check_engine(guide)
+        guide = require_engine(self.engine if guide is None else guide)
         labels = check_problem(x, labels, self.ball)
         with torch.inference_mode(False):
             x, labels = x.detach().clone(), labels.clone()

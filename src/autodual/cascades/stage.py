@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.certificates.proof import look, prove_rows
 from autodual.certificates.proof import prove as prove_question
+from autodual.certificates.proof import prove_in_double, prove_rows
 from autodual.dual import DualNetwork
 from autodual.engines.effort import COPIES, Budget
 from autodual.engines.ibp import IBP
@@ -166,7 +166,7 @@ class Stage:
 
     def _lower_in_double(self, x: Tensor, spec: Spec, some: Tensor) -> Lower | None:
         """Bounds on the rows of `spec` for some examples, in float64; None where they cannot be had."""
-        proof = look(self.prepared, x, spec, self.ball, self.engine, some)
+        proof = prove_in_double(self.prepared, x, spec, self.ball, self.engine, some)
         return None if proof is None else self._checked(proof, x[some])
 
     def _checked(self, proof: Proof | ProbableProof, x: Tensor) -> Lower:

@@ -110,7 +110,7 @@ def certify(
         raise ArgumentError(f"--timeout must be more than 0 seconds, got {timeout:g}; leave it out for no limit")
     for name in probability or {} if engine != "high-probability" else {}:
         raise ArgumentError(f"--{name} is for --engine high-probability; no other is random")
-    from autodual.certificates.proof import in_words
+    from autodual.certificates.certificate import in_words
     from autodual.engines import HighProbability
     from autodual.evaluation.judge import (
         ENGINES,
@@ -332,7 +332,7 @@ def attack(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
-    from autodual.certificates.proof import in_words
+    from autodual.certificates.certificate import in_words
     from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 

@@ -133,7 +133,7 @@ class Display:
         done, total = at.epoch * at.batches + at.batch, at.epochs * at.batches
         if not self._due(done == total):
             return
-        from autodual.certificates.proof import fraction
+        from autodual.certificates.certificate import fraction
 
         loss, robust, wrong, robust_loss, standard_loss = at.summary.tolist()
         losses = _losses(loss, robust_loss, standard_loss)

@@ -24,8 +24,7 @@ from torch import Tensor, fx, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.arithmetic import DualScale
-from autodual.dual.base import AffineDual, Band, ElementwiseDual, Lines
-from autodual.dual.building import number, parameter, register, rewrite
+from autodual.dual.base import AffineDual, Band, ElementwiseDual, Lines, number, parameter, register, rewrite
 from autodual.dual.curved import CurvedDual
 from autodual.graph import Call, Operand, depends
 from autodual.interval import Interval
@@ -42,7 +41,10 @@ class SteepDual(CurvedDual):
         return found.amin(0), found.amax(0)
 
     def _chord(self, start: Tensor, end: Tensor, touching: Tensor, near: Tensor) -> Tensor:
-        """As for other curves, but however large values are: what rounding does to the slope, times the run, is rounding of them."""
+        """Slope between two points of the curve; that of the tangent at `touching` if they are near.
+
+        How large the values are does not matter: what rounding does to the slope, times the run, is rounding of the values.
+        """
         run, scale = end - start, torch.maximum(start.abs(), end.abs()).detach()
         close = run.abs() <= torch.maximum(near, torch.finfo(run.dtype).eps ** 0.5 * scale)
         steep = (self.value(end) - self.value(start)) / torch.where(close, torch.ones_like(run), run)

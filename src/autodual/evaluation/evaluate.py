@@ -19,7 +19,7 @@ from autodual._files import replacing, write_json
 from autodual._tensor import full_precision
 from autodual.cascades.records import CascadeCertificate
 from autodual.certificates import attack, certified_radius
-from autodual.certificates.proof import describe
+from autodual.certificates.certificate import describe
 from autodual.data import Examples, ImageData
 from autodual.engines import BoundEngine, Dual
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, judge, judge_to_file

@@ -18,8 +18,7 @@ from autodual._files import check_plain, in_one_line, read_content, read_json
 from autodual.cascades import Combination
 from autodual.cascades.records import Answers, CascadeCertificate
 from autodual.certificates import Certificate, HighProbabilityCertificate, certify
-from autodual.certificates.certificate import collapse
-from autodual.certificates.proof import describe
+from autodual.certificates.certificate import collapse, describe
 from autodual.data import Examples
 from autodual.engines import IBP, AlphaCrown, BestOf, BoundEngine, Crown, Dual, HighProbability
 from autodual.engines.effort import TimeLimitError

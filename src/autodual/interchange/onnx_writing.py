@@ -20,8 +20,7 @@ from autodual._errors import ArgumentError, UnsupportedOperationError
 from autodual._files import replacing
 from autodual._tensor import full_precision
 from autodual.engines.prepare import check_evaluation_mode, check_input, check_placement
-from autodual.graph import Call, Network, Operand
-from autodual.graph import capture as capture_with
+from autodual.graph import Call, Network, Operand, capture_graph
 from autodual.graph.registry import Registry
 from autodual.interchange.layers import ENTRYWISE, PAIRWISE, REDUCTIONS
 from autodual.interchange.onnx_file import onnx_package
@@ -65,7 +64,7 @@ def save_onnx(model: nn.Module, path: Path | str, example: Tensor) -> None:
 
 def _captured(model: nn.Module, example: Tensor) -> Network:
     try:
-        return capture_with(model, example, WRITERS)
+        return capture_graph(model, example, WRITERS)
     except UnsupportedOperationError as error:
         where = str(error).split(" has no dual layer")[0]
         raise UnsupportedOperationError(f"{where} cannot be written as ONNX; see docs/onnx.md for what can") from None
