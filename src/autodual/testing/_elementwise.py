@@ -54,6 +54,7 @@ class ElementwiseCheck:
         with torch.no_grad():
             values = self.layer.value(points)
             self._sound(z, points, values)
+            self._beyond(z, points, values)
             if self.tightness is not None and self.layer.has_band:
                 self._tight_band(z, points, values, self.tightness)
             if self.lines_tightness is not None:
@@ -80,9 +81,27 @@ class ElementwiseCheck:
         for kind, lines in self._relaxations(z).items():
             self._contains(lines, z, points, values, kind)
 
+    def _beyond(self, z: Interval, points: Tensor, values: Tensor) -> None:
+        """Bounds of an interval that reaches out of the domain hold inside, or are infinite."""
+        reach, farther = 1 + z.width, list[Interval]()
+        if self.domain[0] > -torch.inf:
+            farther.append(Interval(z.lower - reach, z.upper))
+        if self.domain[1] < torch.inf:
+            farther.append(Interval(z.lower, z.upper + reach))
+        for beyond in farther:
+            for kind, lines in self._relaxations(beyond).items():
+                self._contains(_harmless_lines(lines), beyond, points, values, f"{kind} beyond the domain")
+
     def _relaxations(self, z: Interval) -> dict[str, Lines]:
-        found = {"lines": self.layer.lines(z)}
-        return found | {"band": _edges(self.layer.band(z))} if self.layer.has_band else found
+        layer = self.layer
+        found = {"lines": layer.lines(z)}
+        if layer.has_band:
+            found["band"] = _edges(layer.band(z))
+        free = layer.free_slopes(z)
+        if free is not None:
+            found["smallest free slopes"] = layer.lines_with(z, free.lower.lower, free.upper.lower)
+            found["largest free slopes"] = layer.lines_with(z, free.lower.upper, free.upper.upper)
+        return found
 
     def _contains(self, lines: Lines, z: Interval, points: Tensor, values: Tensor, kind: str) -> None:
         l, u = z.lower.double(), z.upper.double()  # noqa: E741
@@ -145,9 +164,9 @@ class ElementwiseCheck:
             flat = torch.zeros_like(image.lower)
             found = self._relaxations(z) | {"image": Lines(flat, image.lower, flat, image.upper)}
         for kind, lines in found.items():
-            below = _harmless(lines.lower_slope, lines.lower_offset, -1)
-            harmless = Lines(*below, *_harmless(lines.upper_slope, lines.upper_offset, 1))
-            self._contains(harmless, reachable, points.double(), values, f"{kind} on an unbounded interval")
+            self._contains(
+                _harmless_lines(lines), reachable, points.double(), values, f"{kind} on an unbounded interval"
+            )
 
     def _nan(self) -> None:
         """NaN never becomes a finite bound."""
@@ -260,6 +279,11 @@ def _of_one_entry(*parts: Tensor) -> tuple[Tensor, ...]:
 def _edges(band: Band) -> Lines:
     """A band as two lines."""
     return Lines(band.slope, band.centre - band.radius, band.slope, band.centre + band.radius)
+
+
+def _harmless_lines(lines: Lines) -> Lines:
+    below = _harmless(lines.lower_slope, lines.lower_offset, -1)
+    return Lines(*below, *_harmless(lines.upper_slope, lines.upper_offset, 1))
 
 
 def _harmless(slope: Tensor, offset: Tensor, sign: int) -> tuple[Tensor, Tensor]:
