@@ -134,7 +134,7 @@ def known_functions() -> dict[str, list[str]]:
 
 def _registered() -> list[Any]:
     import autodual.dual
-    from autodual.dual.building import REGISTRY
+    from autodual.dual.base import REGISTRY
 
     assert autodual.dual.__doc__  # all families are imported
     return [*dict.fromkeys([*REGISTRY.builders, *REGISTRY.rewrites])]

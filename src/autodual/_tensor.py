@@ -20,9 +20,6 @@ Shape: TypeAlias = tuple[int, ...]
 """Shape of one example: the batch dimension is never part of it."""
 
 
-CERTIFYING_DTYPES = (torch.float32, torch.float64)
-
-
 def merge_leading(a: Tensor) -> Tensor:
     """[R, N, *shape] -> [R * N, *shape]."""
     return a.flatten(0, 1)
@@ -76,11 +73,6 @@ def values_at_hand(a: Tensor) -> bool:
     return a.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def needs_gradient(a: Tensor) -> bool:
-    """Whether what is computed from `a` is to be differentiated."""
-    return a.requires_grad and torch.is_grad_enabled()
-
-
 def stacked(like: Tensor, k: int) -> Tensor:
     """Memory for k tensors with the shape and the layout of `like` [N, *shape]."""
     if like.dim() == 4 and like.stride(1) == 1 and like.shape[1] > 1:
@@ -116,12 +108,6 @@ def select(values: Tensor, examples: Tensor) -> Tensor:
     if not channels_lie_inside(values):
         return values.index_select(0, examples)
     return values.movedim(1, -1).index_select(0, examples).movedim(-1, 1)
-
-
-def safe_sqrt(a: Tensor) -> Tensor:
-    """Square root whose gradient at zero is zero instead of infinite."""
-    positive = a > 0
-    return torch.where(positive, torch.where(positive, a, 1.0).sqrt(), torch.zeros_like(a))
 
 
 @contextlib.contextmanager

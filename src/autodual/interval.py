@@ -29,9 +29,11 @@ class Interval:
 
     @property
     def centre(self) -> Tensor:
+        apart = self.lower / 2 + self.upper / 2
+        if torch.is_grad_enabled():  # a training step: less work, and the same but for denormal numbers
+            return apart
         middle = (self.lower + self.upper) / 2
-        apart = self.lower / 2 + self.upper / 2  # only the sum may have overflowed
-        return torch.where(middle.isinf(), apart, middle)
+        return torch.where(middle.isinf(), apart, middle)  # only the sum may have overflowed
 
     @property
     def radius(self) -> Tensor:

@@ -100,11 +100,11 @@ def test_a_rule_that_asks_for_too_little_is_found(hunt: ModuleType, monkeypatch:
 def test_a_factor_that_is_taken_for_exact_is_found(hunt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     from hunting.check import Shrinker
 
-    from autodual.dual import building
+    from autodual.engines import prepare
 
     shrinker, seeds = Shrinker(0.5), range(40)
     assert not any(hunt.try_seed("faint", seed, shrinker)[1] for seed in seeds)
-    monkeypatch.setattr(building, "_near", lambda exact, rounded: torch.ones_like(exact, dtype=torch.bool))
+    monkeypatch.setattr(prepare, "_near", lambda exact, rounded: torch.ones_like(exact, dtype=torch.bool))
     assert any(hunt.try_seed("faint", seed, shrinker)[1] for seed in seeds)
 
 

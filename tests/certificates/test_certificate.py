@@ -29,7 +29,9 @@ def made(
         output=torch.eye(3, dtype=DOUBLE)[[predicted]],
         question=ad.Label(torch.tensor([0])).put(torch.zeros(1, 1), (3,)),
         where="at l-infinity 0.1",
-        subject=Subject.of("network", "inputs", "LinfBall(eps=0.1)", "Dual()", torch.zeros(1, dtype=DOUBLE)),
+        subject=Subject.of(
+            "network", "inputs", ad.LinfBall(0.1), ad.Dual(), torch.zeros(1, dtype=DOUBLE), ad.Label([0])
+        ),
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.certificates.attacks import FIRST_STEP, Seen, checkpoints, descend
+from autodual.certificates.descent import FIRST_STEP, Seen, checkpoints, descend
 from small import DOUBLE, batch, mlp, tilted
 
 X = batch(6, 4)

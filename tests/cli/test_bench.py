@@ -20,7 +20,7 @@ from autodual.cli import bench
 from autodual.models import ResidualBlock
 from autodual.runs.config import TrainConfig
 from autodual.speed import trials
-from autodual.speed.problems import PROBLEMS, Problem, authors_network, kept_weights
+from autodual.speed.problems import PROBLEMS, PaperNetwork, authors_network, kept_weights
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -31,7 +31,7 @@ SHORT = ("digits", "--seconds", "0", "--batch", "6", "--k", "4", "--device", "cp
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more network, which takes milliseconds, ceilings that do, and no code of the authors."""
-    monkeypatch.setitem(PROBLEMS, "digits", Problem("Digits", DIGITS))
+    monkeypatch.setitem(PROBLEMS, "digits", PaperNetwork("Digits", DIGITS))
     monkeypatch.setattr(trials, "ceilings", partial(trials.ceilings, copied=1 << 16, width=32))
     monkeypatch.setattr(bench, "NETWORKS", (*bench.NETWORKS, "digits"))
     monkeypatch.setattr(trials, "BUSY", 100.0)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from autodual.cli.options import checked
-from autodual.runs.config import check_ramp, in_epochs, read_yaml
+from autodual.runs.config import read_yaml
+from autodual.runs.schedule import check_ramp, in_epochs
 
 Call = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]

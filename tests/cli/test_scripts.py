@@ -18,8 +18,8 @@ import typer
 
 import autodual
 from autodual.cli.app import command_line
-from autodual.cli.completion import DATASETS, MODELS
-from autodual.cli.models import SHOWN, USUAL
+from autodual.cli.catalogue import SHOWN, USUAL
+from autodual.cli.options import DATASETS, MODELS
 from autodual.data.known import KNOWN
 from autodual.evaluation.judge import ENGINES
 from autodual.evaluation.processes import StoppedError

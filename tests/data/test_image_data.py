@@ -102,7 +102,7 @@ def test_digest_sees_everything_but_the_name() -> None:
         ({"images": torch.zeros(3, 1, 2, 2, dtype=torch.int64)}, "bytes or floats"),
         ({"images": torch.zeros(0, 1, 2, 2)}, "no images"),
         ({"labels": torch.zeros(9, dtype=torch.int64)}, "one for each of the 10 images"),
-        ({"labels": torch.zeros(10)}, "must be int64"),
+        ({"labels": torch.zeros(10)}, "must be integers"),
         ({"labels": torch.tensor([0, 1, 2, 3, 0, 0, 0, 0, 0, 7])}, r"label 3 of image 3 is outside 0..2.*2 of 10"),
         ({"labels": torch.full((10,), -1)}, "label -1 of image 0"),
         ({"labels": torch.zeros(10, dtype=torch.int64, device="meta")}, "images are on cpu, labels on meta"),
@@ -115,6 +115,12 @@ def test_digest_sees_everything_but_the_name() -> None:
 def test_bad_records_are_refused(spoilt: dict, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         record(**spoilt)
+
+
+def test_labels_of_any_integer_type() -> None:
+    labels = record().labels
+    assert torch.equal(record(labels=labels.to(torch.int32)).labels, labels)
+    assert record(labels=labels.to(torch.uint8)).digest() == record().digest()
 
 
 @pytest.mark.gpu

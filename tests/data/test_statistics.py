@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from autodual.data import ImageData, any_mean_std, load, mean_std
-from autodual.data import images as module
+from autodual.data import known as module
 from autodual.models import Normalize
 
 

@@ -113,7 +113,7 @@ class TestOffline:
     def test_every_module_of_the_registry_is_listed(self) -> None:
         """In a process of its own: other tests register operations, too."""
         program = (
-            "import json, runpy; tables = runpy.run_path('docs/hooks/tables.py'); from autodual.dual.building import REGISTRY; "
+            "import json, runpy; tables = runpy.run_path('docs/hooks/tables.py'); from autodual.dual.base import REGISTRY; "
             "names = [each.__name__ for each in (*REGISTRY.builders, *REGISTRY.rewrites) if isinstance(each, type)]; "
             "page = tables['on_page_markdown'](open('docs/capture.md', encoding='utf-8').read()); "
             "print(json.dumps([names, page, tables['paragraph']()]))"

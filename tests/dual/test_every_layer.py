@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.dual import REGISTRY, build
 from autodual.engines.prepare import dual_network
-from autodual.graph import capture
+from autodual.graph import capture_graph
 from autodual.graph.registry import Registry
 from autodual.testing import check_dual_layer
 from generators import radii_from_streams
@@ -514,7 +514,7 @@ def test_every_registered_operation_has_a_case() -> None:
     for case in CASES:
         x = torch.zeros(2, *_shape(case))
         with torch.no_grad():
-            build(capture(_as_module(case.make()).float().eval(), x, registry))
+            build(capture_graph(_as_module(case.make()).float().eval(), x, registry))
     missing = [t.__name__ for t, work in (*BUILDERS.items(), *REWRITES.items()) if work not in used]
     assert not missing, f"registered, but in no case: {', '.join(missing)}"
 

@@ -16,7 +16,7 @@ from autodual.engines.prepare import dual_network
 from autodual.engines.results import Preactivations
 from autodual.engines.streams import StreamPass, draw, read
 from autodual.sets import norm_of
-from autodual.sets.norms import L2
+from autodual.sets.input_sets import L2
 from generators import radii_from_streams
 
 BALLS = [ad.LinfBall(0.05), ad.LinfBall(0.1, clip=(0.0, 1.0)), ad.L2Ball(0.4)]

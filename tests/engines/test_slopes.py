@@ -127,6 +127,27 @@ class TestFreeSlopes:
         assert free.upper.lower is free.upper.upper
 
 
+class _Softmax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x.softmax(1)
+
+
+@pytest.mark.parametrize("engine", [ad.AlphaCrown(steps=5), ad.Crown(lower="zero"), ad.Crown(lower="one")], ids=repr)
+def test_lines_of_a_reciprocal_hold_where_bounds_reach_below_its_domain(engine: ad.BoundEngine) -> None:
+    """The sum of exponentials in a softmax is at least 1, but its lower bound may be negative."""
+    model = nn.Sequential(nn.Linear(2, 3), _Softmax(), nn.Linear(3, 2)).to(DOUBLE).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1, 4], [4, -3], [3, 2]]))
+        model[0].bias.copy_(torch.tensor([-3, 1, 1]))
+        model[2].weight.copy_(torch.tensor([[2, 2, 1], [1, -2, 3]]))
+        model[2].bias.zero_()
+    found = ad.bounds(model, ad.LinfBall(1.0).around(torch.zeros(1, 2, dtype=DOUBLE)), engine).output
+    steps = torch.linspace(-1, 1, 41, dtype=DOUBLE)
+    values = model(torch.cartesian_prod(steps, steps))
+    assert (found.lower <= values).all()
+    assert (values <= found.upper).all()
+
+
 class TestLowerSlope:
     @pytest.mark.parametrize("lower", ["zero", "one"])
     def test_of_unstable_relus(self, lower: str) -> None:

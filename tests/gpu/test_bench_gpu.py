@@ -14,7 +14,7 @@ from autodual.kernels import narrow
 from autodual.runs.config import TrainConfig
 from autodual.speed import trials
 from autodual.speed.measure import BFLOAT16, COPY, FLOAT32, TF32, Counting, Peak, Work, ceilings, timed
-from autodual.speed.problems import PROBLEMS, OurSteps, Problem
+from autodual.speed.problems import PROBLEMS, OurSteps, PaperNetwork
 from autodual.training.step import GraphStep
 
 pytestmark = pytest.mark.gpu
@@ -73,7 +73,7 @@ def test_time_and_memory_are_the_gpus_own() -> None:
 
 def test_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), lr=1e-8)
-    monkeypatch.setitem(PROBLEMS, "digits", Problem("Digits", config))
+    monkeypatch.setitem(PROBLEMS, "digits", PaperNetwork("Digits", config))
     monkeypatch.setattr("autodual.cli.bench.NETWORKS", ("digits",))
     monkeypatch.setattr(trials, "ceilings", partial(ceilings, copied=1 << 28, width=2048))
     monkeypatch.setitem(sys.modules, "convex_adversarial", None)

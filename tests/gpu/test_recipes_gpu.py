@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from autodual.data import load
 from autodual.models import initialise_for_intervals
-from autodual.training.averages import Average
 from autodual.training.setup import Pace, make_model, make_objective, make_optimiser, set_lr
-from autodual.training.step import WARM_UP, GraphStep, Step, make_step
+from autodual.training.step import WARM_UP, Average, GraphStep, Step, make_step
 from training.test_waiting import CASES, config_of
 
 pytestmark = pytest.mark.gpu

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, weight_norm
 
 import autodual as ad
-from autodual.graph.digest import LARGE, digest_network, digest_tensors, digesting
+from autodual.dual import REGISTRY
+from autodual.graph.digest import LARGE, digest_network, digest_object, digest_tensors, digesting
 from autodual.graph.network import Network, Node, Ref
+from autodual.sets import Norm
 from small import Net
 from zoo import WILD
 
@@ -290,3 +292,73 @@ def test_a_digest_beside_other_work_is_the_same(entries: int) -> None:
     with digesting(tensors) as digest:
         torch.ones(3).sum()
     assert digest() == digest_tensors(tensors) != digest_tensors(tensors[:1])
+
+
+X, LABELS = torch.tensor([[0.25, 0.5]]), torch.tensor([1])
+OURS: dict[str, Callable[[], Any]] = {
+    "Box": lambda: ad.Box(X, X + 1),
+    "L2Ball": lambda: ad.L2Ball(0.5),
+    "LinfBall": lambda: ad.LinfBall(0.5, clip=(0.0, 1.0)),
+    "set of L1Ball": lambda: ad.L1Ball(0.5).around(X),
+    "Interval": lambda: ad.Interval(X, X + 1),
+    "TopK": lambda: ad.TopK(LABELS, 2),
+    "AllOf": lambda: ad.AllOf([ad.Label(LABELS), ad.Between(upper=3.0)]),
+    "AnyOf": lambda: ad.AnyOf([ad.Positive([[1.0, 2.0]])]),
+    **{
+        name: lambda name=name: next(f for f in REGISTRY.builders if getattr(f, "__name__", "") == name)
+        for name in ("limited_product", "variance_of", "power_above", "log_above", "differences")
+    },
+}
+NOTED = {
+    "Box": "6901e03cbb18a6d1",
+    "L2Ball": "d0cfa6791a48fac6",
+    "LinfBall": "2f7ce8e9ca266da6",
+    "set of L1Ball": "6764dd5301083630",
+    "Interval": "b7b4d32acfe8c40e",
+    "TopK": "2bc48c4bbf92a452",
+    "AllOf": "11a0abaf6cd3ec6e",
+    "AnyOf": "b34613b04fb0676e",
+    "limited_product": "70d2fd2fa69c00a3",
+    "variance_of": "eafde8726bf48f0d",
+    "power_above": "927f6d2a15c3822c",
+    "log_above": "0115d8cb2805ef59",
+    "differences": "7143cd90dc82d06e",
+}
+"""The first digits of these digests, from the time when digests still named the files that things of ours stand in."""
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_certificates_from_the_time_of_files_in_digests_stay_valid(name: str) -> None:
+    assert digest_object(OURS[name]()).startswith(NOTED[name])
+
+
+def moved(value: Any) -> Any:
+    """A function or class that stands in another file now."""
+    value.__module__ = "autodual.elsewhere"
+    return value
+
+
+def test_things_of_ours_may_move_to_another_file() -> None:
+    def make() -> list[Any]:
+        def function(x: Tensor) -> Tensor:
+            return x
+
+        class Set(ad.Box):
+            pass
+
+        function.__module__ = Set.__module__ = "autodual.sets.somewhere"
+        return [function, Set]
+
+    assert [digest_object(v) for v in make()] == [digest_object(moved(v)) for v in make()]
+    assert digest_object(make()[1]) != digest_object(ad.Box)
+
+
+def test_no_two_things_of_ours_that_digests_name_have_one_name() -> None:
+    ours = {name for name in sys.modules if name.startswith("autodual.")}
+    found: list[Any] = [t for t in REGISTRY.builders if getattr(t, "__module__", "") in ours]
+    waiting: list[Any] = [ad.InputSet, ad.Perturbation, ad.Specification, ad.Interval, Norm]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += [kind for kind in found[-1].__subclasses__() if kind.__module__ in ours]
+    names = [value.__qualname__ for value in found]
+    assert len(set(names)) == len(names) > 20

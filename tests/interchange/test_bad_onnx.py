@@ -220,12 +220,14 @@ def test_operators_of_other_domains(tmp_path: Path) -> None:
         lambda g: g("Expand", "x", g.ints(10**6, 10**6, 1, 1, 1, 1)),
         lambda g: g("Resize", "x", "", g.constant([1, 1, 1e6, 1e6])),
         lambda g: g("Conv", "x", g.weights(1, 4, 1, 1), pads=[10**7] * 4),
+        lambda g: g("Conv", "x", g.weights(1, 4, 1, 1), pads=[10**7] * 4, strides=[10**7] * 2),
         lambda g: g("ConvTranspose", "x", g.weights(4, 1, 1, 1), strides=[10**7, 10**7]),
+        lambda g: g("ConvTranspose", "x", g.weights(4, 1, 1, 1), strides=[10**7, 10**7], pads=[25 * 10**6 - 9] * 4),
         lambda g: g("Add", "x", g.weights(100_000, 1, 1, 1, 1)),
         lambda g: g("Gather", "x", g.ints(*[0] * 10**6), axis=0),
     ],
-    ids=["ConstantOfShape", "Expand a constant", "Range", "outer product", "Pad", "Expand", "Resize", "Conv", "ConvTranspose",
-         "broadcast", "Gather"],
+    ids=["ConstantOfShape", "Expand a constant", "Range", "outer product", "Pad", "Expand", "Resize", "Conv", "Conv before strides",
+         "ConvTranspose", "ConvTranspose before it is cut", "broadcast", "Gather"],
 )  # fmt: skip
 def test_tensors_of_any_size_are_not_made(
     write: Callable[[Graph], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

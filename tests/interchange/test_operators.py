@@ -14,8 +14,7 @@ import autodual as ad
 pytest.importorskip("onnx", reason="needs the package onnx: pip install 'autodual[onnx]'")
 
 from autodual.interchange.onnx_file import read_onnx
-from autodual.interchange.onnx_reading import OnnxNetwork, Reference, load_file
-from autodual.interchange.operators import OPERATORS
+from autodual.interchange.onnx_reading import OPERATORS, OnnxNetwork, Reference, load_file
 from interchange.graphs import CASES, Case, Graph, random_graph
 
 

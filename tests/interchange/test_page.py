@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from autodual.cli.verify import EXIT_CODES
-from autodual.interchange.operators import OPERATORS
+from autodual.interchange.onnx_reading import OPERATORS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
 

@@ -133,8 +133,8 @@ def test_a_wrong_file_does_not_take_its_place(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "net.onnx"
     path.write_text("before")
 
-    def wrong(sheet: onnx_writing.Sheet, call: object, operands: list[str]) -> str:
-        return sheet.add("LeakyRelu", operands[0], alpha=0.01)
+    def wrong(at: onnx_writing.Writing) -> str:
+        return at.add("LeakyRelu", alpha=0.01)
 
     monkeypatch.setitem(onnx_writing.WRITERS.builders, nn.ReLU, wrong)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import autodual as ad
 from autodual.kernels import median
-from autodual.kernels.median import LARGEST_NETWORK, correction, newton_scale
+from autodual.kernels.median import correction, newton_scale
+from autodual.kernels.selection import LARGEST_NETWORK
 
 COUNTS = [1, 2, 3, 10, 50, LARGEST_NETWORK + 1]
 KINDS = [

@@ -1,15 +1,14 @@
 """The hand-written pieces of a stream equal the plain ones: medians, passing an activation, and turned angles."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from autodual._tensor import channels_inside
-from autodual.kernels import median
-from autodual.kernels.median import LARGEST_NETWORK, median_of_sizes, selection_network
+from autodual.kernels.median import median_of_sizes
+from autodual.kernels.selection import LARGEST_NETWORK
 from autodual.kernels.stream import Angles, fresh_stream, pass_and_add
 
 
@@ -26,31 +25,10 @@ def test_median_of_zeros_and_ones_sorts_everything() -> None:
     assert torch.equal(median_of_sizes(samples), samples.sort(0).values[4])
 
 
-def test_a_compiler_calls_the_selection_network_and_does_not_trace_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    @torch.compiler.assume_constant_result
-    def marked() -> None: ...
-
-    assert vars(selection_network) == vars(marked)  # what median.py writes itself, not to import the compiler
-
-    def untraceable(k: int) -> Any:
-        torch._dynamo.graph_break()  # an error if it is traced; nothing if it is called
-        return ((0, 1, True, False),)
-
-    monkeypatch.setattr(median, "_selection_network", untraceable)
-    torch.compiler.reset()
-    compiled = torch.compile(median.middle_in_plain_operations, fullgraph=True, backend="eager")
-    assert compiled(torch.tensor([-2.0, 1.0])) == 1.0
-
-
 def test_median_keeps_nan() -> None:
     samples = torch.randn(20, 20)
     samples.fill_diagonal_(torch.nan)
     assert bool(median_of_sizes(samples).isnan().all())
-
-
-def test_the_network_for_few_values_is_short() -> None:
-    assert len(selection_network(10)) < 32  # Batcher's network for ten
-    assert selection_network(1) == ()
 
 
 def test_gradient_goes_to_the_middle_sample_with_its_sign() -> None:

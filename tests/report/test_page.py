@@ -12,7 +12,7 @@ from synthetic_run import AS_RUN, EXAMPLES, config, epoch_line, write_run
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.report import write_report
-from autodual.report.page import _chapter, _template, compare
+from autodual.report.page import _chapter, _template, comparison_of
 from autodual.report.run import read_run
 from autodual.runs.folder import Run
 from autodual.runs.records import plain
@@ -334,7 +334,7 @@ def test_values_of_another_kind_never_stop_the_page(run: Path, value: object, mo
             damaged += file in found.problems
             if file not in found.problems or damaged == 1:
                 _chapter(0, [found] * 2)
-                compare([found] * 2)
+                comparison_of([found] * 2)
         (run / file).write_text(json.dumps(dict.fromkeys(saved, value)))
         page_of(run)
         (run / file).write_text(json.dumps(saved))

@@ -11,9 +11,9 @@ import pytest
 from pages import change, page_of
 from synthetic_run import EPS, config, epoch_line, write_run
 
+from autodual.report.blocks import clopper_pearson, interval, likely, size
 from autodual.report.plots import Axis, Points, Series, line_chart, stairs
 from autodual.report.sections.curves import Curve, History
-from autodual.report.words import clopper_pearson, interval, likely, size
 from autodual.runs.records import Evaluation, parse
 
 pytest.importorskip("jinja2", reason="the report needs Jinja2")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from autodual.reproduce.campaign import BEST, BY_NAME, ROWS, SEEDED, SIZES, Campaign, Row, Task, chosen_tasks
-from autodual.runs.config import TrainConfig, in_epochs, read_yaml
+from autodual.runs.config import TrainConfig, read_yaml
+from autodual.runs.schedule import in_epochs
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

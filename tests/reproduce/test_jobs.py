@@ -12,7 +12,7 @@ import pytest
 from autodual.evaluation.processes import Watch
 from autodual.reproduce import jobs
 from autodual.reproduce.campaign import Campaign, Phase, Task
-from autodual.reproduce.jobs import Clock, run_in_turn, run_side_by_side
+from autodual.reproduce.jobs import Deadline, run_in_turn, run_side_by_side
 from autodual.runs.config import dump_yaml, read_yaml
 
 from .conftest import OTHER, ROW, kept
@@ -21,7 +21,7 @@ from .conftest import OTHER, ROW, kept
 def test_a_job_that_fails_is_told_by_its_last_line(campaign: Campaign) -> None:
     _break(campaign, OTHER)
     said: list[str] = []
-    outcome = run_side_by_side(campaign, [Task(OTHER)], Clock(), 2, said.append)
+    outcome = run_side_by_side(campaign, [Task(OTHER)], Deadline(), 2, said.append)
     assert said[0] == f"{OTHER}: begun; see {campaign.log(Task(OTHER))}"
     assert list(outcome.failed) == [Task(OTHER)]
     assert "no-such-data" in outcome.failed[Task(OTHER)]
@@ -33,7 +33,7 @@ def test_two_jobs(campaign: Campaign) -> None:
     """One of them fails."""
     _break(campaign, OTHER)
     said: list[str] = []
-    outcome = run_side_by_side(campaign, [Task(ROW), Task(OTHER)], Clock(), 2, said.append)
+    outcome = run_side_by_side(campaign, [Task(ROW), Task(OTHER)], Deadline(), 2, said.append)
     assert said[:2] == [f"{row}: begun; see {campaign.log(Task(row))}" for row in (ROW, OTHER)]
     assert outcome.left == []
     assert "no-such-data" in outcome.failed.pop(Task(OTHER))
@@ -42,31 +42,31 @@ def test_two_jobs(campaign: Campaign) -> None:
     assert record["complete"]
     assert record["training"]["side_by_side"] == 2
     assert any(line.startswith(f"{ROW}: done: robust error") for line in said)
-    assert run_side_by_side(campaign, [Task(ROW)], Clock(), 2, said.append).left == []
+    assert run_side_by_side(campaign, [Task(ROW)], Deadline(), 2, said.append).left == []
     assert said[-1] == f"{ROW}: done already"
 
 
 def test_in_turn_one_that_fails_is_passed_over(campaign: Campaign) -> None:
     _break(campaign, OTHER)
-    outcome = run_in_turn(campaign, [Task(OTHER), Task(ROW)], Clock(), Watch, lambda line: None)
+    outcome = run_in_turn(campaign, [Task(OTHER), Task(ROW)], Deadline(), Watch, lambda line: None)
     assert list(outcome.failed) == [Task(OTHER)]
     assert campaign.progress(Task(ROW)).step == Phase.DONE
 
 
 def test_within_a_time_limit(campaign: Campaign) -> None:
     said: list[str] = []
-    late = Clock.within(0.0, lambda: False)
+    late = Deadline.within(0.0, lambda: False)
     outcome = run_in_turn(campaign, [Task(ROW), Task(OTHER)], late, lambda: Watch(stop=late.stop), said.append)
     assert (outcome.left, said) == ([Task(ROW), Task(OTHER)], [])
     assert campaign.progress(Task(ROW)).step == Phase.NOT_RUN
     assert run_side_by_side(campaign, [Task(ROW)], late, 2, said.append).left == [Task(ROW)]
     asked = itertools.count()
     outcome = run_in_turn(
-        campaign, [Task(ROW), Task(OTHER)], Clock(), lambda: Watch(stop=lambda: next(asked) > 4), said.append
+        campaign, [Task(ROW), Task(OTHER)], Deadline(), lambda: Watch(stop=lambda: next(asked) > 4), said.append
     )
     assert outcome.left == [Task(ROW), Task(OTHER)]
     assert said == [f"{ROW}: stopped at epoch 1 of 2; the same command goes on from there"]
-    outcome = run_in_turn(campaign, [Task(ROW)], Clock.within(5.0, lambda: False), Watch, said.append)
+    outcome = run_in_turn(campaign, [Task(ROW)], Deadline.within(5.0, lambda: False), Watch, said.append)
     assert outcome.left == []
     assert campaign.progress(Task(ROW)).step == Phase.DONE
 
@@ -81,7 +81,7 @@ def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign, mon
     said: list[str] = []
     tasks = [Task(ROW), Task(OTHER), Task(ROW, seed=1)]
     started = time.monotonic()
-    outcome = run_side_by_side(campaign, tasks, Clock(asked=lambda: len(said) >= 2), 2, said.append)
+    outcome = run_side_by_side(campaign, tasks, Deadline(asked=lambda: len(said) >= 2), 2, said.append)
     assert time.monotonic() - started < 20
     assert outcome.failed == {}
     assert set(outcome.left) == set(tasks)
@@ -90,10 +90,10 @@ def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign, mon
 
 def test_processes_that_start_later_end_at_the_same_time() -> None:
     now = time.time()
-    assert 9 < Clock.within(None, lambda: False, now + 10).left() <= 10
-    assert 5 < Clock.within(0.1, lambda: False, now + 10).left() <= 6
-    assert Clock.within(1.0, lambda: False, now - 1).stop()
-    assert not Clock.within(None, lambda: False).stop()
+    assert 9 < Deadline.within(None, lambda: False, now + 10).left() <= 10
+    assert 5 < Deadline.within(0.1, lambda: False, now + 10).left() <= 6
+    assert Deadline.within(1.0, lambda: False, now - 1).stop()
+    assert not Deadline.within(None, lambda: False).stop()
 
 
 def _break(campaign: Campaign, row: str) -> None:

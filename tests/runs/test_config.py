@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import autodual as ad
-from autodual.runs.config import TrainConfig, dump_yaml, eps_at, lr_at, read_yaml
+from autodual.runs.config import TrainConfig, dump_yaml, read_yaml
+from autodual.runs.schedule import eps_at, lr_at
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 

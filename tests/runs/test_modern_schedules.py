@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import autodual as ad
-from autodual.runs.config import TrainConfig, check_ramp, crown_weight_at, eps_at, lr_at, regularise_at, weight_at
+from autodual.runs.config import TrainConfig
+from autodual.runs.schedule import check_ramp, crown_weight_at, eps_at, lr_at, regularise_at, weight_at
 
 BATCHES = 7
 SMOOTH = TrainConfig(eps=0.2, epochs=10, eps_schedule="smooth", warm_up=2, eps_epochs=6, train_eps_factor=1.5)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import autodual as ad
-from autodual.runs.config import TrainConfig, check_ramp, eps_at, lr_at, read_yaml
-from autodual.runs.recipes import RECIPES, ROWS, options, written
+from autodual.runs.config import TrainConfig, read_yaml
+from autodual.runs.recipes import COMPARED_ROWS, RECIPES, options, written
+from autodual.runs.schedule import check_ramp, eps_at, lr_at
 
 ROOT = Path(__file__).parents[2] / "configs"
 FILES = [(name, row) for name, recipe in RECIPES.items() for row in recipe.rows]
@@ -22,7 +23,7 @@ def test_every_file_is_that_of_a_row_of_a_recipe() -> None:
 
 @pytest.mark.parametrize(("name", "row"), FILES, ids=lambda v: v)
 def test_rows_parse_end_at_eps_and_say_where_they_are_from(name: str, row: str) -> None:
-    dataset, eps = ROWS[row]
+    dataset, eps = COMPARED_ROWS[row]
     config = TrainConfig.from_mapping(options(name, dataset, eps))
     check_ramp(config)
     assert (config.dataset, config.norm) == (dataset, "linf")
@@ -32,11 +33,11 @@ def test_rows_parse_end_at_eps_and_say_where_they_are_from(name: str, row: str) 
     assert TrainConfig.from_mapping(options(name, dataset, config.eps)) == config
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", COMPARED_ROWS)
 def test_the_papers_recipe_is_the_config_of_its_row(row: str) -> None:
     stem = row.replace("mnist-", "mnist-large-").replace("cifar-", "cifar-large-")
     expected = TrainConfig.from_mapping(read_yaml(ROOT / f"{stem}.yaml"))
-    found = TrainConfig.from_mapping(options("paper", *ROWS[row]))
+    found = TrainConfig.from_mapping(options("paper", *COMPARED_ROWS[row]))
     assert found.with_changes(eps=expected.eps) == expected
     assert found.eps == pytest.approx(expected.eps)
 
@@ -52,7 +53,7 @@ def test_a_published_schedule() -> None:
 
 def test_schedules_shrink_with_the_epochs() -> None:
     for name, row in FILES:
-        check_ramp(TrainConfig.from_mapping({**options(name, *ROWS[row]), "epochs": 8}))
+        check_ramp(TrainConfig.from_mapping({**options(name, *COMPARED_ROWS[row]), "epochs": 8}))
 
 
 def test_other_data_takes_what_is_for_any() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import autodual as ad
-from autodual.runs.config import TrainConfig, eps_at, lr_at, read_yaml
+from autodual.runs.config import TrainConfig, read_yaml
+from autodual.runs.schedule import eps_at, lr_at
 from autodual.training.fitting import train
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

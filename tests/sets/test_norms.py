@@ -10,7 +10,7 @@ from torch import Tensor
 
 import autodual as ad
 from autodual.sets import NormSet, norm_of
-from autodual.sets.norms import BY_DUAL_ORDER, L1, L2, LINF, Norm
+from autodual.sets.input_sets import BY_DUAL_ORDER, L1, L2, LINF, Norm
 from small import DOUBLE, mlp
 
 every_norm = pytest.mark.parametrize("norm", [LINF, L2, L1], ids=["linf", "l2", "l1"])

@@ -28,7 +28,7 @@ from autodual.speed.measure import (
     size_of,
     timed,
 )
-from autodual.speed.problems import OurSteps, Problem
+from autodual.speed.problems import OurSteps, PaperNetwork
 from autodual.speed.trials import achieved
 from autodual.training.objectives import Objective
 from autodual.training.step import GraphStep, Step
@@ -88,7 +88,7 @@ def test_a_network_by_hand() -> None:
 
 
 def _steps() -> OurSteps:
-    problem = Problem("digits", TrainConfig(dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), lr=1e-8))
+    problem = PaperNetwork("digits", TrainConfig(dataset="digits", model="digits", eps=0.05, clip=(0.0, 1.0), lr=1e-8))
     steps = OurSteps.of(problem, 4, *problem.images(6, None)[:2])
     steps()
     return steps

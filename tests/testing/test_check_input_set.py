@@ -8,7 +8,7 @@ from torch import Tensor
 
 import autodual as ad
 from autodual.sets import NormSet
-from autodual.sets.norms import L1, L2
+from autodual.sets.input_sets import L1, L2
 from autodual.testing import check_input_set
 
 X = torch.randn(3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

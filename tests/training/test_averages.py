@@ -14,8 +14,8 @@ from autodual._files import load_tensors
 from autodual.data import ImageData, load
 from autodual.evaluation.processes import StoppedError, Watch
 from autodual.training import loop
-from autodual.training.averages import Average, take_statistics, unchanged
 from autodual.training.loop import Loop
+from autodual.training.step import Average, take_statistics, unchanged
 
 CONFIG = ad.TrainConfig(
     engine="ibp", eps=0.03, clip=(0.0, 1.0), epochs=4, batch=25, limit_test=4, evaluate_every=0, device="cpu", lr=0.01,

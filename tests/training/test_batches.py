@@ -12,7 +12,7 @@ import autodual as ad
 from autodual._files import load_tensors
 from autodual.data import ImageData, load
 from autodual.evaluation.processes import StoppedError, Watch
-from autodual.training.loop import count, cut
+from autodual.training.loop import batches_in, cut
 
 CONFIG = ad.TrainConfig(k=4, epochs=2, batch=25, limit_test=4, evaluate_every=0, skip_curve=True, device="cpu")
 
@@ -30,7 +30,7 @@ def _data(examples: int) -> ImageData:
 @pytest.mark.parametrize("examples", range(1, 23))
 def test_every_example_once_and_none_alone(examples: int, size: int) -> None:
     order = torch.randperm(examples)
-    batches = [cut(order, number, size) for number in range(count(examples, size))]
+    batches = [cut(order, number, size) for number in range(batches_in(examples, size))]
     assert torch.equal(torch.cat(batches), order)
     assert all(len(batch) == size for batch in batches[:-1])
     assert 1 <= len(batches[-1]) <= size + (size > 1)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autodual as ad
-from autodual.runs.config import TrainConfig, eps_at, lr_at
+from autodual.runs.config import TrainConfig
+from autodual.runs.schedule import eps_at, lr_at
 from autodual.training import loop
 from autodual.training.fitting import train
 from autodual.training.objectives import Objective

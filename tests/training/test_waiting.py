@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autodual.data import load
 from autodual.runs.config import TrainConfig
 from autodual.runs.recipes import RECIPES, options
-from autodual.training.averages import Average
 from autodual.training.setup import Pace, make_model, make_objective
+from autodual.training.step import Average
 
 WAITING = {
     "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.item", "aten.equal",

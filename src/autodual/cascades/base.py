@@ -18,10 +18,9 @@ from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
 from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCertificate, Json, Saved, read_record, save
 from autodual.cascades.stage import Stage, check_models, open_stages
-from autodual.certificates.attacks import Seen, descend
-from autodual.certificates.proof import describe
-from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import check_ball, check_engine, check_input, check_perturbation, check_problem
+from autodual.certificates.certificate import describe
+from autodual.certificates.descent import Seen, descend
+from autodual.engines.prepare import check_ball, check_input, check_perturbation, check_problem, require_engine
 from autodual.engines.results import BoundEngine
 from autodual.sets import LinfBall, Perturbation
 from autodual.spec import check_label_range
@@ -46,7 +45,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchEffort:
     """How hard to search. The first start is the clean input, the others are random."""
 
     steps: int
@@ -94,15 +93,14 @@ class Combination(ABC):
                 f"ball.eps must be one number for all inputs of a combination of models, got shape {tuple(ball.eps.shape)}"
             )
         self.ball = ball
-        self.engine = Dual() if engine is None else engine
-        check_engine(self.engine)
+        self.engine = require_engine(engine)
 
     def around(self, ball: Perturbation) -> Self:
-        """These models, answering under another perturbation."""
+        """The combination of the same models under another perturbation."""
         return type(self)(self.models, ball=ball, engine=self.engine, **self._own())
 
     def with_engine(self, engine: BoundEngine) -> Self:
-        """These models, bounded in another way."""
+        """The combination of the same models by another engine."""
         return type(self)(self.models, ball=self.ball, engine=engine, **self._own())
 
     def _own(self) -> dict[str, Any]:
@@ -162,9 +160,8 @@ class Combination(ABC):
         matter (a cheaper one may do); the combination's own when None. Gradients of bounds take memory: give it batches.
         tell: hears after every step which part of the work is done at least, and may end it by an error of its own.
         """
-        effort = Effort(steps, restarts, generator)
-        guide = self.engine if guide is None else guide
-        check_engine(guide)
+        effort = SearchEffort(steps, restarts, generator)
+        guide = require_engine(self.engine if guide is None else guide)
         labels = check_problem(x, labels, self.ball)
         with torch.inference_mode(False):
             x, labels = x.detach().clone(), labels.clone()
@@ -284,7 +281,7 @@ def inside(ball: Perturbation, x: Tensor, points: Tensor) -> Tensor:
 
 
 def search(
-    goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: Effort, tell: Callable[[float], None]
+    goal: Goal, x: Tensor, some: Tensor, ball: Perturbation, effort: SearchEffort, tell: Callable[[float], None]
 ) -> Tensor:
     """Searches the balls of the M examples `some` for points [M, *shape] whose largest violation is smallest.
 

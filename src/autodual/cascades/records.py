@@ -32,19 +32,18 @@ class Answers:
     """Which stage answers, counted from 0; always 0 for a sum, which answers as one."""
 
     def at(self, index: Tensor | slice) -> Answers:
-        return Answers(self.label[index], self.certified[index], self.stage[index])
+        return Answers(*(getattr(self, f.name)[index] for f in fields(self)))
 
     @classmethod
     def join(cls, parts: Sequence[Answers]) -> Answers:
         """The answers of several batches, in order."""
         if len(parts) == 0:
             raise ArgumentError("join: needs at least one part")
-        return cls(*(torch.cat([getattr(p, name) for p in parts]) for name in ("label", "certified", "stage")))
+        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
     def put(self, index: Tensor, other: Answers) -> Answers:
-        """These answers, with `other` at the places `index`."""
-        pairs = ((self.label, other.label), (self.certified, other.certified), (self.stage, other.stage))
-        return Answers(*(mine.index_copy(0, index, theirs) for mine, theirs in pairs))
+        """Replaces the answers at the places `index` by `other`."""
+        return Answers(*(getattr(self, f.name).index_copy(0, index, getattr(other, f.name)) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class CascadeAttack:
         return cls(torch.cat([p.examples for p in parts]), torch.cat([p.labels for p in parts]), answers)
 
     def worse(self, some: Tensor, points: Tensor, answers: Answers) -> CascadeAttack:
-        """This attack with those points of some examples that are worse than its own: a wrong answer, better yet a certified one."""
+        """Takes over the points of some examples that are worse than its own: answered wrongly, or wrongly with a certificate."""
         found = CascadeAttack(points, self.labels[some], answers)
         now, before = (a.found.long() + a.certified_wrong.long() for a in (found, self))
         chosen = now > before[some]

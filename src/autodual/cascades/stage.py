@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.certificates.proof import look, prove_rows
 from autodual.certificates.proof import prove as prove_question
+from autodual.certificates.proof import prove_in_double, prove_rows
 from autodual.dual import DualNetwork
 from autodual.engines.effort import COPIES, Budget
 from autodual.engines.ibp import IBP
@@ -54,7 +54,7 @@ class Lower:
         return Lower(self.bound.scatter(1, labels.unsqueeze(1), torch.inf), self.slack, self.run_error)
 
     def at(self, some: Tensor) -> Lower:
-        return Lower(self.bound[some], self.slack[some], self.run_error[some])
+        return Lower(*(getattr(self, f.name)[some] for f in fields(self)))
 
     @property
     def certified(self) -> Tensor:
@@ -166,7 +166,7 @@ class Stage:
 
     def _lower_in_double(self, x: Tensor, spec: Spec, some: Tensor) -> Lower | None:
         """Bounds on the rows of `spec` for some examples, in float64; None where they cannot be had."""
-        proof = look(self.prepared, x, spec, self.ball, self.engine, some)
+        proof = prove_in_double(self.prepared, x, spec, self.ball, self.engine, some)
         return None if proof is None else self._checked(proof, x[some])
 
     def _checked(self, proof: Proof | ProbableProof, x: Tensor) -> Lower:

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual.engines.results import Confidence, proves
-from autodual.spec import Question
+from autodual.engines.results import BoundEngine, Confidence, proves
+from autodual.graph.digest import digest_object, digest_tensors
+from autodual.sets import GivenSet, L1Ball, L2Ball, LinfBall, Perturbation
+from autodual.spec import Label, Question, Specification
 
 # Networks that have given up: one answer for everything, which is easily certified and says nothing.
 
@@ -87,13 +89,78 @@ class Subject:
 
     @classmethod
     def of(
-        cls, network: str, inputs: str, perturbation: str, engine: str, x: Tensor, question: str = "Label()"
+        cls, network: str, inputs: str, ball: Perturbation, engine: BoundEngine, x: Tensor, specification: Specification
     ) -> Subject:
+        """network, inputs: their digests."""
         dtype, device = str(x.dtype).removeprefix("torch."), x.device.type
         if device == "cuda":
             device = torch.cuda.get_device_name(x.device)
+        question = repr(specification)
+        if not (
+            isinstance(specification, Label) and specification.targets is None
+        ):  # whose labels are among the inputs
+            question = with_digest(question, specification)
         versions = torch.__version__, platform.python_version()
-        return cls(network, inputs, perturbation, engine, dtype, device, *versions, question)
+        return cls(network, inputs, describe(ball), repr(engine), dtype, device, *versions, question)
+
+
+SHORT = 16
+"""Hexadecimal digits of a digest inside a description."""
+
+
+def with_digest(name: str, value: object) -> str:
+    """A name, and the first digits of the digest of what it stands for."""
+    return f"{name} sha256:{digest_object(value)[:SHORT]}"
+
+
+def describe(ball: Perturbation) -> str:
+    """The perturbation in one line, which differs for different ones: what it does not spell out, a digest stands for.
+
+    A tensor of eps is summarised by its range. What a perturbation of the user's own holds may not show at all.
+    """
+    if isinstance(ball, GivenSet):
+        return with_digest(type(ball.region).__name__, ball.region)
+    if type(ball) not in (LinfBall, L2Ball, L1Ball):
+        name = repr(ball) if type(ball).__repr__ is not object.__repr__ else type(ball).__name__
+        return with_digest(name, ball)
+    scale = ball.scale if isinstance(ball, LinfBall) else None
+    scaled = "" if scale is None else f" scale sha256:{digest_tensors([scale])[:SHORT]}"
+    if not isinstance(ball.eps, Tensor):
+        return f"{ball!r}{scaled}"
+    eps = ball.eps.detach()
+    if eps.numel() == 1:
+        return f"{ball.with_eps(eps.item())!r}{scaled}"
+    span = f"{eps.min().item():.6g}..{eps.max().item():.6g} sha256:{digest_tensors([eps])[:SHORT]}"
+    return repr(ball.with_eps(0.0)).replace("eps=0.0", f"eps={span}", 1) + scaled
+
+
+def in_words(ball: Perturbation) -> str:
+    """Where a certificate holds, as a person would say it: "at l-infinity 2/255 in [0, 1]"."""
+    if isinstance(ball, GivenSet):
+        return f"in a {type(ball.region).__name__} each"
+    if type(ball) not in _NAMES:
+        return f"under {type(ball).__name__}"
+    eps = torch.as_tensor(ball.eps).detach()
+    if isinstance(ball, LinfBall) and ball.scale is not None and eps.numel():
+        eps = torch.stack([eps.min().double().cpu(), eps.max().double().cpu()]) * torch.stack(
+            [ball.scale.min().double().cpu(), ball.scale.max().double().cpu()]
+        )
+    ends = sorted({eps.min().item(), eps.max().item()}) if eps.numel() else []
+    clip = ball.clip if isinstance(ball, LinfBall) else None
+    inside = "" if clip is None else f" in [{clip[0]:g}, {clip[1]:g}]"
+    return f"at {_NAMES[type(ball)]} {' to '.join(map(fraction, ends))}{inside}"
+
+
+_NAMES: dict[type[Perturbation], str] = {LinfBall: "l-infinity", L2Ball: "l2", L1Ball: "l1"}
+
+
+def fraction(eps: float) -> str:
+    """A size as k/255 if it is one in float32 or float64 and has no short decimal form; as a decimal number otherwise."""
+    short = f"{eps:.3g}"
+    k = round(255 * eps) if 0 < eps < 256 else 0
+    if math.isclose(float(short), eps, rel_tol=2**-23) or k == 0 or not math.isclose(k / 255, eps, rel_tol=2**-23):
+        return f"{eps:g}"
+    return f"{k}/255"
 
 
 @dataclass(frozen=True, repr=False)

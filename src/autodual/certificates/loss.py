@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.building import build_and_evaluate
-from autodual.engines.backward.dual import Dual
-from autodual.engines.prepare import check_engine, check_finite, check_perturbation, check_placement, warn_of_raw_pixels
+from autodual.dual.network import build_and_evaluate
+from autodual.engines.prepare import check_finite, check_perturbation, check_placement, require_engine
 from autodual.engines.projected import Projected
 from autodual.engines.results import BoundEngine
 from autodual.engines.streams import Draws
-from autodual.graph import Fingerprint, Network, capture, check_surroundings, private_copy
+from autodual.graph import Fingerprint, Network, capture_graph, check_surroundings, private_copy
 from autodual.sets import InputSet, Perturbation
+from autodual.sets.balls import warn_of_raw_pixels
 from autodual.spec import check_classifier, check_label_range, check_labels, margins
 
 
@@ -52,8 +52,7 @@ class RobustCrossEntropy(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        self.engine = Dual() if engine is None else engine
-        check_engine(self.engine)
+        self.engine = require_engine(engine)
         check_perturbation(ball)
         self.model, self.ball = model, ball
         self._captured: _Captured | None = None
@@ -68,14 +67,19 @@ class RobustCrossEntropy(nn.Module):
 
     def worst_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         """[N, C]: upper bounds on z_j - z_label; zero at the label."""
-        return self.both_scores(x, labels, draws)[1]
+        dual, labels = self._dual(x, labels)
+        return self.worst_over(dual, self.ball.around(x), labels, draws)
 
     def both_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
         """The model's scores at x itself, and the worst ones; batch normalisation sees the batch once."""
+        dual, labels = self._dual(x, labels)
+        return dual.forward(x), self.worst_over(dual, self.ball.around(x), labels, draws)
+
+    def _dual(self, x: Tensor, labels: Tensor) -> tuple[DualNetwork, Tensor]:
+        """Dual layers, with the statistics of x where batch normalisation uses some, and the labels; all arguments are checked."""
         network, labels = self.checked(x, labels)
         self._check_units(x)
-        dual = build(network, x if uses_batch_statistics(self.model) else None)
-        return dual.forward(x), self.worst_over(dual, self.ball.around(x), labels, draws)
+        return build(network, x if uses_batch_statistics(self.model) else None), labels
 
     def checked(self, x: Tensor, labels: Tensor) -> tuple[Network, Tensor]:
         """The captured model, and the labels [N] as whole numbers; refuses what cannot be bounded."""
@@ -114,7 +118,7 @@ class RobustCrossEntropy(nn.Module):
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
             self._network(x)
             model = private_copy(self.model)  # whose statistics move instead of the model's
-            dual = build(capture(model, x, REGISTRY, may_draw=True), x if uses_batch_statistics(model) else None)
+            dual = build(capture_graph(model, x, REGISTRY, may_draw=True), x if uses_batch_statistics(model) else None)
         return self._projected().draw(dual, self.ball.around(x))
 
     def _check_units(self, x: Tensor) -> None:
@@ -129,6 +133,7 @@ class RobustCrossEntropy(nn.Module):
         return self.engine
 
     def _network(self, x: Tensor) -> Network:
+        """The captured model, captured anew if the model or the kind of inputs has changed."""
         captured = self._captured  # read once: another thread may replace it
         if torch.compiler.is_compiling():
             if captured is None:
@@ -141,7 +146,7 @@ class RobustCrossEntropy(nn.Module):
         inputs, now = (tuple(x.shape[1:]), x.dtype, x.device), Fingerprint(self.model)
         if captured is None or captured.inputs != inputs or captured.fingerprint != now:
             check_placement(self.model, x, "x")
-            captured = self._captured = _Captured(capture(self.model, x, REGISTRY, may_draw=True), inputs, now)
+            captured = self._captured = _Captured(capture_graph(self.model, x, REGISTRY, may_draw=True), inputs, now)
         return captured.network
 
 

@@ -1,7 +1,8 @@
-"""Proofs of specifications: in the network's own dtype, and in float64 where float32 cannot tell a margin from zero.
+"""Proofs: `certify`, and `certified_radius`, which searches for the largest set that can be certified.
 
-In float64 the *captured* graph is bounded, with its constants cast: the same function, with half a billion times less rounding. The
-model's code does not run again; in float64 it might compute something else.
+Both `prove` a question in the network's own dtype, and in float64 where float32 cannot tell a margin from zero. In float64 the
+*captured* graph is bounded, with its constants cast: the same function, with half a billion times less rounding. The model's code
+does not run again; in float64 it might compute something else.
 """
 
 from __future__ import annotations
@@ -15,217 +16,18 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import AutodualError
+from autodual._errors import ArgumentError, AutodualError
 from autodual._tensor import full_precision
-from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject
-from autodual.engines.backward.dual import Dual
+from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject, in_words
 from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
-from autodual.engines.prepare import GivenSet, Prepared, check_asked, check_engine, prepare
-from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, worth_another_look
+from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine
+from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, proves, worth_another_look
 from autodual.graph import Network
-from autodual.graph.digest import digest_network, digest_object, digest_tensors, digesting
-from autodual.sets import InputSet, L1Ball, L2Ball, LinfBall, Perturbation
+from autodual.graph.digest import digest_network, digesting
+from autodual.sets import GivenSet, InputSet, L1Ball, L2Ball, LinfBall, Perturbation
 from autodual.sets.input_sets import rounded_up
 from autodual.spec import Label, Question, Spec, Specification
-
-PROBED = 8
-"""From so many examples on, an engine whose slack in float32 tends to be large is tried on one of them first."""
-FAR = 8
-"""Where a margin is so many times the slack of an engine's `sketch`, the slack of the engine itself is taken to be smaller, too."""
-
-
-def prove(
-    prepared: Prepared, x: Tensor, question: Question, ball: Perturbation, engine: BoundEngine, right: Tensor
-) -> Proof | ProbableProof:
-    """Lower bounds on all rows [N, R] with their errors; computed again in float64 for `right` examples that float32 leaves open."""
-    everyone = torch.arange(len(x), device=x.device)
-    if float32_is_in_vain(prepared, x, question, ball, engine):
-        found = look(prepared, x, question.rows(torch.float64), ball, engine, everyone)
-        if found is not None:
-            return _to_single(_with_offsets(found, question))
-    proof = _with_offsets(prove_rows(prepared, x, question.rows(x.dtype), ball, engine), question)
-    if not question.exact_in(x.dtype):
-        return replace(proof, slack=torch.full_like(proof.slack, torch.inf))
-    if x.dtype != torch.float32 or isinstance(proof, ProbableProof):
-        return proof  # to try twice would double delta
-    lower, slack, run_error = (v.expand(len(x), -1) for v in (proof.lower, proof.slack, proof.run_error))
-    unclear = (right & worth_another_look(question, lower, slack, run_error)).nonzero().squeeze(1)
-    if len(unclear) == 0:
-        return proof
-    rest = question.at(unclear)
-    found = look(prepared, x, rest.rows(torch.float64), ball, engine, unclear)
-    if found is None:
-        return proof
-    sharper = _to_single(_with_offsets(found, rest))
-    return replace(
-        proof,
-        lower=lower.index_copy(0, unclear, sharper.lower),
-        slack=slack.index_copy(0, unclear, sharper.slack),
-        run_error=run_error.index_copy(0, unclear, sharper.run_error),
-    )
-
-
-def prove_in_time(
-    prepared: Prepared,
-    x: Tensor,
-    question: Question,
-    ball: Perturbation,
-    engine: BoundEngine,
-    right: Tensor,
-    effort: Effort,
-) -> tuple[Proof | ProbableProof, Tensor | None]:
-    """What `prove` finds within a time limit, and which examples [N] it got to; None for all of them."""
-    everyone = torch.arange(len(x), device=x.device)
-
-    def of_some(part: slice) -> Proof | ProbableProof:
-        if part.stop - part.start == len(x):
-            return prove(prepared, x, question, ball, engine, right)
-        some = everyone[part]
-        smaller = ball_of_some(ball, x, some)
-        assert smaller is not None
-        return prove(prepared, x[some], question.at(some), smaller, engine, right[some])
-
-    together = engine.random or ball_of_some(ball, x, everyone[:1]) is None
-    parts, done = until_time_is_up(of_some, len(x), together, effort)
-    if done == len(x):
-        return join_proofs(parts), None
-    lower = x.new_full((len(x) - done, question.rows(x.dtype).rows.shape[0]), -torch.inf)
-    nothing = Proof(lower, torch.zeros_like(lower), torch.zeros_like(lower))
-    found = join_proofs([*parts, nothing])
-    return found, everyone < done
-
-
-def _with_offsets(proof: Proof | ProbableProof, question: Question) -> Proof | ProbableProof:
-    """Bounds on rows'z + offsets from those on rows'z, rounded down."""
-    if question.offsets is None:
-        return proof
-    total = proof.lower.double() + question.offsets
-    down = torch.nextafter(total, torch.full_like(total, -torch.inf))
-    return replace(
-        proof, lower=torch.where(total.isfinite(), _rounded_down(down, proof.lower.dtype), total.to(proof.lower))
-    )
-
-
-def _rounded_down(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return -rounded_up(-values, dtype)
-
-
-def prove_rows(
-    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine
-) -> Proof | ProbableProof:
-    """Bounds in the dtype of x. They say nothing about a network whose constants need float64: their slack is infinite then."""
-    proof = engine.prove(prepared.network, ball.around(x), spec)
-    return replace(proof, slack=torch.full_like(proof.slack, torch.inf)) if prepared.only_in_double else proof
-
-
-def float32_is_in_vain(
-    prepared: Prepared, x: Tensor, question: Question, ball: Perturbation, engine: BoundEngine
-) -> bool:
-    """Whether float64 is where proofs will come from, so that bounds in float32 would be computed for nothing.
-
-    Some engines have a slack in proportion to the network's values. With such an engine, a few examples go to float64 at once. Of many
-    examples, the first is tried in float32: the answer is yes if no margin exceeds its slack. The engine's `sketch` is tried before,
-    since it is cheaper: the answer is no if its slack is far below a margin at the centre. Only time depends on the answer.
-    """
-    if x.dtype != torch.float32:
-        return False
-    if prepared.only_in_double or not question.exact_in(x.dtype):
-        return True
-    if not engine.coarse_in_float32 or engine.random:
-        return False
-    if len(x) < PROBED or not treats_all_alike(ball) or (isinstance(ball.eps, Tensor) and ball.eps.numel() > 1):
-        return True
-    first, asked = x[:1], question.at(torch.zeros(1, dtype=torch.long, device=x.device))
-    spec = asked.rows(x.dtype)
-    if engine.sketch is not None:
-        centre = asked.at_output(prepared.network.forward(first))[0]
-        if bool((FAR * prove_rows(prepared, first, spec, ball, engine.sketch).slack < centre).any()):
-            return False
-    proof = _with_offsets(prove_rows(prepared, first, spec, ball, engine), asked)
-    return bool((proof.lower.abs() <= proof.slack).all())
-
-
-def look(
-    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, examples: Tensor
-) -> Proof | ProbableProof | None:
-    """Bounds on the rows of `spec` for some examples, all in float64; None, with a warning, where that cannot be had."""
-    try:
-        return _look(prepared, x, spec, ball, engine, examples)
-    except TimeLimitError:  # these examples are not decided, so they do not count as reached
-        raise
-    except (AutodualError, RuntimeError, TypeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        warnings.warn(
-            f"{len(examples)} examples are certified or not depending on rounding in float32, and could not be looked at in float64 "
-            f"({type(error).__name__}: {reason}); they count as not certified",
-            stacklevel=5,
-        )
-        return None
-
-
-def _look(
-    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, examples: Tensor
-) -> Proof | ProbableProof:
-    proofs, done = list[Proof | ProbableProof](), 0
-    for region in _regions(ball, x.double(), examples):
-        proofs.append(engine.prove(prepared.in_double, region, spec[slice(done, done + len(region))]))
-        done += len(region)
-    return join_proofs(proofs)
-
-
-def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputSet]:
-    """The sets of some examples: at once where they depend on nothing but x and eps, else cut out of the sets of all."""
-    some = ball_of_some(ball, x, examples)
-    if some is not None:
-        yield some.around(x[examples])
-    else:
-        region = ball.around(x)
-        yield from (region[part] for part in _neighbours(examples.tolist()))
-
-
-def ball_of_some(ball: Perturbation, x: Tensor, examples: Tensor) -> Perturbation | None:
-    """The perturbation of some examples alone; None where sets may depend on more than their x and eps."""
-    eps = ball.eps
-    if not treats_all_alike(ball):
-        return None
-    if not (isinstance(eps, Tensor) and eps.numel() > 1):
-        return ball
-    return ball.with_eps(eps.to(x.device)[examples]) if eps.dim() == x.dim() and len(eps) == len(x) else None
-
-
-def _neighbours(examples: list[int]) -> Iterator[slice]:
-    """Ascending numbers as slices of those that follow one another."""
-    first = 0
-    for place in range(1, len(examples) + 1):
-        if place == len(examples) or examples[place] != examples[place - 1] + 1:
-            yield slice(examples[first], examples[place - 1] + 1)
-            first = place
-
-
-def treats_all_alike(ball: Perturbation) -> bool:
-    """Whether a set depends on nothing but its x and eps. A perturbation of the user's own may hold something for every example."""
-    return type(ball) in (LinfBall, L2Ball, L1Ball)
-
-
-def _to_single(proof: Proof | ProbableProof) -> Proof | ProbableProof:
-    """The proof in float32, rounded to the safe side."""
-    return replace(
-        proof,
-        lower=_towards(-torch.inf, proof.lower),
-        slack=_towards(torch.inf, proof.slack),
-        run_error=_towards(torch.inf, proof.run_error),
-    )
-
-
-def _towards(end: float, values: Tensor) -> Tensor:
-    """The next float32 number; what overflowed in float64 stays infinite, so that it proves nothing."""
-    single = values.float()
-    return torch.where(values.isinf(), single, torch.nextafter(single, torch.full_like(single, end)))
-
-
-SHORT = 16
-"""Hexadecimal digits of a digest inside a description."""
 
 
 @overload
@@ -308,8 +110,7 @@ def certify(
         >>> certificate.verdicts[0].name
         'CERTIFIED'
     """
-    engine = Dual() if engine is None else engine
-    check_engine(engine)
+    engine = require_engine(engine)
     specification, ball = check_asked(x, labels, ball)
     named = isinstance(specification, Label) and specification.targets is None
     digested = (x, specification.labels) if isinstance(specification, Label) and named else (x,)
@@ -319,8 +120,7 @@ def certify(
         with in_time(engine, len(x), timeout, progress) as effort:
             right = question.holds(prepared.output)
             proof, in_limit = prove_in_time(prepared, x, question, ball, engine, right, effort)
-        asked = repr(specification) if named else f"{specification!r} sha256:{digest_object(specification)[:SHORT]}"
-        subject = Subject.of(digest_network(prepared.graph), inputs(), describe(ball), repr(engine), x, asked)
+        subject = Subject.of(digest_network(prepared.graph), inputs(), ball, engine, x, specification)
         return _certificate(proof, prepared.output, question, subject, in_words(ball), in_limit)
 
 
@@ -332,6 +132,7 @@ def _certificate(
     where: str,
     reached: Tensor | None,
 ) -> Certificate | HighProbabilityCertificate:
+    """The certificate for what was proved. Where there is nothing to prove, margins are infinite and errors zero."""
     idle = question.idle_rows()
     margin, slack, run_error = (v.expand(len(output), -1) for v in (proof.lower, proof.slack, proof.run_error))
     margin, slack = margin.masked_fill(idle, torch.inf), slack.masked_fill(idle, 0.0)
@@ -341,51 +142,292 @@ def _certificate(
     return Certificate(*claim, reached=reached)
 
 
-def in_words(ball: Perturbation) -> str:
-    """Where a certificate holds, as a person would say it: "at l-infinity 2/255 in [0, 1]"."""
-    if isinstance(ball, GivenSet):
-        return f"in a {type(ball.region).__name__} each"
-    if type(ball) not in _NAMES:
-        return f"under {type(ball).__name__}"
-    eps = torch.as_tensor(ball.eps).detach()
-    if isinstance(ball, LinfBall) and ball.scale is not None and eps.numel():
-        eps = torch.stack([eps.min().double().cpu(), eps.max().double().cpu()]) * torch.stack(
-            [ball.scale.min().double().cpu(), ball.scale.max().double().cpu()]
-        )
-    ends = sorted({eps.min().item(), eps.max().item()}) if eps.numel() else []
-    clip = ball.clip if isinstance(ball, LinfBall) else None
-    inside = "" if clip is None else f" in [{clip[0]:g}, {clip[1]:g}]"
-    return f"at {_NAMES[type(ball)]} {' to '.join(map(fraction, ends))}{inside}"
+def certified_radius(
+    model: nn.Module | Network,
+    x: Tensor,
+    labels: Tensor | Specification,
+    ball: Perturbation,
+    engine: BoundEngine | None = None,
+    tol: float = 1e-3,
+) -> Tensor:
+    """Find, by bisection, how large the ball of each example may be made and still be certified.
 
+    Bounds need not shrink as the set grows, so a larger certified radius than the one found may exist.
 
-_NAMES: dict[type[Perturbation], str] = {LinfBall: "l-infinity", L2Ball: "l2", L1Ball: "l1"}
+    Args:
+        model: Any nn.Module in evaluation mode that maps [N, *shape] to scores [N, C]; or a captured Network.
+        x: Clean inputs [N, *shape].
+        labels: The labels to defend [N]; or any `Specification`.
+        ball: A perturbation, no set. Its `eps`, one number or one for each example, is the largest radius that is tried.
+        engine: How to bound; `Dual()` if not given.
+        tol: Bisection ends when the interval is no longer than this.
 
+    Returns:
+        Radii [N], each of which was itself certified; zero where the clean input is wrong or nothing could be certified.
 
-def fraction(eps: float) -> str:
-    """A size as k/255 if it is one in float32 or float64 and has no short decimal form; as a decimal number otherwise."""
-    short = f"{eps:.3g}"
-    k = round(255 * eps) if 0 < eps < 256 else 0
-    if math.isclose(float(short), eps, rel_tol=2**-23) or k == 0 or not math.isclose(k / 255, eps, rel_tol=2**-23):
-        return f"{eps:g}"
-    return f"{k}/255"
+    Raises:
+        ArgumentError: An argument cannot be used; `eps` differs between features; the engine is random, so that a search would add
+            up its probabilities of failure.
+        CaptureError: The model could not be turned into a graph.
 
-
-def describe(ball: Perturbation) -> str:
-    """The perturbation in one line, which differs for different ones: what it does not spell out, a digest stands for.
-
-    A tensor of eps is summarised by its range. What a perturbation of the user's own holds may not show at all.
+    Examples:
+        >>> import autodual as ad
+        >>> images, labels = ad.load_digits("test")
+        >>> radius = ad.certified_radius(ad.load_digits_network(), images[:5], labels[:5], ad.LinfBall(0.2), tol=0.01)
+        >>> [round(value, 2) for value in radius.tolist()]
+        [0.13, 0.15, 0.1, 0.11, 0.16]
     """
+    engine = require_engine(engine)
+    specification, ball = check_asked(x, labels, ball)
     if isinstance(ball, GivenSet):
-        return f"{type(ball.region).__name__} sha256:{digest_object(ball.region)[:SHORT]}"
-    if type(ball) not in (LinfBall, L2Ball, L1Ball):
-        name = repr(ball) if type(ball).__repr__ is not object.__repr__ else type(ball).__name__
-        return f"{name} sha256:{digest_object(ball)[:SHORT]}"
-    scale = ball.scale if isinstance(ball, LinfBall) else None
-    scaled = "" if scale is None else f" scale sha256:{digest_tensors([scale])[:SHORT]}"
-    if not isinstance(ball.eps, Tensor):
-        return f"{ball!r}{scaled}"
-    eps = ball.eps.detach()
+        ball.with_eps(0.0)  # refuses
+    if not (isinstance(tol, int | float) and tol > 0):
+        raise ArgumentError(f"tol must be positive, got {tol}")
+    ball.around(x)  # refuses an eps that does not fit x
+    largest = _per_example(ball, x)
+    with full_precision(), torch.no_grad():
+        prepared = prepare(model, x)
+        question = specification.put(x, prepared.graph.output_shape)
+        return _bisect(prepared, x, question, ball, engine, largest, tol)
+
+
+def _bisect(
+    prepared: Prepared,
+    x: Tensor,
+    question: Question,
+    ball: Perturbation,
+    engine: BoundEngine,
+    largest: Tensor,
+    tol: float,
+) -> Tensor:
+    """The largest certified radius of each example that bisection finds, [N]; zero where the clean input is wrong."""
+
+    def certified(radius: Tensor, some: Tensor) -> Tensor:
+        """Whether some of the examples, by their numbers, are certified at their radii."""
+        if not treats_all_alike(ball) and len(some) < len(x):
+            return certified(radius, torch.arange(len(x), device=x.device))[some]
+        part = ball.with_eps(radius[some].reshape(-1, *[1] * (x.dim() - 1)))
+        asked = question.at(some)
+        proof = prove(prepared, x[some], asked, part, engine, torch.ones_like(some, dtype=torch.bool))
+        if isinstance(proof, ProbableProof):
+            raise ArgumentError(
+                f"{engine!r} promises each bound with probability 1 - delta, and a search makes many: their deltas add up. "
+                f"Use Dual(), or certify() at radii and deltas that you choose beforehand"
+            )
+        return proves(asked, proof.lower, proof.slack)
+
+    low = torch.zeros_like(largest)
+    high = largest.clone()
+    open_ = torch.arange(len(x), device=x.device)
+    right = question.holds(prepared.output)
+    full = certified(largest, open_) & right
+    low[full] = largest[full]
+    open_ = open_[~full & right]
+    for _ in range(max(0, math.ceil(math.log2(max(largest.max().item() / tol, 1.0))))):
+        if len(open_) == 0:
+            break
+        middle = (low + high) / 2
+        proved = certified(middle, open_)
+        low[open_[proved]] = middle[open_[proved]]
+        high[open_[~proved]] = middle[open_[~proved]]
+    return low
+
+
+def _per_example(ball: Perturbation, x: Tensor) -> Tensor:
+    """The size of the ball of each example, [N]; refuses sizes per feature."""
+    eps = torch.as_tensor(ball.eps, dtype=x.dtype, device=x.device)
     if eps.numel() == 1:
-        return f"{ball.with_eps(eps.item())!r}{scaled}"
-    span = f"{eps.min().item():.6g}..{eps.max().item():.6g} sha256:{digest_tensors([eps])[:SHORT]}"
-    return repr(ball.with_eps(0.0)).replace("eps=0.0", f"eps={span}", 1) + scaled
+        return eps.reshape(1).expand(len(x)).clone()
+    if eps.numel() == len(x) and eps.shape[0] == len(x):
+        return eps.reshape(-1).clone()
+    raise ArgumentError(
+        f"ball.eps of shape {tuple(eps.shape)} gives every feature its own size, so there is no single radius to search for; "
+        f"use one number or one per example [{len(x)}]"
+    )
+
+
+# How a question is answered: in time, in float32 or float64, and with what errors.
+
+
+def prove_in_time(
+    prepared: Prepared,
+    x: Tensor,
+    question: Question,
+    ball: Perturbation,
+    engine: BoundEngine,
+    right: Tensor,
+    effort: Effort,
+) -> tuple[Proof | ProbableProof, Tensor | None]:
+    """What `prove` finds within a time limit, and which examples [N] it got to; None for all of them."""
+    everyone = torch.arange(len(x), device=x.device)
+
+    def of_some(part: slice) -> Proof | ProbableProof:
+        if part.stop - part.start == len(x):
+            return prove(prepared, x, question, ball, engine, right)
+        some = everyone[part]
+        smaller = ball_of_some(ball, x, some)
+        assert smaller is not None
+        return prove(prepared, x[some], question.at(some), smaller, engine, right[some])
+
+    together = engine.random or ball_of_some(ball, x, everyone[:1]) is None
+    parts, done = until_time_is_up(of_some, len(x), together, effort)
+    if done == len(x):
+        return join_proofs(parts), None
+    lower = x.new_full((len(x) - done, question.rows(x.dtype).rows.shape[0]), -torch.inf)
+    nothing = Proof(lower, torch.zeros_like(lower), torch.zeros_like(lower))
+    found = join_proofs([*parts, nothing])
+    return found, everyone < done
+
+
+def prove(
+    prepared: Prepared, x: Tensor, question: Question, ball: Perturbation, engine: BoundEngine, right: Tensor
+) -> Proof | ProbableProof:
+    """Lower bounds on all rows [N, R] with their errors; computed again in float64 for `right` examples that float32 leaves open."""
+    everyone = torch.arange(len(x), device=x.device)
+    if float32_is_in_vain(prepared, x, question, ball, engine):
+        found = prove_in_double(prepared, x, question.rows(torch.float64), ball, engine, everyone)
+        if found is not None:
+            return _to_single(_with_offsets(found, question))
+    proof = _with_offsets(prove_rows(prepared, x, question.rows(x.dtype), ball, engine), question)
+    if not question.exact_in(x.dtype):
+        return replace(proof, slack=torch.full_like(proof.slack, torch.inf))
+    if x.dtype != torch.float32 or isinstance(proof, ProbableProof):
+        return proof  # to try twice would double delta
+    lower, slack, run_error = (v.expand(len(x), -1) for v in (proof.lower, proof.slack, proof.run_error))
+    unclear = (right & worth_another_look(question, lower, slack, run_error)).nonzero().squeeze(1)
+    if len(unclear) == 0:
+        return proof
+    rest = question.at(unclear)
+    found = prove_in_double(prepared, x, rest.rows(torch.float64), ball, engine, unclear)
+    if found is None:
+        return proof
+    sharper = _to_single(_with_offsets(found, rest))
+    return replace(
+        proof,
+        lower=lower.index_copy(0, unclear, sharper.lower),
+        slack=slack.index_copy(0, unclear, sharper.slack),
+        run_error=run_error.index_copy(0, unclear, sharper.run_error),
+    )
+
+
+def _with_offsets(proof: Proof | ProbableProof, question: Question) -> Proof | ProbableProof:
+    """Bounds on rows'z + offsets from those on rows'z, rounded down."""
+    if question.offsets is None:
+        return proof
+    total = proof.lower.double() + question.offsets
+    down = torch.nextafter(total, torch.full_like(total, -torch.inf))
+    down = -rounded_up(-down, proof.lower.dtype)
+    return replace(proof, lower=torch.where(total.isfinite(), down, total.to(proof.lower)))
+
+
+def prove_rows(
+    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine
+) -> Proof | ProbableProof:
+    """Bounds in the dtype of x. They say nothing about a network whose constants need float64: their slack is infinite then."""
+    proof = engine.prove(prepared.network, ball.around(x), spec)
+    return replace(proof, slack=torch.full_like(proof.slack, torch.inf)) if prepared.only_in_double else proof
+
+
+PROBED = 8
+"""From so many examples on, an engine whose slack in float32 tends to be large is tried on one of them first."""
+FAR = 8
+"""Where a margin is so many times the slack of an engine's `sketch`, the slack of the engine itself is taken to be smaller, too."""
+
+
+def float32_is_in_vain(
+    prepared: Prepared, x: Tensor, question: Question, ball: Perturbation, engine: BoundEngine
+) -> bool:
+    """Whether float64 is where proofs will come from, so that bounds in float32 would be computed for nothing.
+
+    Some engines have a slack in proportion to the network's values. With such an engine, a few examples go to float64 at once. Of many
+    examples, the first is tried in float32: the answer is yes if no margin exceeds its slack. The engine's `sketch` is tried before,
+    since it is cheaper: the answer is no if its slack is far below a margin at the centre. Only time depends on the answer.
+    """
+    if x.dtype != torch.float32:
+        return False
+    if prepared.only_in_double or not question.exact_in(x.dtype):
+        return True
+    if not engine.coarse_in_float32 or engine.random:
+        return False
+    if len(x) < PROBED or not treats_all_alike(ball) or (isinstance(ball.eps, Tensor) and ball.eps.numel() > 1):
+        return True
+    first, asked = x[:1], question.at(torch.zeros(1, dtype=torch.long, device=x.device))
+    spec = asked.rows(x.dtype)
+    if engine.sketch is not None:
+        centre = asked.at_output(prepared.network.forward(first))[0]
+        if bool((FAR * prove_rows(prepared, first, spec, ball, engine.sketch).slack < centre).any()):
+            return False
+    proof = _with_offsets(prove_rows(prepared, first, spec, ball, engine), asked)
+    return bool((proof.lower.abs() <= proof.slack).all())
+
+
+def prove_in_double(
+    prepared: Prepared, x: Tensor, spec: Spec, ball: Perturbation, engine: BoundEngine, examples: Tensor
+) -> Proof | ProbableProof | None:
+    """Bounds on the rows of `spec` for some examples, all in float64; None, with a warning, where that cannot be had."""
+    try:
+        proofs, done = list[Proof | ProbableProof](), 0
+        for region in _regions(ball, x.double(), examples):
+            proofs.append(engine.prove(prepared.in_double, region, spec[slice(done, done + len(region))]))
+            done += len(region)
+        return join_proofs(proofs)
+    except TimeLimitError:  # these examples are not decided, so they do not count as reached
+        raise
+    except (AutodualError, RuntimeError, TypeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        warnings.warn(
+            f"{len(examples)} examples are certified or not depending on rounding in float32, and could not be looked at in float64 "
+            f"({type(error).__name__}: {reason}); they count as not certified",
+            stacklevel=5,
+        )
+        return None
+
+
+def _regions(ball: Perturbation, x: Tensor, examples: Tensor) -> Iterator[InputSet]:
+    """The sets of some examples: at once where they depend on nothing but x and eps, else cut out of the sets of all."""
+    some = ball_of_some(ball, x, examples)
+    if some is not None:
+        yield some.around(x[examples])
+    else:
+        region = ball.around(x)
+        yield from (region[part] for part in _neighbours(examples.tolist()))
+
+
+def ball_of_some(ball: Perturbation, x: Tensor, examples: Tensor) -> Perturbation | None:
+    """The perturbation of some examples alone; None where sets may depend on more than their x and eps."""
+    eps = ball.eps
+    if not treats_all_alike(ball):
+        return None
+    if not (isinstance(eps, Tensor) and eps.numel() > 1):
+        return ball
+    return ball.with_eps(eps.to(x.device)[examples]) if eps.dim() == x.dim() and len(eps) == len(x) else None
+
+
+def _neighbours(examples: list[int]) -> Iterator[slice]:
+    """Ascending numbers as slices of those that follow one another."""
+    first = 0
+    for place in range(1, len(examples) + 1):
+        if place == len(examples) or examples[place] != examples[place - 1] + 1:
+            yield slice(examples[first], examples[place - 1] + 1)
+            first = place
+
+
+def treats_all_alike(ball: Perturbation) -> bool:
+    """Whether a set depends on nothing but its x and eps. A perturbation of the user's own may hold something for every example."""
+    return type(ball) in (LinfBall, L2Ball, L1Ball)
+
+
+def _to_single(proof: Proof | ProbableProof) -> Proof | ProbableProof:
+    """The proof in float32, rounded to the safe side."""
+    return replace(
+        proof,
+        lower=_towards(-torch.inf, proof.lower),
+        slack=_towards(torch.inf, proof.slack),
+        run_error=_towards(torch.inf, proof.run_error),
+    )
+
+
+def _towards(end: float, values: Tensor) -> Tensor:
+    """The next float32 number; what overflowed in float64 stays infinite, so that it proves nothing."""
+    single = values.float()
+    return torch.where(values.isinf(), single, torch.nextafter(single, torch.full_like(single, end)))

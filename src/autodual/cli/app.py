@@ -53,21 +53,21 @@ def command_line() -> typer.Typer:
     """All commands with their options: what runs, and what the documentation lists."""
     import typer
 
-    from autodual.cli import bench, certify, data, export, models, reproduce, train, verify
-    from autodual.cli.answers import autodual, with_json
+    from autodual.cli import bench, catalogue, certify, reproduce, train, verify
+    from autodual.cli.terminal import autodual, with_json
 
     app = typer.Typer(callback=autodual, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command("train")(train.train)
     app.command("certify")(certify.certify)
     app.command("attack")(certify.attack)
     app.command("verify")(verify.verify)
-    app.command("export")(export.export)
+    app.command("export")(verify.export)
     app.command("report")(train.report)
     app.command("bench")(bench.bench)
-    app.command("models")(models.models)
-    app.add_typer(data.app, name="data")
+    app.command("models")(catalogue.models)
+    app.add_typer(catalogue.app, name="data")
     app.add_typer(reproduce.app, name="reproduce")
-    for each in (app, data.app, reproduce.app):
+    for each in (app, catalogue.app, reproduce.app):
         for command in each.registered_commands:
             assert command.callback is not None
             command.callback = with_json(command.callback)
@@ -85,9 +85,8 @@ def _run_command() -> None:
         if "--json" in sys.argv:
             print(f'{{"error": "{message}"}}')
         raise SystemExit(2) from None
-    from autodual.cli.answers import asked_for, write_answer
     from autodual.cli.options import UsageError, usage_message
-    from autodual.cli.terminal import InterruptedRunError, speaks, warnings_as_notes
+    from autodual.cli.terminal import InterruptedRunError, asked_for, speaks, warnings_as_notes, write_answer
 
     def fail(message: str, code: int = 2, told: bool = False) -> NoReturn:
         """Ends with one line on standard error, unless that was told already, and an object for a script."""

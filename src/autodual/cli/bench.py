@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.cli.answers import answer
-from autodual.cli.completion import device_names
-from autodual.cli.terminal import InterruptedRunError, Signals, speaks
+from autodual.cli.options import device_names
+from autodual.cli.terminal import InterruptedRunError, Signals, answer, speaks
 
 NETWORKS = ("mnist-small", "cifar-small", "mnist-large", "cifar-large", "cifar-resnet")
 """Names of `autodual.speed.problems.PROBLEMS`, known here without PyTorch; a test compares the two."""
@@ -74,7 +73,7 @@ def bench(
 
     from autodual.evaluation.processes import StoppedError
     from autodual.runs.folder import recorded_command
-    from autodual.speed.measure import describe
+    from autodual.speed.measure import describe_machine
     from autodual.speed.problems import AUTHORS, INSTALL, authors_version
     from autodual.speed.trials import Bench
     from autodual.training.setup import make_device
@@ -84,7 +83,7 @@ def bench(
         place = torch.device("cuda", torch.cuda.current_device())
     theirs = authors_version() if authors else None
     record = {
-        "command": recorded_command(sys.argv), "machine": describe(place) | ({} if theirs is None else {AUTHORS: theirs}),
+        "command": recorded_command(sys.argv), "machine": describe_machine(place) | ({} if theirs is None else {AUTHORS: theirs}),
         "settings": {"k": k, "batch": batch, "seconds": seconds}, "networks": {}, "certificates": {}, "notes": [],
     }  # fmt: skip
     with Signals() as signals:

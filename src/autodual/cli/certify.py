@@ -18,10 +18,8 @@ import typer
 
 from autodual._errors import ArgumentError
 from autodual._files import write_json
-from autodual.cli.answers import answer
-from autodual.cli.completion import targets
-from autodual.cli.options import TARGET, checked, with_config_options
-from autodual.cli.terminal import speaks, watched
+from autodual.cli.options import TARGET, checked, targets, with_config_options
+from autodual.cli.terminal import answer, speaks, watched
 from autodual.runs.config import Proving, option
 from autodual.runs.folder import NAMED, Run, from_folder, relative, resolved, to_folder
 from autodual.runs.lines import Asked, check_way, record_about
@@ -38,7 +36,7 @@ TARGET_HELP = (
     "run folder; ONNX file with --dataset; weights (safetensors or .pt) with --model and --dataset; or file.py:factory with --weights "
     "and --dataset"
 )
-Weights = Annotated[
+WeightsOption = Annotated[
     Path | None,
     typer.Option(help="a state dictionary for the network that TARGET names: safetensors, or .pt without code in it"),
 ]
@@ -60,7 +58,7 @@ def certify(
     target: Annotated[
         Path, typer.Argument(help=f"{TARGET_HELP}; with --check, a file of certificates", autocompletion=targets)
     ],
-    weights: Weights = None,
+    weights: WeightsOption = None,
     engine: Annotated[
         Engine | None,
         typer.Option(help="how to bound [default: what the run was evaluated with, or dual]", show_default=False),
@@ -112,7 +110,7 @@ def certify(
         raise ArgumentError(f"--timeout must be more than 0 seconds, got {timeout:g}; leave it out for no limit")
     for name in probability or {} if engine != "high-probability" else {}:
         raise ArgumentError(f"--{name} is for --engine high-probability; no other is random")
-    from autodual.certificates.proof import in_words
+    from autodual.certificates.certificate import in_words
     from autodual.engines import HighProbability
     from autodual.evaluation.judge import (
         ENGINES,
@@ -322,7 +320,7 @@ STOPPED = "stopped as asked; an attack keeps nothing: start again, with --limit 
 @with_config_options(*TARGET)
 def attack(
     target: Annotated[Path, typer.Argument(help=TARGET_HELP, autocompletion=targets)],
-    weights: Weights = None,
+    weights: WeightsOption = None,
     limit: Limit = None,
     steps: Annotated[int, typer.Option(help="gradient steps from each start", min=0)] = 40,
     restarts: Annotated[
@@ -334,7 +332,7 @@ def attack(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Search for perturbations that change the label: the other side of the sandwich."""
-    from autodual.certificates.proof import in_words
+    from autodual.certificates.certificate import in_words
     from autodual.evaluation.evaluate import attacked
     from autodual.evaluation.processes import joined
 

@@ -1,19 +1,19 @@
-"""Command-line options from a record's fields: types, names and help are written once, in the record."""
+"""Command-line options from a record's fields: types, names and help are written once, in the record. And what shells complete."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.cli.completion import OPTIONS
-from autodual.cli.terminal import speaks
-from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, fraction, is_per_feature
+from autodual.cli.terminal import speaks, with_parameters
+from autodual.runs.config import EPS_START, PARTS, OptionError, TrainConfig, is_per_feature, parse_fraction
 
 TARGET = (
     "dataset", "data_folder", "model", "normalise", "per_channel", "norm", "eps", "clip", "device", "label_column", "test_dataset",
@@ -38,14 +38,15 @@ def with_config_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command with a parameter `into` gets these fields of a record as options, or all; those given arrive there by name.
 
-    A field that may be None has a second option, --no-FIELD, which says so: a config may have set it.
+    A field of a config that may be None has a second option, --no-FIELD, which says so: the config may have set it.
     """
-    chosen = [f for f in fields(record) if not names or f.name in names]
+    chosen, of_config = [f for f in fields(record) if not names or f.name in names], record is TrainConfig
     hints = get_type_hints(record)
-    removable = [f.name for f in chosen if type(None) in get_args(hints[f.name])]
+    removable = [f.name for f in chosen if of_config and type(None) in get_args(hints[f.name])]
     extra = []
     for f in chosen:
-        extra.append(_parameter(f.name, hints[f.name], f.default if not names else None, f.metadata["help"]))
+        default = None if of_config and names else f.default  # that of the run, which may be another
+        extra.append(_parameter(f.name, hints[f.name], default, f.metadata["help"]))
         extra += [_removal(f.name)] if f.name in removable else []
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -58,16 +59,7 @@ def with_config_options(
                     raise ArgumentError(f"{_flag(name)} and --no-{_flag(name)[2:]} exclude each other")
             command(**arguments, **{into: given | dict.fromkeys(removed)})
 
-        resolved = get_type_hints(command, include_extras=True)
-        own = [
-            p.replace(annotation=resolved[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for p in inspect.signature(command).parameters.values()
-            if p.name != into
-        ]
-        wrapped.__signature__ = inspect.Signature(own + extra)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in (*own, *extra)}
-        wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
-        return wrapped
+        return with_parameters(wrapped, command, extra, without=into)
 
     return decorate
 
@@ -144,7 +136,7 @@ def _parameter(name: str, hint: Any, default: Any, text: str) -> inspect.Paramet
         show_default=False,
         callback=convert,
         metavar=shape,
-        autocompletion=OPTIONS.get(name),
+        autocompletion=COMPLETED.get(name),
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]
@@ -186,7 +178,7 @@ def _parsed(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return fraction(text)
+        return parse_fraction(text)
 
 
 def usage_message(error: typer.BadParameter) -> str:
@@ -196,3 +188,58 @@ def usage_message(error: typer.BadParameter) -> str:
     if near:
         return f"error: {error.message}; did you mean {near[0]}?"
     return text if text == (error.ctx and error.ctx.get_help()) else f"error: {' '.join(text.split())}"
+
+
+# What the shell completes beside commands and options: names that are known without PyTorch, and files of ours in the working folder.
+#
+# A function returns all that could stand there, of which typer keeps what begins as the word does; without any, shells complete files.
+
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
+"""Names of `autodual.data.known.KNOWN`, known here without PyTorch; a test compares the two."""
+MODELS = ("small", "large", "resnet", "wide:1", "deep:1", "cnn5", "cnn7", "digits")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def dataset_names() -> list[str]:
+    return list(DATASETS)
+
+
+def model_names() -> list[str]:
+    return list(MODELS)
+
+
+def device_names() -> list[str]:
+    return list(DEVICES)
+
+
+def run_folders(incomplete: str) -> list[str]:
+    """Folders with a config, up to two levels below what is typed."""
+    return [str(file.parent) for file in _below(incomplete, "config.yaml") if str(file.parent) != "."]
+
+
+def targets(incomplete: str) -> list[str]:
+    """Run folders, and weights."""
+    return run_folders(incomplete) + [str(file) for file in _below(incomplete, "*.safetensors")]
+
+
+def configs(incomplete: str) -> list[str]:
+    """YAML files up to two levels below what is typed, but for those that runs keep."""
+    return [str(file) for file in _below(incomplete, "*.yaml") if file.name != "config.yaml"]
+
+
+def row_names() -> list[str]:
+    """Rows of the paper's tables, and names for several of them."""
+    from autodual.reproduce.campaign import BY_NAME
+
+    return [*BY_NAME, "table1", "table2", "table3", "table4", "all"]
+
+
+def _below(incomplete: str, pattern: str) -> Iterator[Path]:
+    """Files that match, in the folder that the word names so far and in those up to two levels below it."""
+    place = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    for depth in ("", "*/", "*/*/"):
+        yield from sorted(path for path in place.glob(depth + pattern) if path.is_file())
+
+
+COMPLETED = {"dataset": dataset_names, "model": model_names, "device": device_names}
+"""By the name of an option."""

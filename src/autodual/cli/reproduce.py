@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual.cli.answers import answer
-from autodual.cli.completion import device_names, row_names
-from autodual.cli.terminal import Display, InterruptedRunError, Signals, print_table
+from autodual.cli.options import row_names, with_config_options
+from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer, print_table
 from autodual.reproduce.campaign import (
     BEST,
     BY_NAME,
@@ -21,10 +21,10 @@ from autodual.reproduce.campaign import (
     SEEDED,
     SEEDS,
     Campaign,
-    Figures,
     NetworkFigures,
     Phase,
     Recipe,
+    RowFigures,
     Task,
     chosen_tasks,
     in_order,
@@ -57,16 +57,21 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Configs = Annotated[Path, typer.Option("--configs", help="folder with a YAML file for each row")]
-Results = Annotated[Path, typer.Option("--results", help="folder for what is kept of finished rows")]
-Work = Annotated[Path, typer.Option("--work", help="folder for checkpoints and runs, which are large")]
-DEFAULT = Campaign()
+
+
+def with_folders(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command with these fields of `Campaign` as options, or all; those given arrive in `places`."""
+    return with_config_options(*names, record=Campaign, into="places")
+
+
+FOLDERS = ("configs", "results", "work")
 
 
 @app.command("list")
-def list_(configs: Configs = DEFAULT.configs, results: Results = DEFAULT.results, work: Work = DEFAULT.work) -> None:
+@with_folders(*FOLDERS)
+def list_(places: dict[str, Any]) -> None:
     """All rows in the order of the campaign: the paper's figures, ours, and how far each has come."""
-    campaign = Campaign(configs, results, work)
+    campaign = Campaign(**places)
     tasks = in_order([*campaign.tasks(), *(Task(name, "best") for name in BEST)])
     first = [task for task in tasks if task.seed == 0]
     head = ("row", "recipe", "paper: robust / error, %", "ours", "state")
@@ -88,7 +93,7 @@ def _fields(campaign: Campaign, task: Task) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _robust_error(figures: Figures) -> float:
+def _robust_error(figures: RowFigures) -> float:
     """The robust error of a network, or a cascade's stage-certified error, which is what the paper reports."""
     return figures.robust_error if isinstance(figures, NetworkFigures) else figures.errors.stage_certified_error
 
@@ -107,7 +112,9 @@ def _line(campaign: Campaign, task: Task) -> tuple[str, ...]:
 
 
 @app.command(RUN)
+@with_folders()
 def run(
+    places: dict[str, Any],
     rows: Annotated[
         list[str],
         typer.Argument(
@@ -132,16 +139,11 @@ def run(
         ),
     ] = None,
     evaluation: Annotated[bool, typer.Option("--evaluation/--no-evaluation", help="evaluate, or only train")] = True,
-    configs: Configs = DEFAULT.configs,
-    results: Results = DEFAULT.results,
-    work: Work = DEFAULT.work,
-    data_folder: Annotated[str | None, typer.Option(help="where data sets lie; $AUTODUAL_DATA when not given")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", autocompletion=device_names)] = "auto",
     side_by_side: Annotated[int, typer.Option(hidden=True)] = 1,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train and evaluate rows, or what is left to do of them; what is finished is not done again."""
-    campaign = Campaign(configs, results, work, data_folder, device)
+    campaign = Campaign(**places)
     for name, value in (("--jobs", jobs), ("--seeds", seeds)):
         if value < 1:
             raise ArgumentError(f"{name} must be at least 1, got {value}")
@@ -149,11 +151,11 @@ def run(
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
     from autodual.reproduce.evaluation import ROW_ENGINES
-    from autodual.reproduce.jobs import Clock, Extent, run_in_turn, run_side_by_side
+    from autodual.reproduce.jobs import Deadline, Extent, run_in_turn, run_side_by_side
 
     extent = Extent(tuple(engine or ROW_ENGINES), evaluation, max(side_by_side, jobs))
     with Signals() as signals:
-        clock = Clock.within(minutes, signals.stop, until)
+        clock = Deadline.within(minutes, signals.stop, until)
         if jobs > 1:
             outcome = run_side_by_side(campaign, tasks, clock, jobs, _say, extent)
         else:
@@ -184,7 +186,9 @@ def _say(line: str) -> None:
 
 
 @app.command()
+@with_folders(*FOLDERS)
 def pack(
+    places: dict[str, Any],
     out: Annotated[Path, typer.Argument(help="OUT.tar: writes OUT-1.tar, OUT-2.tar ...")],
     rows: Annotated[
         list[str] | None,
@@ -200,14 +204,11 @@ def pack(
     most_mib: Annotated[
         float | None, typer.Option(help="largest size of all parts; rows that do not fit are named")
     ] = None,
-    configs: Configs = DEFAULT.configs,
-    results: Results = DEFAULT.results,
-    work: Work = DEFAULT.work,
 ) -> None:
     """Write what must be kept of finished rows, and what the others need to go on, into files that can travel."""
     from autodual.reproduce.pack import that_fit, unit_of, write_pack
 
-    campaign = Campaign(configs, results, work)
+    campaign = Campaign(**places)
     named = {row for name in rows or () for row in named_together(name) or (name,)}
     tasks = [task for task in campaign.tasks() if not rows or task.row in named]
     units = [unit for task in tasks if (unit := unit_of(campaign, task, light, weights)) is not None and unit.files]
@@ -232,47 +233,43 @@ def pack(
 
 
 @app.command()
-def unpack(
-    parts: Annotated[list[Path], typer.Argument(help="all parts of a pack")],
-    configs: Configs = DEFAULT.configs,
-    results: Results = DEFAULT.results,
-    work: Work = DEFAULT.work,
-) -> None:
+@with_folders(*FOLDERS)
+def unpack(places: dict[str, Any], parts: Annotated[list[Path], typer.Argument(help="all parts of a pack")]) -> None:
     """Merge a pack into this tree. What is newer here stays."""
     from autodual.reproduce.pack import unpack as unpack_parts
 
-    found = unpack_parts(Campaign(configs, results, work), parts)
+    found = unpack_parts(Campaign(**places), parts)
     answer(tasks={str(task): str(what) for task, what in found.items()})
     for task, what in found.items():
         print(f"{task}: {what}")
 
 
 @app.command()
+@with_folders("configs", "results")
 def tables(
-    configs: Configs = DEFAULT.configs,
-    results: Results = DEFAULT.results,
+    places: dict[str, Any],
     markdown: Annotated[Path, typer.Option(help="the page of the documentation")] = Path("docs/results.md"),
     page: Annotated[Path | None, typer.Option(help="the HTML page; index.html in the results when not given")] = None,
 ) -> None:
     """Build the tables from the records in the results, as Markdown and as an HTML page."""
     from autodual.reproduce.tables import write_tables
 
-    target = page or results / "index.html"
-    write_tables(Campaign(configs, results), markdown, target)
+    campaign = Campaign(**places)
+    target = page or campaign.results / "index.html"
+    write_tables(campaign, markdown, target)
     answer(markdown=str(markdown), page=str(target))
     print(f"{markdown}\n{target}")
 
 
 @app.command()
+@with_folders("configs", "results")
 def figures(
-    configs: Configs = DEFAULT.configs,
-    results: Results = DEFAULT.results,
-    out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("docs/figures"),
+    places: dict[str, Any], out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("docs/figures")
 ) -> None:
     """Draw those of the paper's figures whose rows have run."""
     from autodual.reproduce.tables import write_figures
 
-    drawn = write_figures(Campaign(configs, results), out)
+    drawn = write_figures(Campaign(**places), out)
     answer(figures={name: None if path is None else str(path) for name, path in drawn.items()})
     for name, path in drawn.items():
         print(f"{name}: not drawn, since its rows have not run" if path is None else path)

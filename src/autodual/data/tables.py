@@ -20,7 +20,7 @@ from autodual._errors import ArgumentError
 from autodual.data.examples import ArrayData
 from autodual.data.known import expanded, is_file, reading
 
-SUFFIXES = (".csv", ".tsv")
+TABLE_SUFFIXES = (".csv", ".tsv")
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "?", "-"])
 """What stands for a value that is not there, in small letters."""
 MOST_CLASSES = 1000
@@ -40,7 +40,7 @@ class TableOptions:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """A file as it was read."""
 
     path: Path
@@ -101,7 +101,7 @@ def load_csv(path: Path, split: str, options: TableOptions) -> ArrayData:
     return _numbered(other, classes, number)
 
 
-def _numbered(rows: Rows, classes: tuple[str, ...], number: dict[str, int]) -> ArrayData:
+def _numbered(rows: TableRows, classes: tuple[str, ...], number: dict[str, int]) -> ArrayData:
     for label, line in zip(rows.labels, rows.lines, strict=True):
         if label not in number:
             raise ArgumentError(f"{rows.path}: line {line}: the label {label!r} does not occur in the data to train on")
@@ -124,7 +124,7 @@ def fifth_of_each(labels: Tensor, split: str, seed: int, where: str, classes: Se
     return torch.from_numpy(test if split == "test" else np.setdiff1d(np.arange(len(labels)), test))
 
 
-def _classes(rows: Rows) -> tuple[tuple[str, ...], dict[str, int]]:
+def _classes(rows: TableRows) -> tuple[tuple[str, ...], dict[str, int]]:
     """Names of the classes, in the order of their numbers if all are whole numbers, else of their letters; and each label's place."""
     counts = Counter(rows.labels)
     if len(counts) < 2:
@@ -155,7 +155,7 @@ def _classes(rows: Rows) -> tuple[tuple[str, ...], dict[str, int]]:
     return ordered, {label: number for number, label in enumerate(ordered)}
 
 
-def read_rows(path: Path, label_column: str | None) -> Rows:
+def read_rows(path: Path, label_column: str | None) -> TableRows:
     """The rows of a CSV file; refuses what is missing or no number, with its line."""
     if not is_file(path):
         raise ArgumentError(f"{path}: there is no such file; check the path")
@@ -200,7 +200,7 @@ def read_rows(path: Path, label_column: str | None) -> Rows:
     if not labels:
         raise ArgumentError(f"{path}: has a header and no rows")
     features = tuple(name for i, name in enumerate(names) if i != place)
-    return Rows(path, features, np.array(values, dtype=np.float64), labels, places, titled)
+    return TableRows(path, features, np.array(values, dtype=np.float64), labels, places, titled)
 
 
 def _split(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:

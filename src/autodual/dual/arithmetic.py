@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.dual.base import AffineDual, Window, spectral_norm
-from autodual.dual.building import factor, parameter, register, rewrite, weights
+from autodual.dual.base import AffineDual, Window, factor, parameter, register, rewrite, spectral_norm, weights
 from autodual.dual.products import BilinearDual, elementwise_product, matrix_product
 from autodual.graph import Call, Operand, depends
 

@@ -12,8 +12,7 @@ from torch import Tensor, fx, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.dual.base import AffineDual
-from autodual.dual.building import register, rewrite
+from autodual.dual.base import AffineDual, register, rewrite
 from autodual.dual.convex import log_above, power_above, recorded
 from autodual.graph import Call, depends
 from autodual.graph.network import mark_as_last

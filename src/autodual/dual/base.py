@@ -1,4 +1,4 @@
-"""Dual layers, what every engine needs to know about one operation, declared once; a network of them, and its one traversal.
+"""Dual layers: what every engine needs to know about one operation, declared once, and registered for the calls that it covers.
 
 An operation is either *affine* (its transpose is exact) or *elementwise* (bounded between lines on an interval). Tensors
 carry one leading batch dimension [M, *shape]; engines fold rows or generators into it.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from autodual._errors import ArgumentError
 from autodual._tensor import Shape
+from autodual.graph import Call, Operand
+from autodual.graph.registry import Registry
 from autodual.interval import Interval
 
 
@@ -305,7 +308,7 @@ class ElementwiseDual(ABC):
         return coefficients * slope
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
-        """As for an affine layer, the most terms of the sums that `along` and `back` are; 0 for one product."""
+        """The most terms of the sums that `along` and `back` are; 0 for one product."""
         return 0, 0
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
@@ -328,172 +331,54 @@ class ElementwiseDual(ABC):
 DualLayer = AffineDual | ElementwiseDual
 
 
-# A network of dual layers, and the one traversal of it.
-#
-# A pass says what happens at the input, at an affine node and at an activation, and nothing else. `walk` visits what a node is
-# computed from and drops values that nothing reads any more. `OnDemand` keeps them: it goes as far as it is asked to, and whoever owns
-# it may put another value in a node's place, from which the pass then goes on.
+# Where dual layers are registered for operations, and how builders read the parameters of a call.
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class DualNode:
-    """One dual layer in its place. The first node of a network is its input and has no layer."""
-
-    name: str
-    layer: DualLayer | None
-    inputs: tuple[int, ...]
-    shape: Shape
-    apart: AffineDual | None = None
-    """By how much the layer's constants differ if the model computes them in float32 instead of float64; None: not at all."""
+REGISTRY = Registry()
+"""The shipped dual layers, and yours."""
+register = REGISTRY.register
+rewrite = REGISTRY.rewrite
 
 
-@dataclass(frozen=True)
-class DualNetwork:
-    """Dual layers in the order of evaluation. Built anew for every call, so it never holds a stale parameter."""
-
-    nodes: tuple[DualNode, ...]
-    output: int
-    run_dtype: torch.dtype | None = None
-    """What the model itself computes in; None: what it is bounded in."""
-    activations: tuple[int, ...] = field(init=False)
-    """Indices of the elementwise layers, in order."""
-    readers: tuple[tuple[int, ...], ...] = field(init=False)
-    """For every node, the nodes that read it, once for every use."""
-
-    def __post_init__(self) -> None:
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for index, node in enumerate(self.nodes):
-            for source in node.inputs:
-                found[source].append(index)
-        activations = tuple(i for i, n in enumerate(self.nodes) if isinstance(n.layer, ElementwiseDual))
-        object.__setattr__(self, "activations", activations)
-        object.__setattr__(self, "readers", tuple(tuple(f) for f in found))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The network itself, computed from its dual layers."""
-        return walk(self, Evaluation(x))
-
-    def activation(self, index: int) -> ElementwiseDual:
-        """The layer of an activation."""
-        layer = self.nodes[index].layer
-        assert isinstance(layer, ElementwiseDual)
-        return layer
-
-    def source(self, index: int) -> int:
-        """The node that an activation reads."""
-        return self.nodes[index].inputs[0]
-
-    def operand_shapes(self, index: int) -> tuple[Shape, ...]:
-        return tuple(self.nodes[i].shape for i in self.nodes[index].inputs)
-
-    def ancestors(self, index: int) -> list[int]:
-        """The node and everything it is computed from, last first."""
-        needed = {index}
-        for i in range(index, -1, -1):
-            if i in needed:
-                needed.update(self.nodes[i].inputs)
-        return sorted(needed, reverse=True)
+REQUIRED = object()
 
 
-def evaluate(layer: DualLayer, *operands: Tensor) -> Tensor:
-    return layer.apply(*operands) if isinstance(layer, AffineDual) else layer.value(operands[0])
+def parameter(call: Call, position: int, name: str, default: Any = REQUIRED) -> Any:
+    """A setting, which must not depend on the network's input: an attribute of the call's module, or an argument of its function."""
+    if call.module is not None:
+        return getattr(call.module, name)
+    value = call.argument(position, name) if default is REQUIRED else call.argument(position, name, default)
+    if isinstance(value, Operand):
+        raise ArgumentError(
+            f"{call.path}: its argument {name!r} depends on the network's input, and a dual layer takes a constant there. Make "
+            f"it a parameter or a buffer of the model, or write the operation with sums, torch.maximum and torch.minimum"
+        )
+    return value
 
 
-class Pass(ABC, Generic[T]):
-    """What is computed for every node, from what was computed for its operands."""
-
-    @abstractmethod
-    def input(self) -> T:
-        """The value of node 0."""
-
-    @abstractmethod
-    def affine(self, index: int, layer: AffineDual, operands: Sequence[T]) -> T:
-        """The value of a node W x + b."""
-
-    @abstractmethod
-    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[T]) -> T:
-        """The value of a node f(x)."""
+def weights(call: Call, position: int, name: str, default: Any = REQUIRED) -> Any:
+    """A tensor that values are multiplied with, or added to them, in the dtype of the network: a part of it may run in a wider one."""
+    value = parameter(call, position, name, default)
+    return value.to(call.floating(value)) if isinstance(value, Tensor) else value
 
 
-def walk(network: DualNetwork, what: Pass[T], target: int | None = None) -> T:
-    """The value of a node, by default the output; each value is dropped after its last reader on the way."""
-    target = network.output if target is None else target
-    needed = network.ancestors(target)[::-1]
-    last_reader = {source: index for index in needed for source in network.nodes[index].inputs}
-    values: dict[int, T] = {}
-    for index in needed:
-        values[index] = _visit(network, what, index, values)
-        for source in set(network.nodes[index].inputs):
-            if last_reader[source] == index:
-                del values[source]
-    return values[target]
+def number(call: Call, value: Any, name: str, above: float = -math.inf) -> float:
+    """A parameter as a finite number greater than `above`."""
+    found = float(value)
+    if not above < found < math.inf:
+        range_ = "finite" if above == -math.inf else f"finite and greater than {above:g}"
+        raise ArgumentError(
+            f"{call.path}: {name} = {found} is out of range: it must be {range_} for the operation to have a dual layer. "
+            f"Change it, or use another activation"
+        )
+    return found
 
 
-class OnDemand(Generic[T]):
-    """The values of a pass, computed when they are asked for, and kept.
-
-    keep: or else a value is dropped when its last reader is visited.
-    """
-
-    def __init__(self, network: DualNetwork, what: Pass[T], keep: bool = True) -> None:
-        self.network, self._what, self._keep = network, what, keep
-        self._values: dict[int, T] = {}
-
-    def at(self, index: int) -> T:
-        """The value of a node; those that it is computed from are visited first, in order."""
-        if index not in self._values:
-            for i in self._missing(index):
-                self._values[i] = _visit(self.network, self._what, i, self._values)
-                if not self._keep:
-                    self._drop_before(i)
-        return self._values[index]
-
-    def put(self, index: int, value: T) -> None:
-        """Sets the value of a node, whether or not it was visited."""
-        self._values[index] = value
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._values
-
-    def _missing(self, index: int) -> list[int]:
-        found: set[int] = set()
-        waiting = [index]
-        while waiting:
-            one = waiting.pop()
-            if one not in self._values and one not in found:
-                found.add(one)
-                waiting += self.network.nodes[one].inputs
-        return sorted(found)
-
-    def _drop_before(self, index: int) -> None:
-        for source in set(self.network.nodes[index].inputs):
-            if max(self.network.readers[source]) == index:
-                del self._values[source]
-
-
-def _visit(network: DualNetwork, what: Pass[T], index: int, values: dict[int, T]) -> T:
-    node = network.nodes[index]
-    if node.layer is None:
-        return what.input()
-    operands = [values[i] for i in node.inputs]
-    if isinstance(node.layer, AffineDual):
-        return what.affine(index, node.layer, operands)
-    return what.activation(index, node.layer, operands)
-
-
-@dataclass(frozen=True)
-class Evaluation(Pass[Tensor]):
-    """The network's own values at x."""
-
-    x: Tensor
-
-    def input(self) -> Tensor:
-        return self.x
-
-    def affine(self, index: int, layer: AffineDual, operands: Sequence[Tensor]) -> Tensor:
-        return layer.apply(*operands)
-
-    def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[Tensor]) -> Tensor:
-        return layer.value(operands[0])
+def factor(call: Call, value: Any, name: str, above: float = -math.inf) -> float:
+    """A parameter that values are multiplied with. Below this, float32 holds only some of its digits, and values may be large."""
+    found, least = number(call, value, name, above), torch.finfo(torch.float32).tiny
+    if 0 < abs(found) < least:
+        raise ArgumentError(
+            f"{call.path}: {name} = {found} is out of range: float32 holds only some digits of factors below {least:.2g}; make it "
+            f"zero, or larger"
+        )
+    return found

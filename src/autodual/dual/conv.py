@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._tensor import Shape, channels_inside, channels_lie_inside
-from autodual.dual.base import AffineDual, Window, spectral_norm
-from autodual.dual.building import parameter, register, rewrite, weights
+from autodual.dual.base import AffineDual, Window, parameter, register, rewrite, spectral_norm, weights
 from autodual.dual.normalising import tournament
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call
@@ -441,7 +440,7 @@ for _dims, _modules, _functions, _adaptive_function in (
 
 
 def _adaptive_taps(size: int, count: int | None) -> list[slice | list[int]]:
-    """As `_taps`, for windows that share out all positions; None means one each."""
+    """The taps of windows that share out all positions, in the form of `_taps`; None means one each."""
     count = size if count is None else count
     windows = [range(out * size // count, -(-(out + 1) * size // count)) for out in range(count)]
     taps = [[window[min(t, len(window) - 1)] for window in windows] for t in range(max(map(len, windows)))]

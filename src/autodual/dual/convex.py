@@ -24,8 +24,17 @@ from torch import Tensor, fx, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual.arithmetic import DualScale
-from autodual.dual.base import AffineDual, Band, ElementwiseDual, Lines
-from autodual.dual.building import number, parameter, register, rewrite
+from autodual.dual.base import (
+    AffineDual,
+    Band,
+    ElementwiseDual,
+    FreeSlopes,
+    Lines,
+    number,
+    parameter,
+    register,
+    rewrite,
+)
 from autodual.dual.curved import CurvedDual
 from autodual.graph import Call, Operand, depends
 from autodual.interval import Interval
@@ -42,7 +51,10 @@ class SteepDual(CurvedDual):
         return found.amin(0), found.amax(0)
 
     def _chord(self, start: Tensor, end: Tensor, touching: Tensor, near: Tensor) -> Tensor:
-        """As for other curves, but however large values are: what rounding does to the slope, times the run, is rounding of them."""
+        """Slope between two points of the curve; that of the tangent at `touching` if they are near.
+
+        How large the values are does not matter: what rounding does to the slope, times the run, is rounding of the values.
+        """
         run, scale = end - start, torch.maximum(start.abs(), end.abs()).detach()
         close = run.abs() <= torch.maximum(near, torch.finfo(run.dtype).eps ** 0.5 * scale)
         steep = (self.value(end) - self.value(start)) / torch.where(close, torch.ones_like(run), run)
@@ -236,6 +248,29 @@ class PositiveDual(ConvexDual):
         unknown = 0.0, -torch.inf, 0.0, torch.inf
         return Lines(*(torch.where(defined, a, b) for a, b in zip(found, unknown, strict=True)))
 
+    def free_slopes(self, z: Interval) -> FreeSlopes:
+        inner, defined, below = self._inner(z)
+        free = super().free_slopes(inner)
+        lower, upper = free.lower, free.upper
+        if self.odd is not None:
+            flipped = (upper, lower) if self.odd else (_negative(lower), _negative(upper))
+            lower, upper = (_chosen(below, b, a) for a, b in zip((lower, upper), flipped, strict=True))
+        flat = Interval(torch.zeros_like(inner.lower), torch.zeros_like(inner.lower))
+        lower, upper = (_chosen(defined, span, flat) for span in (lower, upper))
+        return FreeSlopes(lower, upper, torch.where(defined, free.offset, torch.inf))
+
+    def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
+        inner, defined, below = self._inner(z)
+        given = lower, upper
+        if self.odd is not None:
+            flipped = (upper, lower) if self.odd else (-lower, -upper)
+            lower, upper = (torch.where(below, b, a) for a, b in zip(given, flipped, strict=True))
+        lines = super().lines_with(inner, lower, upper)
+        first, last = lines.lower_offset, lines.upper_offset
+        if self.odd:
+            first, last = torch.where(below, -last, first), torch.where(below, -first, last)
+        return Lines(given[0], torch.where(defined, first, -torch.inf), given[1], torch.where(defined, last, torch.inf))
+
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         """A computed operand may be less than `at_least`, by the distance of both."""
         inner, defined, below = self._inner(z, by)
@@ -263,6 +298,16 @@ class PositiveDual(ConvexDual):
         defined = ((lower > 0) if self.has_pole else (lower >= 0)) & (upper < torch.inf)
         one = torch.ones_like(lower)
         return Interval(torch.where(defined, lower, one), torch.where(defined, upper, one)), defined, below
+
+
+def _negative(span: Interval) -> Interval:
+    return Interval(-span.upper, -span.lower)
+
+
+def _chosen(condition: Tensor, first: Interval, second: Interval) -> Interval:
+    """Elementwise, the first interval where the condition holds."""
+    lower, upper = ((first.lower, second.lower), (first.upper, second.upper))
+    return Interval(torch.where(condition, *lower), torch.where(condition, *upper))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._tensor import Shape
-from autodual.dual.base import AffineDual
-from autodual.dual.building import register, rewrite
+from autodual.dual.base import AffineDual, register, rewrite
 from autodual.dual.convex import power_above, recorded
 from autodual.dual.products import BilinearDual, elementwise_product
 from autodual.dual.shape import DualMonotone

@@ -12,8 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines, Relaxation
-from autodual.dual.building import factor, number, parameter, register, weights
+from autodual.dual.base import (
+    Band,
+    ElementwiseDual,
+    FreeSlopes,
+    Lines,
+    Relaxation,
+    factor,
+    number,
+    parameter,
+    register,
+    weights,
+)
 from autodual.graph import Call, Operand
 from autodual.interval import Interval
 from autodual.kernels.chord import chord, relaxed_relu, relu_band

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.arithmetic import DualEinsum, DualScale
-from autodual.dual.base import AffineDual
-from autodual.dual.building import parameter, register, rewrite
+from autodual.dual.base import AffineDual, parameter, register, rewrite
 from autodual.dual.products import BilinearDual, DualBilinear
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call, Operand, depends

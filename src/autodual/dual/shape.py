@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
-from autodual.dual.base import AffineDual, Window
-from autodual.dual.building import number, parameter, register, rewrite
+from autodual.dual.base import AffineDual, Window, number, parameter, register, rewrite
 from autodual.graph import Call, Operand
 
 # Concatenation and stacking of several operands.

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines
-from autodual.dual.building import factor, number, parameter, register
+from autodual.dual.base import Band, ElementwiseDual, FreeSlopes, Lines, factor, number, parameter, register
 from autodual.dual.curved import FINAL_STEPS, CurvedDual
 from autodual.dual.piecewise import DualKink, DualReLU
 from autodual.graph import Call

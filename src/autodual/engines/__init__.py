@@ -4,10 +4,10 @@ from autodual.engines.backward.crown import Crown as Crown
 from autodual.engines.backward.dual import Dual as Dual
 from autodual.engines.backward.slopes import AlphaCrown as AlphaCrown
 from autodual.engines.best import BestOf as BestOf
+from autodual.engines.bounding import bounds as bounds
 from autodual.engines.forward import ForwardDual as ForwardDual
 from autodual.engines.high_probability import HighProbability as HighProbability
 from autodual.engines.ibp import IBP as IBP
-from autodual.engines.prepare import bounds as bounds
 from autodual.engines.prepare import capture as capture
 from autodual.engines.projected import Projected as Projected
 from autodual.engines.results import BoundEngine as BoundEngine

@@ -45,7 +45,7 @@ Prove: TypeAlias = Callable[[DualNetwork, InputSet, Spec, Tensor], Proof | Proba
 
 
 def with_offsets(lower: Tensor, spec: Spec) -> Tensor:
-    """Bounds on the rows as they are asked for, about: whoever decides adds offsets with the rounding that this leaves out."""
+    """Approximate bounds on the rows with their offsets: the rounding of the sum is left to whoever decides."""
     offsets = None if spec.question is None else spec.question.offsets
     return lower if offsets is None else (lower.double() + offsets).to(lower)
 
@@ -144,6 +144,7 @@ class BestOf(BoundEngine):
         self._check()
 
     def _check(self) -> None:
+        """Refuse engines that cannot be combined."""
         if not self.engines:
             raise ArgumentError("BestOf needs at least one engine, such as BestOf(IBP(), Dual(), Crown())")
         for engine in self.engines:
@@ -342,7 +343,7 @@ def _outside(found: Preactivations, index: int) -> Outside:
 
 
 def _kind(found: list[Preactivations]) -> type[Preactivations]:
-    """Bounds that rest on an estimate are estimates."""
+    """The type of bounds that rest on all of these: estimates, if one of them is."""
     return Preactivations if all(type(f) is Preactivations for f in found) else EstimatedPreactivations
 
 

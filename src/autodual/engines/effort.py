@@ -161,7 +161,7 @@ class _Pass:
 
 @dataclass
 class Effort:
-    """The work of one call: `tell` hears of it now and then; after `timeout` seconds it ends with TimeLimitError."""
+    """The work of one call, which reports to `tell` now and then, and ends with TimeLimitError after `timeout` seconds."""
 
     timeout: float | None = None
     tell: Callable[[Progress], None] | None = None
@@ -172,7 +172,7 @@ class Effort:
     _begun: float | None = None
 
     def begin(self, costs: Callable[[], Mapping[int, float]], examples: int) -> None:
-        """A pass over so many examples begins.
+        """Notes that a pass over so many examples begins.
 
         costs: operations of its steps for one example, in the order of the steps; asked for once, if at all.
         """
@@ -181,17 +181,17 @@ class Effort:
         self._open.append(self._passes[-1])
 
     def next_part(self, examples: int) -> None:
-        """The next so many examples are treated, together."""
+        """Notes that the next so many examples are treated, together."""
         now = self._open[-1]
         now.finished, now.part, now.step = now.finished + now.part, examples, None
 
     def end(self) -> None:
-        """The pass that was begun last is done; one that has asked for it goes on."""
+        """Notes that the pass begun last is done; one that was interrupted for it goes on."""
         now = self._open.pop()
         now.finished, now.part = now.examples, 0
 
     def reached(self, step: int, within: float) -> None:
-        """The fraction `within` of a step is done, for the examples that are treated now."""
+        """Notes that the fraction `within` of a step is done for the examples treated now; ends the call if its time is up."""
         elapsed = time.monotonic() - self.started
         self.check(elapsed)
         if self._open:
@@ -275,7 +275,7 @@ def in_time(
 
 
 @dataclass(frozen=True)
-class Part:
+class ProgressOfPart:
     """Turns the progress of a call on some examples into that of the longer call which it belongs to."""
 
     whole: Report
@@ -292,7 +292,7 @@ class Part:
 
 
 class _Teller:
-    """Says once what a call will take, and shows how far it is."""
+    """Tells the user once what a call will take, and shows a line that says how far it is."""
 
     def __init__(
         self, engine: BoundEngine, examples: int, timeout: float | None, progress: bool | Report | None
@@ -303,7 +303,7 @@ class _Teller:
     def __call__(self, progress: Progress) -> None:
         if callable(self.progress):
             self.progress(progress)
-        if progress.worked < SURE or isinstance(self.progress, Part):
+        if progress.worked < SURE or isinstance(self.progress, ProgressOfPart):
             return
         long = progress.expected > LONG
         if long and not self.announced:
@@ -321,6 +321,7 @@ class _Teller:
             print("\r" + " " * 78 + "\r", end="", file=sys.stderr, flush=True)
 
     def _announcement(self, progress: Progress) -> str:
+        """What the user is told once, when it is known that the call takes long."""
         many = "1 example" if self.examples == 1 else f"{self.examples} examples"
         cheaper = " or ".join(map(repr, self.engine.cheaper))
         advice = f"Cheaper, and looser: {cheaper}. " if cheaper else ""

@@ -129,7 +129,7 @@ class ConfidenceRadius:
 
     @classmethod
     def of(cls, confidence: Confidence, gaussian: bool) -> ConfidenceRadius:
-        """Refuses a number of projections that is too small to bound anything."""
+        """The estimator that the confidence asks for; refuses a number of projections that is too small to bound anything."""
         k, tail = confidence.k, log_tail_per_estimate(confidence.delta, confidence.estimates, confidence.m)
         factors = [geometric_enlargement(k, tail), gaussian_enlargement(k, tail) if gaussian else 1.0]
         if confidence.estimates > 0 and max(factors) > USELESS:
@@ -251,6 +251,7 @@ class HighProbability(BoundEngine):
         exactly: Callable[[DualNetwork, InputSet], Preactivations],
         rounding: Errors,
     ) -> Preactivations:
+        """Bounds of all activations that hold with the stated confidence, each from fresh draws and from the bounds before it."""
         norm = norm_of(region)
         if norm is None:
             raise ArgumentError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
-from autodual.dual.base import Evaluation
+from autodual.dual.network import Evaluation
 from autodual.engines.backward.bands import DualSolver, constant_bands
 from autodual.engines.effort import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
@@ -65,7 +65,7 @@ class IntervalBounds:
         return self._intervals.at(index)
 
     def intersect(self, index: int, found: Interval) -> Interval:
-        """What this pass and another bound on a node allow, from which the pass goes on."""
+        """Narrows the interval of a node to what another bound allows, too, and returns it; later nodes are computed from it."""
         own = self.at(index)
         both = found.intersect(own)
         self._intervals.put(index, both)
@@ -73,7 +73,7 @@ class IntervalBounds:
 
 
 class ProvableIntervals(IntervalBounds):
-    """Interval bounds whose errors are counted, as parts of a computation with this rounding."""
+    """Interval bounds whose rounding errors are counted. `rounding` is that of the computation which uses them."""
 
     def __init__(self, network: DualNetwork, region: InputSet, rounding: Rounding) -> None:
         super().__init__(network, region)
@@ -94,7 +94,7 @@ class ProvableIntervals(IntervalBounds):
 
 
 def interval_bounds(network: DualNetwork, region: InputSet, rounding: Errors) -> IntervalBounds:
-    """Interval bounds beside another computation, as provable as that is."""
+    """Interval bounds for another computation to use; their rounding is counted if that of the computation is."""
     if isinstance(rounding, Rounding):
         return ProvableIntervals(network, region, rounding)
     return IntervalBounds(network, region)

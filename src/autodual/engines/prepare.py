@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,28 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
-from autodual._tensor import CERTIFYING_DTYPES, full_precision, needs_gradient
+from autodual._tensor import full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
-from autodual.dual.base import AffineDual, DualLayer, evaluate
-from autodual.dual.building import (
-    differ_by_more_than_rounding,
-    non_finite_constant,
-    non_finite_parameter,
-    with_differences,
-)
+from autodual.dual.base import AffineDual, DualLayer
+from autodual.dual.network import DualNode, apply_layer
 from autodual.engines.backward.dual import Dual
 from autodual.engines.ibp import evaluate_with_error
-from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundBounds
+from autodual.engines.results import BoundEngine
 from autodual.engines.rounding import MORE_ROUNDINGS, of_sum
-from autodual.graph import Network, check_current
-from autodual.graph import capture as capture_with
-from autodual.interval import Interval
-from autodual.sets import Box, InputSet, L1Ball, L2Ball, LinfBall, Perturbation, norm_of
-from autodual.sets.input_sets import rounded_up
-from autodual.spec import Label, Specification
-from autodual.spec import check_classifier as check_classifier
-from autodual.spec import check_label_range as check_label_range
-from autodual.spec import check_labels as check_labels
+from autodual.graph import Network, capture_graph, check_current
+from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation, norm_of
+from autodual.sets.balls import warn_of_raw_pixels
+from autodual.spec import Label, Specification, check_labels
 
 
 def capture(model: nn.Module, example: Tensor) -> Network:
@@ -60,125 +50,7 @@ def capture(model: nn.Module, example: Tensor) -> Network:
     """
     check_input(example, "example")
     check_placement(model, example, "example")
-    return capture_with(model, example, REGISTRY)
-
-
-def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine | None = None) -> Bounds:
-    """Bound the output, and what enters every activation, for every input of the set.
-
-    Differentiable in the parameters, the inputs and eps. Sound and probable bounds are rounded outwards, so that they hold as they
-    are. Sound ones are computed in float64 where float32 would have to move them by more than a hundredth of their width. Gradients
-    are those of the bounds without rounding.
-
-    Args:
-        model: Any nn.Module in evaluation mode, whose output may have any shape; or a captured Network.
-        input_set: Where the inputs may lie: `LinfBall(0.1).around(x)`, `Box(lower, upper)`, or your own.
-        engine: How to bound; `Dual()` if not given.
-
-    Returns:
-        `output` and `layers`, intervals by name. The type says what they are worth: `SoundBounds`, `ProbableBounds` or
-        `EstimatedBounds`.
-
-    Raises:
-        ArgumentError: An argument has a value, shape, dtype or device that cannot be used.
-        CaptureError: The model could not be turned into a graph.
-        MemoryBudgetError: The work does not fit into the memory, however it is cut.
-
-    Examples:
-        >>> import torch
-        >>> import autodual as ad
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
-        >>> found = ad.bounds(model, ad.LinfBall(0.1).around(torch.zeros(5, 3)))
-        >>> type(found).__name__, found.output.lower.shape
-        ('SoundBounds', torch.Size([5, 2]))
-    """
-    engine = Dual() if engine is None else engine
-    check_engine(engine)
-    if not isinstance(input_set, InputSet):
-        raise ArgumentError(
-            f"input_set must be an InputSet such as LinfBall(0.1).around(x) or Box(lower, upper), got {type(input_set).__name__}"
-        )
-    check_region(input_set, "input_set")
-    with full_precision():
-        prepared = prepare(model, input_set.centre, input_set)
-        found = engine.bounds(prepared.network, input_set)
-        if not isinstance(found, SoundBounds | ProbableBounds):
-            return found
-        with torch.no_grad():
-            outer = _known(_rounded_outwards(prepared, input_set, engine, found))
-    layers = {name: _with_gradient(outer.layers[name], interval) for name, interval in found.layers.items()}
-    return replace(outer, output=_with_gradient(outer.output, found.output), layers=layers)
-
-
-def _known(bounds: Bounds) -> Bounds:
-    """Bounds without NaN: what overflowed is known to be below +inf and above -inf, and no more."""
-
-    def known(ends: Interval) -> Interval:
-        unknown = -torch.inf, torch.inf
-        lower, upper = (
-            torch.where(e.isfinite(), e, end) for e, end in zip((ends.lower, ends.upper), unknown, strict=True)
-        )
-        return Interval(lower, upper)
-
-    layers = {name: known(ends) for name, ends in bounds.layers.items()}
-    return replace(bounds, output=known(bounds.output), layers=layers)
-
-
-ROOM = 0.01
-"""The largest part of a bound's width that rounding outwards may add in float32."""
-
-
-def _rounded_outwards(prepared: Prepared, region: InputSet, engine: BoundEngine, found: Bounds) -> Bounds:
-    """Bounds that hold as they are, in the dtype of the set."""
-    wider = region.double()
-    if prepared.only_in_double and wider is None:
-        raise ArgumentError(
-            "model: computes weights that float32 cannot hold, so its bounds need float64; give the input set a method `double`, or "
-            "give model and set in float64"
-        )
-    outer = None if prepared.only_in_double else engine.enclose(prepared.network, region)
-    if prepared.only_in_double and wider is not None:
-        double = engine.enclose(prepared.in_double, wider)
-        return found if double is None else _single_bounds(double)
-    if outer is None:  # an engine of the user's own, which answers for its rounding
-        return found
-    if region.centre.dtype == torch.float64 or engine.random:  # to try twice would double delta
-        return outer
-    pairs = [(outer.output, found.output), *((outer.layers[name], found.layers[name]) for name in found.layers)]
-    if all(bool((wide.width <= (1 + ROOM) * narrow.width).all()) for wide, narrow in pairs):
-        return outer
-    double = None if wider is None else engine.enclose(prepared.in_double, wider)
-    if double is None:
-        return outer
-    return _single_bounds(double)
-
-
-def _single_bounds(double: Bounds) -> Bounds:
-    layers = {name: _to_single(i) for name, i in double.layers.items()}
-    return replace(double, output=_to_single(double.output), layers=layers)
-
-
-def _to_single(interval: Interval) -> Interval:
-    """The smallest interval of float32 numbers around one of float64 numbers."""
-    return Interval(-rounded_up(-interval.lower, torch.float32), rounded_up(interval.upper, torch.float32))
-
-
-class _Moved(torch.autograd.Function):
-    """Other numbers with the gradient of the given ones."""
-
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, numbers: Tensor) -> Tensor:
-        return numbers.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def _with_gradient(numbers: Interval, given: Interval) -> Interval:
-    if not (needs_gradient(given.lower) or needs_gradient(given.upper)):
-        return numbers
-    return Interval(_Moved.apply(given.lower, numbers.lower), _Moved.apply(given.upper, numbers.upper))
+    return capture_graph(model, example, REGISTRY)
 
 
 @dataclass(frozen=True)
@@ -220,7 +92,7 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     module = model.model if isinstance(model, Network) else model
     check_placement(module, x, "x")
     check_evaluation_mode(module)
-    network = model if isinstance(model, Network) else capture_with(model, x, REGISTRY)
+    network = model if isinstance(model, Network) else capture_graph(model, x, REGISTRY)
     if tuple(x.shape[1:]) != network.input_shape:
         raise ArgumentError(
             f"x has examples of shape {tuple(x.shape[1:])}, but the network was captured for {network.input_shape}; "
@@ -243,12 +115,7 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
     _check_transposes(network, dual, x.device)
     batches = [x.detach()]  # the whole batch, since a model may branch on its size
     if region is not None:
-        places = torch.arange(2, x[0].numel() + 2, device=x.device)
-        drawn = (places.square() * 40503 >> 12) % 2 == 0  # without a pattern that a network's layout could share
-        signs = torch.where(drawn, 1.0, -1.0).to(x).reshape(x.shape[1:])
-        some = region[slice(0, COMPARED)]
-        corners = [some.vertex(sign * signs.expand_as(some.centre)).detach() for sign in (1, -1)]
-        batches.append(torch.cat(corners))
+        batches.append(_corners(region[slice(0, COMPARED)]))
     output = _check_faithful(network, dual, batches)
     if network.dtype == torch.float64 and network.computes_constants:
         dual = with_differences(dual, build(network, dtype=torch.float32))
@@ -303,6 +170,15 @@ COMPARED = 2
 """Examples whose outputs by the model and by its graph may differ only as much as rounding can explain."""
 
 
+def _corners(region: InputSet) -> Tensor:
+    """Two opposite corners of each set, in a direction without a pattern that a network's layout could share."""
+    x = region.centre
+    places = torch.arange(2, x[0].numel() + 2, device=x.device)
+    drawn = (places.square() * 40503 >> 12) % 2 == 0
+    signs = torch.where(drawn, 1.0, -1.0).to(x).reshape(x.shape[1:])
+    return torch.cat([region.vertex(sign * signs.expand_as(x)).detach() for sign in (1, -1)])
+
+
 @torch.no_grad()
 def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> Tensor:
     """The model's output for the first batch. A graph that computes something else than the model proves nothing about it."""
@@ -331,7 +207,7 @@ def _last_step(dual: DualNetwork, x: Tensor) -> tuple[Tensor | None, Tensor]:
     if last.layer is None or len(last.inputs) != 1:
         return None, dual.forward(x)
     operand = replace(dual, output=last.inputs[0]).forward(x)
-    return operand, evaluate(last.layer, operand)
+    return operand, apply_layer(last.layer, operand)
 
 
 def _least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
@@ -345,6 +221,102 @@ def _least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
     bias = layer.bias()
     size = layer.absolute(operand.abs())
     return of_sum(MORE_ROUNDINGS, operand.dtype) * (size if bias is None else size + bias.abs().to(size))
+
+
+# Constants of a network: that they are finite, and how far those computed in float32 are from those computed in float64.
+
+
+def non_finite_constant(network: DualNetwork, dtype: torch.dtype, checked: Iterable[Tensor] = ()) -> str | None:
+    """Name of the first affine layer with a constant that is NaN or infinite, or becomes so in a dtype.
+
+    checked: tensors of this dtype that are known to be finite.
+    """
+    known = {id(tensor) for tensor in checked}
+    found: list[tuple[str, Tensor]] = []
+    for node in network.nodes:
+        if isinstance(node.layer, AffineDual) and is_dataclass(node.layer):
+            values = [getattr(node.layer, f.name) for f in fields(node.layer)]
+            parts = [v for given in values for v in (given if isinstance(given, tuple) else (given,))]
+            new = [v for v in parts if isinstance(v, Tensor | float) and id(v) not in known]
+            found += [(node.name, torch.as_tensor(v).to(dtype)) for v in new]
+    return _first_not_finite(found)
+
+
+def non_finite_parameter(network: Network) -> str | None:
+    """Name of the first parameter or buffer of the model that holds a NaN or an infinity."""
+    tensors = [*network.model.named_parameters(), *network.model.named_buffers()]
+    return _first_not_finite([(name, tensor) for name, tensor in tensors if tensor.is_floating_point()])
+
+
+def _first_not_finite(named: list[tuple[str, Tensor]]) -> str | None:
+    """A finite sum has finite terms, so one glance at all sums tells; one that is not finite may only have overflowed."""
+    for device in {tensor.device for _, tensor in named}:
+        here = [(name, tensor) for name, tensor in named if tensor.device == device]
+        if not bool(torch.stack([tensor.sum(dtype=torch.float64) for _, tensor in here]).isfinite().all()):
+            return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
+    return None
+
+
+SINGLE = 4 * torch.finfo(torch.float32).eps
+"""Constants that differ by no more, relative to their size, are rounded like any others: nothing has cancelled."""
+
+
+def with_differences(double: DualNetwork, single: DualNetwork) -> DualNetwork:
+    """The network whose constants were computed in float64, with how far they are from those computed in float32."""
+    nodes = [replace(d, apart=_difference(d, s)) for d, s in zip(double.nodes, single.nodes, strict=True)]
+    return replace(double, nodes=tuple(nodes))
+
+
+def differ_by_more_than_rounding(double: DualNetwork, single: DualNetwork) -> bool:
+    """Whether some constant, computed in float32, is not as near to that computed in float64 as rounding a number brings it."""
+    pairs = zip(double.nodes, single.nodes, strict=True)
+    return any(not bool(_near(a, b).all()) for d, s in pairs for a, b in _constants(d, s).values())
+
+
+def _near(exact: Tensor, rounded: Tensor) -> Tensor:
+    """Relative to the constant, however small it is: what it multiplies may be as large as it is small."""
+    return (exact - rounded).abs() <= SINGLE * exact.abs()
+
+
+def _constants(double: DualNode, single: DualNode) -> dict[str, tuple[Tensor, Tensor]]:
+    """Floating-point constants of the same layer in both networks, in float64."""
+    if double.layer is None or not is_dataclass(double.layer):
+        return {}
+    pairs = {f.name: (getattr(double.layer, f.name), getattr(single.layer, f.name)) for f in fields(double.layer)}
+    return {name: (_tensor(a), _tensor(b)) for name, (a, b) in pairs.items() if _is_number(a)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, float) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], float))
+
+
+def _tensor(value: Any) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _difference(double: DualNode, single: DualNode) -> AffineDual | None:
+    """The layer with the differences of its constants: affine layers are linear in each of them."""
+    found = _constants(double, single)
+    if all(torch.equal(a, b) for a, b in found.values()):
+        return None
+    layer: Any = double.layer
+    tensors = {name for name in found if isinstance(getattr(layer, name), Tensor)}
+    settled = found.keys() if not isinstance(layer, AffineDual) else found.keys() - tensors
+    if not all(bool(_near(*found[name]).all()) for name in settled):
+        raise ArgumentError(
+            f"{double.name}: its parameters are computed with cancellation, so that float32 makes others of them than float64; "
+            f"compute them in float64 beforehand, and keep the result as a parameter"
+        )
+    if not isinstance(double.layer, AffineDual):
+        return None
+    numbers = {
+        f.name: 0.0 for f in fields(layer) if isinstance(getattr(layer, f.name), float)
+    }  # rounded like any others
+    apart = {name: (found[name][0] - found[name][1]).abs() for name in tensors}
+    difference: AffineDual = replace(layer, **(numbers | apart))
+    return difference
 
 
 # What users pass, checked.
@@ -365,6 +337,7 @@ def check_asked(
     """Refuse what cannot be asked; labels become a specification, and a set a perturbation. Called by what the user calls."""
     check_input(x, "x")
     if isinstance(ball, InputSet):
+        check_region(ball, "ball")
         ball = GivenSet(ball, x)
     check_ball(ball, x)
     if isinstance(asked, type) and issubclass(asked, Specification):
@@ -376,16 +349,21 @@ def check_asked(
     return specification, ball
 
 
-def check_engine(engine: BoundEngine) -> None:
+def require_engine(engine: BoundEngine | None) -> BoundEngine:
+    """The engine, `Dual()` if none is given; refuses anything else."""
+    if engine is None:
+        return Dual()
     if not isinstance(engine, BoundEngine):
         hint = f"; call it: {engine.__name__}()" if isinstance(engine, type) else ""
         raise ArgumentError(f"engine must be an engine such as Dual() or IBP(), got {engine!r}{hint}")
+    return engine
 
 
 def check_input(x: Tensor, name: str) -> None:
+    """Refuse anything but a batch of finite numbers in a dtype that can carry a proof."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} must be a tensor, got {type(x).__name__}")
-    if x.dtype not in CERTIFYING_DTYPES:
+    if x.dtype not in (torch.float32, torch.float64):
         raise ArgumentError(
             f"{name} must be float32 or float64, got {x.dtype}; convert it with {name}.float() (integers need scaling to the "
             f"units that eps is given in; half precision cannot carry a proof)"
@@ -398,12 +376,14 @@ def check_input(x: Tensor, name: str) -> None:
 
 
 def check_region(region: InputSet, name: str) -> None:
+    """Refuse a set whose centre is no such batch, or whose radius is negative or not finite."""
     check_input(region.centre, f"{name}.centre")
     if norm_of(region) is not None and not bool((region.radius.isfinite() & (region.radius >= 0)).all()):
         raise ArgumentError(f"{name}.radius must be finite and not negative everywhere")
 
 
 def check_finite(x: Tensor, name: str) -> None:
+    """Refuse NaN and infinities."""
     lowest, highest = x.detach().aminmax()  # one pass, which NaN comes out of, too
     if not bool(lowest.isfinite() & highest.isfinite()):
         count = int((~torch.isfinite(x)).sum())
@@ -411,6 +391,7 @@ def check_finite(x: Tensor, name: str) -> None:
 
 
 def check_placement(model: nn.Module, x: Tensor, name: str) -> None:
+    """Refuse a model whose parameters and buffers are on another device, or in another dtype, than the input."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module or a captured Network, got {type(model).__name__}")
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -427,6 +408,7 @@ def check_placement(model: nn.Module, x: Tensor, name: str) -> None:
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
+    """Refuse modules whose training mode mixes examples or is random."""
     for path, module in model.named_modules():
         if not module.training:
             continue
@@ -442,103 +424,16 @@ def check_evaluation_mode(model: nn.Module) -> None:
 
 
 def check_perturbation(ball: Perturbation) -> None:
+    """Refuse anything but a perturbation, such as a class that was not called."""
     if not isinstance(ball, Perturbation):
         kind = f"the class {ball.__name__}" if isinstance(ball, type) else type(ball).__name__
         raise ArgumentError(f"ball must be a perturbation such as LinfBall(0.1), got {kind}")
 
 
 def check_ball(ball: Perturbation, x: Tensor) -> None:
+    """Refuse a perturbation that has no finite size, or inputs that are outside of its range already."""
     check_perturbation(ball)
     if isinstance(ball.eps, Tensor) and not bool((ball.eps.isfinite() & (ball.eps >= 0)).all()):
         raise ArgumentError("ball.eps must be finite and not negative everywhere")
     if isinstance(ball, LinfBall):
         ball.check_inside(x)
-
-
-class GivenSet(Perturbation):
-    """Sets that the user gave, one for each example. They have no eps, so there is no radius to search for."""
-
-    eps = float("nan")
-
-    def __init__(self, region: InputSet, x: Tensor) -> None:
-        check_region(region, "ball")
-        centre = region.centre
-        if centre.shape != x.shape or centre.dtype != x.dtype or centre.device != x.device:
-            raise ArgumentError(
-                f"ball: a set must have the shape, dtype and device of x, got {tuple(centre.shape)} {centre.dtype} on {centre.device} "
-                f"for x of {tuple(x.shape)} {x.dtype} on {x.device}"
-            )
-        outside = (~_may_contain(region, x)).nonzero().flatten().tolist()
-        if outside:
-            raise ArgumentError(
-                f"ball: x lies outside of its set at example {outside[0]}; give an input inside, such as the set's centre"
-            )
-        self.region = region
-
-    def around(self, x: Tensor) -> InputSet:
-        if x.dtype == self.region.centre.dtype:
-            return self.region
-        wide = self.region.double()
-        if wide is None:
-            raise ArgumentError(f"{type(self.region).__name__} has no method `double`")
-        return wide
-
-    def within(self, x: Tensor) -> InputSet:
-        return self.region.inwards()
-
-    def with_eps(self, eps: float | Tensor) -> Perturbation:
-        raise ArgumentError(
-            f"ball: a {type(self.region).__name__} has one size, and a radius is searched for over many; use a perturbation "
-            f"such as LinfBall(0.1)"
-        )
-
-
-def _may_contain(region: InputSet, x: Tensor) -> Tensor:
-    """[N] bool: x is not clearly outside. Exact for boxes; else, seen from the centre, x is no farther than the set reaches there."""
-    x = x.detach()
-    if isinstance(region, Box):
-        return ((region.lower <= x) & (x <= region.upper)).flatten(1).all(1)
-    away = region.centre.detach() - x
-    there, room = (away * x).flatten(1).sum(1), 64 * torch.finfo(x.dtype).eps * (away * x).flatten(1).abs().sum(1)
-    return ~(there < region.minimise(away.unsqueeze(0)).squeeze(0) - room)
-
-
-# A warning where eps seems to be in other units than the inputs.
-
-FEWEST_LEVELS = 16
-"""Images, or whole numbers, that reach this are taken for grey levels; the handwritten digits of scikit-learn have no more."""
-
-
-def warn_of_raw_pixels(x: Tensor, ball: Perturbation, stacklevel: int) -> bool:
-    """Warn, and return True, where x seems to hold grey levels and eps is less than one of them, as for images in [0, 1]."""
-    eps = _largest_eps(ball)
-    if not 0 < eps < 1:
-        return False
-    lowest, highest = (end.item() for end in x.detach().aminmax())
-    if lowest < 0 or highest < FEWEST_LEVELS or not (_has_image_shape(x) or _whole(x.detach())):
-        return False
-    warnings.warn(
-        f"x looks like raw pixels, values from {lowest:g} to {highest:g}, and eps = {eps:g} is in the same units: no pixel may change "
-        f"by as much as one grey level, which looks more robust than it is. If eps is meant for images in [0, 1], scale both alike: "
-        f"divide x by the highest level (255 for bytes) if the model takes such images, or else multiply eps by it",
-        stacklevel=stacklevel + 1,
-    )
-    return True
-
-
-def _largest_eps(ball: Perturbation) -> float:
-    """The largest eps of a ball; infinite for other sets, whose eps may be an angle or anything."""
-    if not isinstance(ball, LinfBall | L2Ball | L1Ball):
-        return float("inf")
-    eps = torch.as_tensor(ball.eps).detach()
-    most = ball.scale.amax().item() if isinstance(ball, LinfBall) and ball.scale is not None else 1.0
-    return eps.amax().item() * most if eps.numel() else float("inf")
-
-
-def _has_image_shape(x: Tensor) -> bool:
-    return x.dim() == 4 and x.shape[1] in (1, 3)
-
-
-def _whole(x: Tensor) -> bool:
-    """Whether all values are whole numbers, up to the rounding of a division by 255 and a multiplication on a GPU."""
-    return bool(((x - x.round()).abs() < 1e-3).all())

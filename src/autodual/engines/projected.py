@@ -94,7 +94,7 @@ class Projected(BoundEngine):
         return draw(network, region, self.k, self.generator)
 
     def with_draws(self, draws: Draws) -> Projected:
-        """This engine with given random numbers."""
+        """The engine with given random numbers."""
         return replace(self, draws=draws)
 
     @property
@@ -145,7 +145,7 @@ class Relaxed:
 
     @classmethod
     def exactly(cls, network: DualNetwork, region: InputSet) -> Relaxed:
-        """Without looking at the machine when compiled, and never at values, so that shapes stay the same."""
+        """Exact bounds and their bands. No shape depends on values; a compiled step does not look at the free memory either."""
         compiled = torch.compiler.is_compiling()
         budget = Budget.unlimited() if compiled else Budget.of(None, region.centre.device)
         bands: dict[int, Band] = {}

@@ -150,7 +150,7 @@ class BoundEngine(ABC):
     """A method to bound a network over a set of inputs."""
 
     def __repr__(self) -> str:
-        """As it could be typed: what is as usual is left out."""
+        """The engine as it could be typed; options that have their usual values are left out."""
         shown: list[Field[Any]] = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
         told = [f"{f.name}={getattr(self, f.name)!r}" for f in shown if getattr(self, f.name) != _usual(f)]
         return f"{type(self).__name__}({', '.join(told)})"

@@ -311,7 +311,7 @@ class StreamPass(Pass[Streams]):
         return result
 
     def _is_half(self, source: int) -> bool:
-        """Columns are no estimates, and stay as they are."""
+        """Whether a stream is kept in bfloat16. Columns never are, since they are no estimates."""
         return self.half and source != COLUMNS and all(can_be_half(draws.angles) for draws in self.draws.fresh.values())
 
 
@@ -330,7 +330,7 @@ def _read_one(source: int, samples: Tensor, estimator: Estimator) -> Tensor:
 
 
 def _in_half(layer: AffineDual, columns: list[Tensor]) -> Tensor:
-    """A layer's products are of bfloat16 numbers; what only scales float32 numbers leaves them so, for the layer after it."""
+    """Applies a layer with products in bfloat16. Columns of float32 that it only scales stay float32, for the layer after it."""
     with torch.autocast(columns[0].device.type, torch.bfloat16, cache_enabled=False):  # a CUDA graph cannot keep a cast
         result = layer.linear(*columns)
     return result.to(torch.bfloat16) if any(c.dtype == torch.bfloat16 for c in columns) else result

@@ -18,15 +18,14 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual.certificates import Certificate, HighProbabilityCertificate, Verdict, certify
-from autodual.certificates.proof import in_words
+from autodual.certificates.certificate import in_words, with_digest
 from autodual.data import ArrayData, Examples
 from autodual.data.examples import as_array, as_labels, check_finite
-from autodual.engines import BoundEngine, Dual
-from autodual.engines.effort import Effort, Part, Report, TimeLimitError, in_time
-from autodual.engines.prepare import GivenSet, check_ball, check_engine
+from autodual.engines import BoundEngine
+from autodual.engines.effort import Effort, ProgressOfPart, Report, TimeLimitError, in_time
+from autodual.engines.prepare import check_ball, check_region, require_engine
 from autodual.evaluation.judge import Judged, Ledger, at_once, graph_of, judged_summary, problem_of
 from autodual.graph import Network
-from autodual.graph.digest import digest_object
 from autodual.runs.lines import (
     FUNCTION,
     CertificateLine,
@@ -34,16 +33,16 @@ from autodual.runs.lines import (
     Problem,
     SpecificationLine,
     check_way,
+    finite,
+    lines_of,
     record_about,
 )  # fmt: skip
 from autodual.runs.records import plain
-from autodual.sets import InputSet, LinfBall, Perturbation
+from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation
 from autodual.spec import Label, Specification, check_classifier, check_label_range
 
 PIECE = 1000
 """Examples that are looked at together before the work begins."""
-SHORT = 16
-"""Hexadecimal digits of a digest inside a description."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,14 +129,11 @@ class DataCertificate:
     def to_json(self) -> str:
         """Everything as JSON; infinite or undefined numbers are null."""
         columns = {
-            name: [value if not isinstance(value, float) or math.isfinite(value) else None for value in column.tolist()]
+            name: [finite(value) if isinstance(value, float) else value for value in column.tolist()]
             for name in ("labels", "predicted", "right", "reached", "certified", "certified_as_run", "margins", "slack")
             if (column := getattr(self, name)) is not None
         }
-        figures = {
-            "certified_accuracy": self.certified_accuracy,
-            "error": None if math.isnan(self.error) else self.error,
-        }
+        figures = {"certified_accuracy": self.certified_accuracy, "error": finite(self.error)}
         counts = {name.replace(" ", "_"): count for name, count in self.counts.items()}
         record = {**plain(self.problem), "seconds": self.seconds, **figures, "counts": counts, **columns}
         return json.dumps(record, allow_nan=False)
@@ -190,8 +186,7 @@ def certify_data(
         >>> found.counts
         {'certified': 95, 'as run': 95, 'unknown': 1, 'wrong': 4, 'not reached': 0}
     """
-    engine = Dual() if engine is None else engine
-    check_engine(engine)
+    engine = require_engine(engine)
     for name, value in (("batch", batch), ("limit", limit)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ArgumentError(f"{name} must be a whole number, at least 1, or None, got {value!r}")
@@ -339,6 +334,7 @@ def _perturbation(ball: Perturbation | InputSet, data: Examples) -> Perturbation
     """The perturbation of all examples, checked; a set as one."""
     first = data.scaled(slice(0, 1))
     if isinstance(ball, InputSet):
+        check_region(ball, "ball")
         return GivenSet(ball, data.scaled())
     if not isinstance(ball, Perturbation):
         check_ball(ball, first)  # refuses it
@@ -408,7 +404,7 @@ class _Work:
         problem = problem_of([self.model], self.data, self.perturbation, self.engine)
         if self.asked is None:
             return problem
-        return replace(problem, question=f"{self.asked!r} sha256:{digest_object(self.asked)[:SHORT]}")
+        return replace(problem, question=with_digest(repr(self.asked), self.asked))
 
     def _find(self, part: slice) -> list[Any]:
         """The lines of some examples. TimeLimitError if the time is up before all are bounded."""
@@ -419,7 +415,7 @@ class _Work:
         left = None if timeout is None else max(1e-3, timeout - (time.monotonic() - self.effort.started))
         x, tell = self.data.scaled(part), self.effort.tell
         assert tell is not None
-        progress = Part(tell, part.start - self.first, len(x), len(self.data) - self.first, self.started)
+        progress = ProgressOfPart(tell, part.start - self.first, len(x), len(self.data) - self.first, self.started)
         found = certify(
             self.model, x, self._asked(part), self._ball(part, x), self.engine, timeout=left, progress=progress
         )
@@ -464,9 +460,4 @@ class _Work:
 def _lines_asked(found: Certificate | HighProbabilityCertificate, start: int) -> list[SpecificationLine]:
     """One line for each example of a certificate about a specification; the first one is about the example `start`."""
     margin, slack = found.question.rule.value(found.margins), found.slack.max(1).values
-    columns = (found.right, found.certified, found.certified_as_run, margin, slack)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [
-        SpecificationLine(i, *verdict, *(number if math.isfinite(number) else None for number in (margin, slack)))
-        for i, (*verdict, margin, slack) in enumerate(rows, start)
-    ]
+    return lines_of(SpecificationLine, start, found.right, found.certified, found.certified_as_run, margin, slack)

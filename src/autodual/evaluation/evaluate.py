@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ from autodual._files import replacing, write_json
 from autodual._tensor import full_precision
 from autodual.cascades.records import CascadeCertificate
 from autodual.certificates import attack, certified_radius
-from autodual.certificates.proof import describe
+from autodual.certificates.certificate import describe
 from autodual.data import Examples, ImageData
 from autodual.engines import BoundEngine, Dual
 from autodual.evaluation.judge import RENEWED, Judged, Ledger, judge, judge_to_file
-from autodual.evaluation.processes import UNWATCHED, Watch, on_all
+from autodual.evaluation.processes import UNWATCHED, Watch, concatenated, on_all
 from autodual.runs.folder import Run
-from autodual.runs.lines import Say
+from autodual.runs.lines import Say, finite
 from autodual.runs.records import CurvePoint, Evaluation, TrainedAt, plain
 from autodual.sets import Perturbation
 
@@ -70,8 +70,7 @@ def attacked(
             found = attack(model, x, labels, ball, steps, restarts)
         return Broken(found.success, found.success_as_run)
 
-    parts = on_all(one, data, what, watch)
-    return Broken(torch.cat([part.exact for part in parts]), torch.cat([part.as_run for part in parts]))
+    return concatenated(on_all(one, data, what, watch))
 
 
 def check_claims(
@@ -159,7 +158,7 @@ def evaluate(
         split="test", examples=len(data), perturbation=describe(ball), norm=norm, eps=eps, engine=repr(engine), dtype="float32",
         error=found.error, robust_error=found.robust_error, robust_error_as_run=found.robust_error_as_run,
         pgd_error=broken.error_as_run, pgd_error_exact=broken.error, curve=tuple(curve),
-        margins=tuple(m if np.isfinite(m) else None for m in found.margins.tolist()),
+        margins=tuple(map(finite, found.margins.tolist())),
         radii=each(radii), radius_limit=CURVE[-1] * eps, curve_examples=min(subset, len(data)),
         labels=each(found.labels), predicted=each(found.predicted), certified=each(found.certified),
         certified_as_run=each(found.certified_as_run), attacked=each(broken.exact), attacked_as_run=each(broken.as_run),
@@ -223,5 +222,10 @@ def write_gallery(
         "images": images, "attacked": attacked_images, "kind": kind[chosen].numpy(), "label": found.labels[chosen].numpy(),
         "predicted": found.predicted[chosen].numpy(), "attacked_label": relabelled.cpu().numpy(), "index": chosen.numpy(),
     }  # fmt: skip
+    write_arrays(path, arrays)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes a compressed .npz, whole or not at all."""
     with replacing(path) as temporary, temporary.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
+        np.savez_compressed(stream, **cast(dict[str, Any], arrays))

@@ -18,14 +18,13 @@ from autodual._files import check_plain, in_one_line, read_content, read_json
 from autodual.cascades import Combination
 from autodual.cascades.records import Answers, CascadeCertificate
 from autodual.certificates import Certificate, HighProbabilityCertificate, certify
-from autodual.certificates.certificate import collapse
-from autodual.certificates.proof import describe
+from autodual.certificates.certificate import collapse, describe
 from autodual.data import Examples
 from autodual.engines import IBP, AlphaCrown, BestOf, BoundEngine, Crown, Dual, HighProbability
 from autodual.engines.effort import TimeLimitError
 from autodual.engines.prepare import capture, dual_network
 from autodual.engines.results import generators
-from autodual.evaluation.processes import UNWATCHED, Watch, batch_size, in_turns, on_all, on_cpu
+from autodual.evaluation.processes import UNWATCHED, Watch, batch_size, concatenated, in_turns, on_all, on_cpu
 from autodual.graph import Network
 from autodual.graph.digest import digest_network
 from autodual.runs.config import Proving
@@ -41,6 +40,7 @@ from autodual.runs.lines import (
     LineFile,
     Problem,
     Wording,
+    lines_of,
     parse_lines,
     read_problem,
     record_about,
@@ -106,19 +106,16 @@ class Judged:
         """The columns of lines that were read from a file."""
         margins = torch.tensor([torch.nan if line.margin is None else line.margin for line in lines])
         slack = torch.tensor([torch.inf if line.slack is None else line.slack for line in lines])
-        labels, predicted, proved, as_run = _columns(lines, "label", "predicted", "certified", "certified_as_run")
+        labels, predicted, proved, as_run = columns(lines, "label", "predicted", "certified", "certified_as_run")
         return cls(labels, predicted, proved, as_run, margins, slack)
 
     def lines(self, start: int) -> list[CertificateLine]:
         """One line for each example, the first of which is the example `start`."""
-        rows = zip(*(getattr(self, f.name).tolist() for f in fields(self)), strict=True)
-        return [
-            CertificateLine(index, *verdict, *(number if math.isfinite(number) else None for number in (margin, slack)))
-            for index, (*verdict, margin, slack) in enumerate(rows, start)
-        ]
+        return lines_of(CertificateLine, start, *(getattr(self, f.name) for f in fields(self)))
 
 
-def _columns(lines: Sequence[Line], *names: str) -> list[Tensor]:
+def columns(lines: Sequence[Line], *names: str) -> list[Tensor]:
+    """Entries of lines by name, [N] each."""
     return [torch.tensor([getattr(line, name) for line in lines]) for name in names]
 
 
@@ -131,8 +128,7 @@ def judge(
     def one(x: Tensor, labels: Tensor) -> Judged:
         return Judged.of(certify(model, x, labels, ball, engine))
 
-    parts = on_all(one, data, what, watch)
-    return Judged(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Judged)))
+    return concatenated(on_all(one, data, what, watch))
 
 
 def judged_summary(
@@ -288,15 +284,13 @@ def cascade_lines(combination: Combination, data: Examples, part: slice) -> list
     """The lines of some examples."""
     found = combination.certify(data.scaled(part), data.labels[part])
     answers, proved = found.answers, (found.sound, found.sound_as_run, found.no_wrong_certificate)
-    columns = (found.labels, answers.label, answers.stage, answers.certified, *proved)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [CascadeLine(index, *row) for index, row in enumerate(rows, part.start)]
+    return lines_of(CascadeLine, part.start, found.labels, answers.label, answers.stage, answers.certified, *proved)
 
 
 def read_cascade(combination: Combination, lines: Sequence[CascadeLine]) -> CascadeCertificate:
     """What the lines of a cascade say together."""
-    label, sound, as_run, none_wrong = _columns(lines, "label", "sound", "sound_as_run", "no_wrong_certificate")
-    answers = Answers(*_columns(lines, "answer", "certified", "stage"))
+    label, sound, as_run, none_wrong = columns(lines, "label", "sound", "sound_as_run", "no_wrong_certificate")
+    answers = Answers(*columns(lines, "answer", "certified", "stage"))
     return CascadeCertificate(
         combination.kind, combination.answering(), label, answers, sound, as_run, none_wrong, describe(combination.ball),
         repr(combination.engine),

@@ -264,6 +264,12 @@ def on_all(work: Callable[[Tensor, Tensor], T], data: Examples, what: str, watch
     return [found for turn in turns for found in turn]
 
 
+def concatenated(parts: list[T]) -> T:
+    """One record of tensors from those of all batches, field by field."""
+    joined = {f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(parts[0])}  # type: ignore[arg-type]
+    return replace(parts[0], **joined)  # type: ignore[type-var]
+
+
 def on_cpu(value: Any) -> Any:
     """The value with its tensors on the CPU, where another process can read them."""
     if isinstance(value, Tensor):

@@ -3,7 +3,7 @@
 from autodual.graph.digest import Fingerprint as Fingerprint
 from autodual.graph.network import Network as Network
 from autodual.graph.network import Node as Node
-from autodual.graph.record import capture as capture
+from autodual.graph.record import capture_graph as capture_graph
 from autodual.graph.record import check_current as check_current
 from autodual.graph.record import check_surroundings as check_surroundings
 from autodual.graph.registry import Call as Call

@@ -242,6 +242,7 @@ class Calls:
         self._keep(tensor, Value(step, position, step.varies, tuple(tensor.shape), kept))
 
     def _write(self, step: Step, tensor: Tensor) -> None:
+        """Notes that a call has overwritten a tensor: it is a new value, and what shares its memory is forgotten."""
         before, _ = self._known.get(tensor, (None, 0))
         if before is not None and isinstance(before.maker, str) and not before.varies:
             self.written.add(before.maker)
@@ -433,6 +434,7 @@ class Plain(TorchFunctionMode):
         return self._kept(func, func, args, kwargs)
 
     def _kept(self, target: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """Makes one call and notes it; refuses one that reads values which depend on the input."""
         with torch._C.DisableTorchFunction():  # what is asked here is no question of the model's
             step = self.calls.begin(target, args, kwargs, self._watch.where)
             versions = [t._version for t in step.given] if step is not None else []

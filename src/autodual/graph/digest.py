@@ -29,8 +29,26 @@ from autodual.graph.network import Attribute, Network, Ref
 from autodual.graph.registry import parameter_hooks
 from autodual.graph.twins import MAPPINGS, attributes, cells, is_container, own_classes, package_of, parts
 
-LIBRARIES = sys.stdlib_module_names | {"autodual", "numpy", "torch", "torchvision"}
+OURS = "autodual"
+LIBRARIES = sys.stdlib_module_names | {OURS, "numpy", "torch", "torchvision"}
 """Code that is known by its name, since the versions of these packages are recorded; all other code is hashed."""
+
+_FIRST_FILE = {
+    name: file
+    for file, names in {
+        "dual.attention": "differences",
+        "dual.convex": "log_above power_above",
+        "dual.normalising": "limited_product variance_of",
+        "interval": "Interval",
+        "sets.balls": "L1Ball L2Ball LinfBall Perturbation _NormBall",
+        "sets.input_sets": "Box InputSet NormSet",
+        "sets.norms": "Norm _L1 _L2 _Linf",
+        "spec": "AllOf AnyOf Between Label Positive Specification TopK _Several",
+    }.items()
+    for name in names.split()
+}
+"""The files in which these stood when digests still named files. They are written so for ever, wherever they stand today, so that
+certificates from that time stay valid. It needs no new entries: what is not listed is written by its qualified name alone."""
 
 BASE = frozenset(vars(nn.Module())) - {"training"}
 """What every module has: hooks, and the tables of its parameters, buffers and submodules, which are written by name instead."""
@@ -109,6 +127,7 @@ class _Writer:
         return self._sha.hexdigest()
 
     def write(self, value: Any) -> None:
+        """Writes any value: what is simple here, what consists of parts by `_parts`."""
         kind = type(value)
         if kind in SIMPLE:
             self._token(kind.__name__, value if kind is str else repr(value))
@@ -152,6 +171,7 @@ class _Writer:
         self._sha.update(values.view(torch.uint8).numpy().data)
 
     def _parts(self, value: Any) -> None:
+        """Writes a value that may hold others, and so itself."""
         if isinstance(value, tuple | list):  # torch.Size, a named tuple
             self._all("tuple" if isinstance(value, tuple) else "list", value)
         elif isinstance(value, dict):
@@ -192,6 +212,7 @@ class _Writer:
             self._all("hooks", [(type(hook), sorted(vars(hook).items(), key=_first)) for hook in hooks])
 
     def _once(self, value: Any) -> None:
+        """Writes a function or class when it is met first, and its number when it is met again."""
         if id(value) in self._known:
             self._token("known", str(self._known[id(value)][0]))
             return
@@ -208,7 +229,7 @@ class _Writer:
         self._token("class", str(len(written.__mro__)))
         for kind in written.__mro__:
             if _is_library(kind):
-                self._token("name", f"{_name(kind, '__module__')}.{kind.__qualname__}")
+                self._token("name", f"{_module_of(kind)}.{kind.__qualname__}")
             else:
                 content = sorted(
                     ((k, _unwrapped(v)) for k, v in vars(kind).items() if k not in BOOKKEEPING), key=_first
@@ -219,7 +240,7 @@ class _Writer:
 
     def _named_function(self, function: Any) -> None:
         """Writes all names of a function: those of F.max_pool2d differ from one another."""
-        self._all("function", [_name(function, which) for which in ("__module__", "__name__", "__qualname__")])
+        self._all("function", [_module_of(function), _name(function, "__name__"), _name(function, "__qualname__")])
         owner = function.__self__ if isinstance(function, types.BuiltinFunctionType | types.MethodWrapperType) else None
         if not isinstance(owner, type | types.ModuleType | None):  # a method of some object
             self.write(owner)
@@ -263,6 +284,14 @@ def _is_library(value: Any) -> bool:
 def _name(value: Any, which: str) -> str:
     """One of a function's names; an operator of torch.ops has only the one that it prints."""
     return str(value) if isinstance(value, OpOverload | OpOverloadPacket) else str(getattr(value, which, None) or "")
+
+
+def _module_of(value: Any) -> str:
+    """The module of a function or class; what this package defines is known by its name, in whichever of our files it stands."""
+    module = _name(value, "__module__")
+    if module.partition(".")[0] != OURS:
+        return module
+    return f"{OURS}.{_FIRST_FILE[value.__qualname__]}" if value.__qualname__ in _FIRST_FILE else OURS
 
 
 def _unwrapped(value: Any) -> Any:
@@ -324,6 +353,7 @@ class Fingerprint:
     __hash__ = None  # type: ignore[assignment]
 
     def _enter(self, value: Any) -> None:
+        """Notes one value. What it holds waits for its turn."""
         kind = type(value)
         if kind in _BY_VALUE:
             self._entries += (kind, value)

@@ -274,6 +274,7 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
 
 
 def _name_of(call: fx.Node, path: str) -> str:
+    """The name under which a call appears in bounds and messages."""
     if call.op == "placeholder":
         return "input"
     if call.op == "get_attr":
@@ -285,6 +286,7 @@ def _name_of(call: fx.Node, path: str) -> str:
 
 
 def _target_of(call: fx.Node, model: nn.Module, tracer: ConcreteTracer) -> Any:
+    """What a call calls: a module, a function, an attribute of the model; None for the input."""
     name = str(call.target)
     if call.op == "get_attr" and name in tracer.constants:
         return Attribute(None, name, tracer.constants[name])
@@ -363,6 +365,7 @@ def _check_supported(node: Node, registry: Registry, with_advice: bool = False) 
 
 
 def _check_value(value: Any, where: str, sample: Tensor) -> None:
+    """Refuse a value that cannot be bounded: no tensor, no floating-point numbers, less precise than the input, or no batch."""
     if not isinstance(value, Tensor):
         raise CaptureError(f"{where}: yields a {type(value).__name__} instead of a tensor, which cannot be bounded")
     if not value.is_floating_point():
@@ -400,6 +403,7 @@ def check_unchanged(network: Network, now: Network) -> None:
 
 
 def _difference(before: Node, after: Node) -> str | None:
+    """In what two nodes differ, in words; None if they compute the same."""
     if (before.name, before.path) != (after.name, after.path):
         return f"{before.name} was there, {after.name} is"
     if not _same_target(before.target, after.target):

@@ -40,7 +40,7 @@ CAPTURE_BATCH, OTHER_BATCH = 13, 2
 """Sizes of the batches that are run. A size that is the same in both runs is not the batch."""
 
 
-def capture(model: nn.Module, example: Tensor, registry: Registry, may_draw: bool = False) -> Network:
+def capture_graph(model: nn.Module, example: Tensor, registry: Registry, may_draw: bool = False) -> Network:
     """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used.
 
     may_draw: whether parameters may be computed with random numbers, as in a step of training, which certifies nothing.
@@ -88,7 +88,7 @@ def check_current(network: Network, example: Tensor) -> None:
     The model is traced again and compared, call by call, with every number in it: global variables, closures and the state of
     objects steer `forward`, too, and nothing short of running it tells whether they have changed.
     """
-    check_unchanged(network, capture(network.model, example, network.registry))
+    check_unchanged(network, capture_graph(network.model, example, network.registry))
 
 
 def _vary_circumstances(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:

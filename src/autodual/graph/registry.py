@@ -205,6 +205,7 @@ class Registry:
         return [t.__name__ for t in (*self.builders, *self.rewrites)]
 
     def _find(self, table: dict[Target, Any], target: nn.Module | Callable[..., Any]) -> Any | None:
+        """What a table has for a function, or for a module that computes what its registered class does."""
         if not isinstance(target, nn.Module):
             try:
                 return table.get(target)
@@ -243,6 +244,7 @@ def parameter_hooks(module: nn.Module) -> list[WeightNorm | SpectralNorm]:
 
 
 def _from_fields(layer: type[Any]) -> Builder:
+    """A builder that fills the fields of a dual layer from attributes of the module, or from arguments of the function."""
     if not dataclasses.is_dataclass(layer):
         return lambda call: layer()
     names = [f.name for f in dataclasses.fields(layer)]

@@ -13,23 +13,20 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import numpy as np
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from autodual._errors import AutodualError, CaptureError
 from autodual.graph import calls
 from autodual.graph.calls import SETTABLE, SHOWN, Calls, NormalTensors, Plain, Step, Watch, memory, tensors
 from autodual.graph.registry import Registry, odd_tensor, parameter_hooks
-from autodual.graph.twins import Reads, Twins, forward_with_hooks, own_classes, package_of
+from autodual.graph.twins import ModuleState, Reads, Twins, forward_with_hooks, own_classes
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +38,7 @@ class _Part:
     twin: nn.Module
     rewrite: Callable[..., Any] | None
     is_one_call: bool
-    state: State | None = None
+    state: ModuleState | None = None
     """The twin before the first run, where the module is one call or rewritten."""
     rewritten: bool = False
     """Whether its last call was rewritten; a rewrite may decline."""
@@ -77,7 +74,7 @@ class ConcreteTracer(fx.Tracer):
             self._intercept(part)
         for part in self._parts.values():
             if part.rewrite is not None or part.is_one_call:
-                part.state = State(part.twin, frozenset(hook.name for hook in parameter_hooks(part.original)))
+                part.state = ModuleState(part.twin, frozenset(hook.name for hook in parameter_hooks(part.original)))
         self._path_of = {id(part.original): path for path, part in self._parts.items()}
         self._known_twins = {id(part.twin) for part in self._parts.values()}
 
@@ -217,6 +214,7 @@ class ConcreteTracer(fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> Any:
+        """Records one call, runs it on the sample, and returns the proxy of its result; a fact about shapes is returned as it is."""
         if self._plain is not None:  # of something that the first run has stored
             with self._plain.one_call(), NormalTensors():
                 return self._plain.unknown(self._run(kind, target, *map_aggregate((args, kwargs), value_of)))
@@ -302,6 +300,7 @@ class ConcreteTracer(fx.Tracer):
         return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.watch.where)
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call computes for the sample."""
         if kind == "placeholder":
             return self.sample
         if kind == "get_attr":
@@ -356,6 +355,7 @@ class ConcreteTracer(fx.Tracer):
     # Arguments: proxies, parameters and buffers, and tensors that are neither.
 
     def create_arg(self, a: Any) -> Any:
+        """An argument as the graph holds it: nodes for proxies and tensors, anything else as it is."""
         kind = type(a)
         if a is None or kind is int or kind is float or kind is bool or kind is str:
             return a
@@ -513,67 +513,3 @@ def depends(a: Any) -> bool:
             node.meta[known] = node.op == "placeholder" or any(n.meta[known] for n in before)
         waiting += unknown
     return bool(a.node.meta[known])
-
-
-# Has a module changed while `forward` ran? The answer for every call of a module that has a dual layer.
-
-
-class State:
-    """All attributes of a module and of those below it: hooks, methods of their own, submodules, which parameters, and the rest.
-
-    A dual layer is built from the module as it is outside of `forward`. A `forward` that changes the module calls another function.
-    """
-
-    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
-        """ignored: attributes that calls of the module set, as the older weight_norm does."""
-        self._module, self._ignored = module, ignored
-        self.keep()
-
-    def keep(self) -> None:
-        """Take the module for what it is now."""
-        modules = self._module.modules() if self._module._modules else (self._module,)
-        self._kept = [(m, type(m), type(m).forward, _frozen(self._attributes(m))) for m in modules]
-
-    def _attributes(self, module: nn.Module) -> dict[str, Any]:
-        now = vars(module)
-        return {name: now[name] for name in now if name not in self._ignored} if self._ignored else now
-
-    def changed(self) -> str | None:
-        """The name of an attribute that is not what it was when it was kept."""
-        for module, kind, forward, kept in self._kept:
-            if type(module) is not kind:
-                return "__class__"
-            if kind.forward is not forward:
-                return "forward"
-            now = self._attributes(module)
-            if not _equal(now, kept):
-                pairs = ((n, now.get(n, _MISSING), old) for n, old in kept.items())
-                name = next((n for n, a, b in pairs if a is not b and not _equal(a, b)), None)
-                own = package_of(kind) != "torch"  # whose methods may look for any name
-                new = (n for n in sorted(now.keys() - kept.keys()) if own or hasattr(kind, n))
-                name = name or next(new, None)
-                if name is not None:
-                    return name
-        return "hooks, those on every module," if _global_forward_hooks or _global_forward_pre_hooks else None
-
-
-_MISSING, _ARRAYS = object(), (Tensor, np.ndarray)
-
-
-def _frozen(value: Any) -> Any:
-    """A copy of a container, with those inside it; anything else as it is."""
-    if isinstance(value, dict):
-        return {k: _frozen(v) for k, v in dict.items(value)}
-    if isinstance(value, list | deque | set):
-        return (list if isinstance(value, list) else type(value))(_frozen(v) for v in value)
-    return value
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Equality of numbers, texts and containers of them; anything else is equal to itself only."""
-    if isinstance(a, _ARRAYS) or isinstance(b, _ARRAYS):
-        return a is b
-    try:
-        return bool(a == b)
-    except (RuntimeError, ValueError):  # tensors or arrays inside, which differ
-        return False

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 # What Python code can reach from an object: the one walk that copies a model and that notices what has changed about it.
 
@@ -299,6 +300,7 @@ class Twins:
         return copy
 
     def _object(self, value: Any) -> Any:
+        """A copy of an object, whose attributes are copied where they lead to modules."""
         try:
             copy = type(value)() if isinstance(value, types.SimpleNamespace) else object.__new__(type(value))
         except TypeError:  # a class that is written in C
@@ -309,6 +311,7 @@ class Twins:
         return copy
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
+        """A function with the same code, which finds twins in its closure, its defaults and its global variables."""
         private = {n: v for n, v in globals_read(value).items() if id(v) in self._private}
         space = {**value.__globals__} if private else value.__globals__
         closure = tuple(types.CellType() for _ in value.__closure__ or ())
@@ -376,3 +379,67 @@ def forward_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
         changed = hook(module, args, kwargs, result) if with_kwargs else hook(module, args, result)
         result = result if changed is None else changed
     return result
+
+
+# Has `forward` changed a module? The tracer asks at every call of one that has a dual layer.
+
+
+class ModuleState:
+    """All attributes of a module and of those below it: hooks, methods of their own, submodules, which parameters, and the rest.
+
+    A dual layer is built from the module as it is outside of `forward`. A `forward` that changes the module calls another function.
+    """
+
+    def __init__(self, module: nn.Module, ignored: frozenset[str]) -> None:
+        """ignored: attributes that calls of the module set, as the older weight_norm does."""
+        self._module, self._ignored = module, ignored
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the module for what it is now."""
+        modules = self._module.modules() if self._module._modules else (self._module,)
+        self._kept = [(m, type(m), type(m).forward, _frozen(self._attributes(m))) for m in modules]
+
+    def _attributes(self, module: nn.Module) -> dict[str, Any]:
+        now = vars(module)
+        return {name: now[name] for name in now if name not in self._ignored} if self._ignored else now
+
+    def changed(self) -> str | None:
+        """The name of an attribute that is not what it was when it was kept."""
+        for module, kind, forward, kept in self._kept:
+            if type(module) is not kind:
+                return "__class__"
+            if kind.forward is not forward:
+                return "forward"
+            now = self._attributes(module)
+            if not _equal(now, kept):
+                pairs = ((n, now.get(n, _MISSING), old) for n, old in kept.items())
+                name = next((n for n, a, b in pairs if a is not b and not _equal(a, b)), None)
+                own = package_of(kind) != "torch"  # whose methods may look for any name
+                new = (n for n in sorted(now.keys() - kept.keys()) if own or hasattr(kind, n))
+                name = name or next(new, None)
+                if name is not None:
+                    return name
+        return "hooks, those on every module," if _global_forward_hooks or _global_forward_pre_hooks else None
+
+
+_MISSING, _ARRAYS = object(), (Tensor, np.ndarray)
+
+
+def _frozen(value: Any) -> Any:
+    """A copy of a container, with those inside it; anything else as it is."""
+    if isinstance(value, dict):
+        return {k: _frozen(v) for k, v in dict.items(value)}
+    if isinstance(value, list | deque | set):
+        return (list if isinstance(value, list) else type(value))(_frozen(v) for v in value)
+    return value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Equality of numbers, texts and containers of them; anything else is equal to itself only."""
+    if isinstance(a, _ARRAYS) or isinstance(b, _ARRAYS):
+        return a is b
+    try:
+        return bool(a == b)
+    except (RuntimeError, ValueError):  # tensors or arrays inside, which differ
+        return False

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, AutodualError, UnsupportedOperationError
 from autodual._tensor import Shape
-from autodual.interchange.layers import Reshape, most_numbers
+from autodual.interchange.layers import Reshape
 from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package
 
 LARGEST_TENSOR = 2**26
@@ -163,6 +163,26 @@ class Node:
 
 
 Reader: TypeAlias = Callable[[Node], "Known | tuple[Known, ...]"]
+READERS: dict[str, Reader] = {}
+"""Who reads which operator; the files `operators_...` fill it."""
+
+
+def reads(*operators: str) -> Callable[[Reader], Reader]:
+    def note(reader: Reader) -> Reader:
+        READERS.update(dict.fromkeys(operators, reader))
+        return reader
+
+    return note
+
+
+def filled(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
+    """A module that was made without memory, with these parameters: no random numbers are drawn for what is overwritten."""
+    for name, tensor in tensors.items():
+        if name in module._buffers:
+            module._buffers[name] = tensor
+        else:
+            setattr(module, name, None if tensor is None else nn.Parameter(tensor))
+    return module
 
 
 @dataclass
@@ -194,13 +214,19 @@ class Conversion:
         return name
 
     def outcome(self, module: nn.Module, operands: Sequence[str]) -> Shape:
-        """Shape of a module's result for one example."""
-        shapes = [self.shapes[name] for name in operands]
-        if most_numbers(module, shapes) > LARGEST_TENSOR:
-            raise ArgumentError(f"makes a tensor of more than {LARGEST_TENSOR:,} numbers")
+        """Shape of a module's result for one example, found on a device without memory: a file may ask for any size."""
+        own = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        given = (torch.empty(1, *self.shapes[name], dtype=self.dtype, device="meta") for name in operands)
         with torch.no_grad():
-            result = module.eval()(*(torch.zeros(1, *shape, dtype=self.dtype) for shape in shapes))
+            result = torch.func.functional_call(module.eval(), own, tuple(given))
+        check_room(result.numel())
         return tuple(result.shape[1:])
+
+
+def check_room(numbers: int, what: str = "tensor") -> None:
+    """Refuses a tensor that is too large."""
+    if numbers > LARGEST_TENSOR:
+        raise ArgumentError(f"makes a {what} of more than {LARGEST_TENSOR:,} numbers")
 
 
 @dataclass(frozen=True)
@@ -216,8 +242,8 @@ class Wiring:
 ENTRANCE = "t0"
 
 
-def convert(file: OnnxFile, readers: dict[str, Reader], folders: dict[str, Callable[[Node], int]]) -> Wiring:
-    """Turns every node into modules. readers: by operator; folders: how many numbers an operator makes of constants, at most."""
+def convert(file: OnnxFile) -> Wiring:
+    """Turns every node into modules."""
     building = Conversion(file.path, file.dtype)
     entrance = Value(ENTRANCE, file.input_shape)
     building.shapes[ENTRANCE] = entrance.per_example
@@ -225,7 +251,7 @@ def convert(file: OnnxFile, readers: dict[str, Reader], folders: dict[str, Calla
     named: list[tuple[str, Step]] = []
     for index, proto in enumerate(file.model.graph.node):
         node = _node(proto, index, known, file, building)
-        found = _outputs(node, proto, file, readers, folders)
+        found = _outputs(node, proto, file)
         known |= {name: output for name, output in zip(node.outputs, found, strict=False) if name}
         fresh = building.steps[len(named) :]
         named += [(f"{node.op}_{index}{f'_{k}' if len(fresh) > 1 else ''}", step) for k, step in enumerate(fresh)]
@@ -268,17 +294,15 @@ FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribute
 """What PyTorch and NumPy raise for sizes and numbers that do not fit."""
 
 
-def _outputs(
-    node: Node, proto: Any, file: OnnxFile, readers: dict[str, Reader], folders: dict[str, Callable[[Node], int]]
-) -> tuple[Known, ...]:
+def _outputs(node: Node, proto: Any, file: OnnxFile) -> tuple[Known, ...]:
     if proto.domain not in ("", "ai.onnx"):
         raise node.refuse(f"operators of the domain {proto.domain!r} are unknown")
     try:
         if not any(isinstance(i, Value) for i in node.inputs):
-            return _folded(node, proto, file, folders)
-        if node.op not in readers:
+            return _folded(node, proto, file)
+        if node.op not in READERS:
             raise node.refuse("this operator is unknown; docs/onnx.md lists those that are read")
-        found = readers[node.op](node)
+        found = READERS[node.op](node)
         return found if isinstance(found, tuple) else (found,)
     except AutodualError as error:
         if node.label in str(error):
@@ -288,16 +312,16 @@ def _outputs(
         raise ArgumentError(f"{file.path}: {node.label}: cannot be read: {first_line(error)}") from None
 
 
-def _folded(
-    node: Node, proto: Any, file: OnnxFile, folders: dict[str, Callable[[Node], int]]
-) -> tuple[np.ndarray, ...]:
+# What is computed from constants alone.
+
+
+def _folded(node: Node, proto: Any, file: OnnxFile) -> tuple[np.ndarray, ...]:
     """The outputs of a node that reads constants only, by onnx's own reference, which is written in NumPy."""
-    if node.op not in folders:
+    if node.op not in FOLDED:
         raise node.refuse(
             "this operator is unknown where it reads constants only; compute it before the file is written"
         )
-    if folders[node.op](node) > LARGEST_TENSOR:
-        raise ArgumentError(f"makes a constant of more than {LARGEST_TENSOR:,} numbers")
+    check_room(FOLDED[node.op](node), "constant")
     onnx = onnx_package()
     helper, inputs = onnx.helper, {name: value for name, value in zip(proto.input, node.inputs, strict=True) if name}
     element = onnx.TensorProto.FLOAT  # a name is all that the reference reads of these
@@ -311,3 +335,64 @@ def _folded(
     with np.errstate(all="ignore"):
         results = iter(onnx.reference.ReferenceEvaluator(model).run(None, inputs))
     return tuple(np.asarray(next(results)) if name else np.zeros(0) for name in proto.output)
+
+
+def _constants(node: Node) -> list[np.ndarray]:
+    return [i for i in node.inputs if isinstance(i, np.ndarray)]
+
+
+def _as_large(node: Node) -> int:
+    return sum(c.size for c in _constants(node))
+
+
+def _broadcast(node: Node) -> int:
+    return math.prod(np.broadcast_shapes(*(c.shape for c in _constants(node))))
+
+
+def _tensor_attribute(node: Node) -> int:
+    return 0  # it is in the file already
+
+
+def _filled_size(node: Node) -> int:
+    return math.prod(int(n) for n in _constants(node)[0].reshape(-1))
+
+
+def _expanded(node: Node) -> int:
+    data, shape = _constants(node)[:2]
+    return math.prod(np.broadcast_shapes(data.shape, tuple(int(n) for n in shape)))
+
+
+def _gathered(node: Node) -> int:
+    data, indices = _constants(node)[:2]
+    return data.size // max(data.shape[node.attributes.get("axis", 0)], 1) * indices.size
+
+
+def _counted(node: Node) -> int:
+    start, limit, delta = (float(c.reshape(())) for c in _constants(node)[:3])
+    return math.ceil((limit - start) / delta)
+
+
+def _product(node: Node) -> int:
+    left, right = _constants(node)[:2]
+    return left.size * right.size // max(right.shape[0] if right.ndim == 1 else right.shape[-2], 1) ** 2
+
+
+FOLDED: dict[str, Callable[[Node], int]] = {
+    **dict.fromkeys(("Constant",), _tensor_attribute),
+    "ConstantOfShape": _filled_size,
+    "Expand": _expanded,
+    "Gather": _gathered,
+    "Range": _counted,
+    "MatMul": _product,
+    **dict.fromkeys(
+        ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Mod", "Where", "Equal", "Greater", "Less", "And", "Or", "Sum", "Mean"),
+        _broadcast,
+    ),
+    **dict.fromkeys(
+        ("Identity", "Cast", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Floor", "Ceil", "Round", "Sign", "Not", "Relu",
+         "Sigmoid", "Tanh", "Clip", "Concat", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Transpose", "Shape", "Size",
+         "ReduceProd", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "Split", "Dropout"),
+        _as_large,
+    ),
+}  # fmt: skip
+"""Operators that constants are computed with, and how many numbers each makes at most: a file may ask for any size."""

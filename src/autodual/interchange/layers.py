@@ -1,8 +1,8 @@
-"""Operators of ONNX that torch.nn has no module for, as small modules of ordinary PyTorch operations."""
+"""What operators of ONNX are in PyTorch: tables that reading and writing share, and modules where torch.nn has none."""
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +11,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._tensor import Shape
+
+ENTRYWISE: dict[str, tuple[Any, ...]] = {
+    "Relu": (nn.ReLU, F.relu, torch.relu, Tensor.relu),
+    "Sigmoid": (nn.Sigmoid, torch.sigmoid, Tensor.sigmoid, F.sigmoid),
+    "Tanh": (nn.Tanh, torch.tanh, Tensor.tanh, F.tanh),
+    "Selu": (nn.SELU, F.selu),
+    "HardSwish": (nn.Hardswish, F.hardswish),
+    "Mish": (nn.Mish, F.mish),
+    "Softsign": (nn.Softsign, F.softsign),
+    "Exp": (torch.exp, Tensor.exp),
+    "Log": (torch.log, Tensor.log),
+    "Sqrt": (torch.sqrt, Tensor.sqrt),
+    "Reciprocal": (torch.reciprocal, Tensor.reciprocal),
+    "Erf": (torch.erf, Tensor.erf),
+    "Sin": (torch.sin, Tensor.sin),
+    "Cos": (torch.cos, Tensor.cos),
+    "Abs": (torch.abs, Tensor.abs, operator.abs, abs),
+    "Neg": (torch.neg, Tensor.neg, operator.neg),
+}
+"""Operators of one tensor without options: what is read becomes the first, and all of them are written."""
+PAIRWISE: dict[str, tuple[Callable[..., Any], ...]] = {
+    "Add": (torch.add, Tensor.add, Tensor.add_, operator.add, operator.iadd),
+    "Sub": (torch.sub, Tensor.sub, Tensor.sub_, operator.sub, operator.isub),
+    "Mul": (torch.mul, Tensor.mul, Tensor.mul_, operator.mul, operator.imul),
+    "Div": (torch.div, Tensor.div, Tensor.div_, operator.truediv, operator.itruediv),
+    "Pow": (torch.pow, Tensor.pow, operator.pow),
+    "MatMul": (torch.matmul, Tensor.matmul, operator.matmul),
+    "Max": (torch.maximum,),
+    "Min": (torch.minimum,),
+}
+"""Operators of two tensors."""
+REDUCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "ReduceMean": (torch.mean, Tensor.mean),
+    "ReduceSum": (torch.sum, Tensor.sum),
+    "ReduceMax": (torch.amax, Tensor.amax),
+    "ReduceMin": (torch.amin, Tensor.amin),
+}
+"""Operators over some dimensions."""
 
 
 class Reshape(nn.Module):
@@ -22,17 +60,6 @@ class Reshape(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], *self.shape)
-
-
-class Permute(nn.Module):
-    """Permutes dimensions; the first stays the batch."""
-
-    def __init__(self, dims: Sequence[int]) -> None:
-        super().__init__()
-        self.dims = tuple(dims)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(self.dims)
 
 
 class Index(nn.Module):
@@ -49,10 +76,11 @@ class Index(nn.Module):
 class Apply(nn.Module):
     """A function of tensors, some of which are constants: `constants` has None in place of every operand."""
 
-    def __init__(self, function: Callable[..., Tensor], constants: Sequence[Tensor | None], **named: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Tensor], constants: Sequence[Tensor | None] = (None,), **named: Any
+    ) -> None:
         super().__init__()
-        self.function, self.named = function, named
-        self.places = len(constants)
+        self.function, self.named, self.places = function, named, len(constants)
         for place, constant in enumerate(constants):
             self.register_buffer(f"constant_{place}", constant)
 
@@ -62,52 +90,37 @@ class Apply(nn.Module):
         return self.function(*(next(following) if c is None else c for c in constants), **self.named)
 
 
-class Concat(nn.Module):
-    """Operands and constants side by side: `constants` has None in place of every operand."""
+def permute(dims: Sequence[int]) -> Apply:
+    """Permutes dimensions; the first stays the batch."""
+    return Apply(torch.permute, dims=tuple(dims))
+
+
+def clamp(low: float | None, high: float | None) -> Apply:
+    """min(max(x, low), high), where either end may be missing."""
+    return Apply(torch.clamp, min=low, max=high)
+
+
+def pad(amounts: Sequence[int], mode: str, value: float = 0.0) -> Apply:
+    """Padding, or cropping where an amount is negative."""
+    return Apply(F.pad, pad=tuple(amounts), mode=mode, value=value if mode == "constant" else None)
+
+
+def reduce(function: Callable[..., Tensor], dims: Sequence[int], keep: bool) -> Apply:
+    """Mean, sum, maximum or minimum over dimensions."""
+    return Apply(function, dim=tuple(dims), keepdim=keep)
+
+
+class Concat(Apply):
+    """Operands and constants side by side; a constant is repeated for every example."""
 
     def __init__(self, dim: int, constants: Sequence[Tensor | None]) -> None:
-        super().__init__()
-        self.dim, self.places = dim, len(constants)
-        for place, constant in enumerate(constants):
-            self.register_buffer(f"constant_{place}", constant)
+        super().__init__(torch.cat, constants)
+        self.dim = dim
 
     def forward(self, *operands: Tensor) -> Tensor:
         following, batch = iter(operands), operands[0].shape[0]
         constants = (getattr(self, f"constant_{place}") for place in range(self.places))
         return torch.cat([next(following) if c is None else c.expand(batch, *c.shape) for c in constants], self.dim)
-
-
-class Clamp(nn.Module):
-    """min(max(x, low), high), where either end may be missing."""
-
-    def __init__(self, low: float | None, high: float | None) -> None:
-        super().__init__()
-        self.low, self.high = low, high
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.clamp(x, self.low, self.high)
-
-
-class Pad(nn.Module):
-    """Padding, or cropping where an amount is negative."""
-
-    def __init__(self, amounts: Sequence[int], mode: str, value: float) -> None:
-        super().__init__()
-        self.amounts, self.mode, self.value = tuple(amounts), mode, value
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x, self.amounts, self.mode, self.value if self.mode == "constant" else None)
-
-
-class Reduce(nn.Module):
-    """Mean, sum, maximum or minimum over dimensions."""
-
-    def __init__(self, function: Callable[..., Tensor], dims: Sequence[int], keep: bool) -> None:
-        super().__init__()
-        self.function, self.dims, self.keep = function, tuple(dims), keep
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.dims, self.keep)
 
 
 class Expand(nn.Module):
@@ -133,49 +146,3 @@ class ScaledLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         product = F.linear(x, self.weight) * self.alpha
         return product if self.bias is None else product + self.bias * self.beta
-
-
-def most_numbers(module: nn.Module, shapes: Sequence[Shape]) -> int:
-    """How many numbers a module makes of one example at most: asked before it runs, since a file may name any size.
-
-    Modules that are not named here make no more than they are given, or than their own parameters have.
-    """
-    first, m = shapes[0], _any(module)
-    if isinstance(module, nn.Upsample):
-        factors = m.scale_factor if isinstance(m.scale_factor, tuple) else [1] * (len(first) - 1)
-        sizes = m.size if m.size is not None else [math.ceil(n * f) for n, f in zip(first[1:], factors, strict=True)]
-        return first[0] * math.prod(sizes)
-    if isinstance(module, Pad):
-        amounts = [0] * (2 * len(first) - len(m.amounts)) + list(m.amounts[::-1])
-        return math.prod(n + max(a, 0) + max(b, 0) for n, a, b in zip(first, amounts[::2], amounts[1::2], strict=True))
-    if isinstance(module, Index):
-        count = len(m.positions) if isinstance(m.positions, list) else 1
-        return math.prod(first) * count
-    if isinstance(module, Expand):
-        return math.prod(m.shape)
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        sizes = [n + 2 * p for n, p in zip(first[1:], m.padding, strict=True)]
-        return max(m.in_channels, m.out_channels) * math.prod(sizes)
-    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
-        each = zip(first[1:], m.stride, m.dilation, m.kernel_size, m.output_padding, strict=True)
-        return m.out_channels * math.prod(s * (n - 1) + d * (k - 1) + 1 + e for n, s, d, k, e in each)
-    if isinstance(module, nn.Linear | ScaledLinear):
-        return math.prod(first[:-1]) * len(m.weight)
-    if isinstance(module, Apply):
-        return _combined_numbers(m, shapes)
-    return sum(math.prod(shape) for shape in shapes)
-
-
-def _any(module: nn.Module) -> Any:
-    return module
-
-
-def _combined_numbers(module: Apply, shapes: Sequence[Shape]) -> int:
-    """Numbers in the broadcast of these shapes, or in a product of matrices, whose leading dimensions broadcast."""
-    following = iter(shapes)
-    constants = (getattr(module, f"constant_{place}") for place in range(module.places))
-    given = [next(following) if c is None else tuple(c.shape) for c in constants]
-    if module.function is torch.matmul:
-        left, right = given
-        return math.prod(torch.broadcast_shapes(left[:-2], right[:-2])) * left[-2] * right[-1]
-    return math.prod(torch.broadcast_shapes(*given))

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, full_precision
-from autodual.interchange.conversion import FAILURES, Wiring, convert, node_label
+from autodual.interchange import operators_arithmetic, operators_images, operators_shapes  # noqa: F401  # they fill READERS
+from autodual.interchange.conversion import FAILURES, READERS, Wiring, convert, node_label
 from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package, read_onnx
-from autodual.interchange.operators import FOLDERS, READERS
 
+OPERATORS = tuple(sorted(READERS))
+"""Operators that are read where they depend on the input."""
 TOLERANCE = 1e-5
 """How far the module's output may be from the file's, as a part of the output's largest entry."""
 COMPARED, FAR = 2, 10.0
@@ -80,7 +82,7 @@ def load_onnx(path: Path | str) -> nn.Module:
 
 def load_file(file: OnnxFile) -> OnnxNetwork:
     """The module of a file that has been read, compared with the file."""
-    network = OnnxNetwork(convert(file, READERS, FOLDERS)).eval()
+    network = OnnxNetwork(convert(file)).eval()
     _check_against_file(network, file)
     return network
 

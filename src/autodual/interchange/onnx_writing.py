@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,9 +20,9 @@ from autodual._errors import ArgumentError, UnsupportedOperationError
 from autodual._files import replacing
 from autodual._tensor import full_precision
 from autodual.engines.prepare import check_evaluation_mode, check_input, check_placement
-from autodual.graph import Call, Network, Operand
-from autodual.graph import capture as capture_with
+from autodual.graph import Call, Network, Operand, capture_graph
 from autodual.graph.registry import Registry
+from autodual.interchange.layers import ENTRYWISE, PAIRWISE, REDUCTIONS
 from autodual.interchange.onnx_file import onnx_package
 from autodual.interchange.onnx_reading import TOLERANCE, load_onnx
 
@@ -63,7 +64,7 @@ def save_onnx(model: nn.Module, path: Path | str, example: Tensor) -> None:
 
 def _captured(model: nn.Module, example: Tensor) -> Network:
     try:
-        return capture_with(model, example, WRITERS)
+        return capture_graph(model, example, WRITERS)
     except UnsupportedOperationError as error:
         where = str(error).split(" has no dual layer")[0]
         raise UnsupportedOperationError(f"{where} cannot be written as ONNX; see docs/onnx.md for what can") from None
@@ -122,8 +123,35 @@ class Sheet:
         return helper.make_model(graph, producer_name="autodual", opset_imports=opsets, ir_version=IR_VERSION)
 
 
-Writer: TypeAlias = Callable[[Sheet, Call, Sequence[str]], str]
-"""Adds what a call computes from operands of these names; returns the name of the result."""
+@dataclass(frozen=True)
+class Writing:
+    """One operation that is written: the sheet, the call, and the names of its operands there."""
+
+    sheet: Sheet
+    call: Call
+    operands: Sequence[str]
+
+    def add(self, op: str, *more: str, **attributes: Any) -> str:
+        """Adds an operator on the first operand and more inputs; returns the name of the result."""
+        return self.sheet.add(op, self.operands[0], *more, **attributes)
+
+    def option(self, place: int, name: str, otherwise: Any = None) -> Any:
+        """An option of a module, or the argument of the function in its place."""
+        module = self.call.module
+        return self.call.argument(place, name, otherwise) if module is None else getattr(module, name)
+
+    def clip(self, *ends: Any) -> str:
+        """min(max(x, low), high), where either end may be None."""
+        if any(isinstance(end, Operand | Tensor) for end in ends):
+            raise self.refusal("a clamp between tensors cannot be written; use numbers")
+        return self.add("Clip", *("" if end is None else self.sheet.constant(float(end)) for end in ends))
+
+    def refusal(self, reason: str) -> UnsupportedOperationError:
+        return UnsupportedOperationError(f"{self.call.path}: {reason}")
+
+
+Writer: TypeAlias = Callable[[Writing], str]
+"""Adds what a call computes; returns the name of the result."""
 WRITERS = Registry()
 """The operations that can be written: its builders are of type `Writer`."""
 
@@ -147,7 +175,7 @@ def _written(network: Network) -> Any:
             continue
         writer: Any = network.registry.builder_of(node.target)  # type: ignore[arg-type]
         call = network.call(node, parameters)
-        names[index] = writer(sheet, call, [names[i] for i in node.refs if i in names])
+        names[index] = writer(Writing(sheet, call, [names[i] for i in node.refs if i in names]))
     output = sheet.add("Identity", names[network.output]) if names[network.output] == "input" else names[network.output]
     return sheet.model(output, network)
 
@@ -156,27 +184,23 @@ def _written(network: Network) -> Any:
 
 
 @writes(nn.Linear, F.linear)
-def _linear(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    m: Any = call.module
-    weight = m.weight if m is not None else call.argument(1, "weight")
-    bias = m.bias if m is not None else call.argument(2, "bias", None)
-    if len(call.operand.shape) == 1:
-        added = [] if bias is None else [sheet.constant(bias)]
-        return sheet.add("Gemm", operands[0], sheet.constant(weight), *added, transB=1)
-    product = sheet.add("MatMul", operands[0], sheet.constant(weight.T))
-    return product if bias is None else sheet.add("Add", product, sheet.constant(bias))
+def _linear(at: Writing) -> str:
+    weight, bias = at.option(1, "weight"), at.option(2, "bias")
+    if len(at.call.operand.shape) == 1:
+        added = [] if bias is None else [at.sheet.constant(bias)]
+        return at.add("Gemm", at.sheet.constant(weight), *added, transB=1)
+    product = at.add("MatMul", at.sheet.constant(weight.T))
+    return product if bias is None else at.sheet.add("Add", product, at.sheet.constant(bias))
 
 
 @writes(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def _convolution(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    m: Any = call.module
+def _convolution(at: Writing) -> str:
+    m: Any = at.call.module
     if m.padding_mode != "zeros" or (isinstance(m.padding, str) and m.padding == "same" and set(m.stride) != {1}):
-        raise _refusal(call, f"padding_mode {m.padding_mode!r} cannot be written; pad before the convolution")
-    named: dict[str, Any] = {
-        "strides": list(m.stride),
-        "dilations": list(m.dilation),
-        "group": m.groups,
-        "kernel_shape": list(m.kernel_size),
+        raise at.refusal(f"padding_mode {m.padding_mode!r} cannot be written; pad before the convolution")
+    named = {
+        name: list(value)
+        for name, value in (("strides", m.stride), ("dilations", m.dilation), ("kernel_shape", m.kernel_size))
     }
     if isinstance(m.padding, str):
         half = [d * (k - 1) // 2 for d, k in zip(m.dilation, m.kernel_size, strict=True)]
@@ -184,28 +208,28 @@ def _convolution(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
         named["pads"] = half + rest if m.padding == "same" else [0] * 2 * len(half)
     else:
         named["pads"] = 2 * list(m.padding)
-    transposed = isinstance(call.module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    transposed = isinstance(at.call.module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
     if transposed:
         named["output_padding"] = list(m.output_padding)
-    weights = [sheet.constant(m.weight), *([] if m.bias is None else [sheet.constant(m.bias)])]
-    return sheet.add("ConvTranspose" if transposed else "Conv", operands[0], *weights, **named)
+    weights = [at.sheet.constant(m.weight), *([] if m.bias is None else [at.sheet.constant(m.bias)])]
+    return at.add("ConvTranspose" if transposed else "Conv", *weights, group=m.groups, **named)
 
 
 @writes(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def _batch_norm(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    m: Any = call.module
+def _batch_norm(at: Writing) -> str:
+    m: Any = at.call.module
     if m.running_mean is None:
-        raise _refusal(call, "batch normalisation without running statistics makes examples depend on one another")
+        raise at.refusal("batch normalisation without running statistics makes examples depend on one another")
     weight = torch.ones_like(m.running_mean) if m.weight is None else m.weight
     bias = torch.zeros_like(m.running_mean) if m.bias is None else m.bias
-    tensors = [sheet.constant(t) for t in (weight, bias, m.running_mean, m.running_var)]
-    return sheet.add("BatchNormalization", operands[0], *tensors, epsilon=float(m.eps))
+    tensors = [at.sheet.constant(t) for t in (weight, bias, m.running_mean, m.running_var)]
+    return at.add("BatchNormalization", *tensors, epsilon=float(m.eps))
 
 
 @writes(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-def _pool(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    m: Any = call.module
-    dims = len(call.shape) - 1
+def _pool(at: Writing) -> str:
+    m: Any = at.call.module
+    dims = len(at.call.shape) - 1
     kernel, padding = _each(m.kernel_size, dims), _each(m.padding, dims)
     named: dict[str, Any] = {
         "kernel_shape": kernel,
@@ -213,141 +237,82 @@ def _pool(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
         "pads": 2 * padding,
         "ceil_mode": int(m.ceil_mode),
     }
-    if isinstance(call.module, nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d):
-        return sheet.add("MaxPool", operands[0], dilations=_each(m.dilation, dims), **named)
+    if isinstance(at.call.module, nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d):
+        return at.add("MaxPool", dilations=_each(m.dilation, dims), **named)
     if getattr(m, "divisor_override", None) is not None:
-        raise _refusal(call, "divisor_override cannot be written")
-    return sheet.add("AveragePool", operands[0], count_include_pad=int(m.count_include_pad), **named)
+        raise at.refusal("divisor_override cannot be written")
+    return at.add("AveragePool", count_include_pad=int(m.count_include_pad), **named)
 
 
 @writes(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-def _adaptive_pool(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    before, after = call.operand.shape[1:], call.shape[1:]
+def _adaptive_pool(at: Writing) -> str:
+    before, after = at.call.operand.shape[1:], at.call.shape[1:]
     if any(a % b for a, b in zip(before, after, strict=True)):
-        raise _refusal(
-            call,
-            f"adaptive pooling from {list(before)} to {list(after)} has windows of several sizes, and cannot be written",
+        raise at.refusal(
+            f"adaptive pooling from {list(before)} to {list(after)} has windows of several sizes, and cannot be written"
         )
     kernel = [a // b for a, b in zip(before, after, strict=True)]
-    return sheet.add("AveragePool", operands[0], kernel_shape=kernel, strides=kernel)
+    return at.add("AveragePool", kernel_shape=kernel, strides=kernel)
 
 
 def _each(value: Any, dims: int) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [value] * dims
 
 
-def _refusal(call: Call, reason: str) -> UnsupportedOperationError:
-    return UnsupportedOperationError(f"{call.path}: {reason}")
-
-
 # Activations.
-
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "Relu": (nn.ReLU, F.relu, torch.relu, torch.Tensor.relu),
-    "Sigmoid": (nn.Sigmoid, torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid),
-    "Tanh": (nn.Tanh, torch.tanh, torch.Tensor.tanh, F.tanh),
-    "Selu": (nn.SELU, F.selu),
-    "HardSwish": (nn.Hardswish, F.hardswish),
-    "Mish": (nn.Mish, F.mish),
-    "Softsign": (nn.Softsign, F.softsign),
-    "Exp": (torch.exp, torch.Tensor.exp),
-    "Log": (torch.log, torch.Tensor.log),
-    "Sqrt": (torch.sqrt, torch.Tensor.sqrt),
-    "Reciprocal": (torch.reciprocal, torch.Tensor.reciprocal),
-    "Erf": (torch.erf, torch.Tensor.erf),
-    "Sin": (torch.sin, torch.Tensor.sin),
-    "Cos": (torch.cos, torch.Tensor.cos),
-    "Abs": (torch.abs, torch.Tensor.abs, operator.abs, abs),
-    "Neg": (operator.neg, torch.neg, torch.Tensor.neg),
-}
 
 
 def _plain(op: str) -> Writer:
-    return lambda sheet, call, operands: sheet.add(op, operands[0])
+    return lambda at: at.add(op)
 
 
-for _op, _targets in _PLAIN.items():
+for _op, _targets in ENTRYWISE.items():
     writes(*_targets)(_plain(_op))
 
 
-@writes(nn.LeakyReLU, F.leaky_relu)
-def _leaky_relu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    slope = call.module.negative_slope if call.module is not None else call.argument(1, "negative_slope", 0.01)
-    return sheet.add("LeakyRelu", operands[0], alpha=float(slope))
+_SHORT: dict[tuple[Any, ...], Writer] = {
+    (nn.LeakyReLU, F.leaky_relu): lambda at: at.add("LeakyRelu", alpha=float(at.option(1, "negative_slope", 0.01))),
+    (nn.GELU, F.gelu): lambda at: at.add("Gelu", approximate=at.option(1, "approximate", "none")),
+    (nn.SiLU, F.silu): lambda at: at.add("Mul", at.add("Sigmoid")),
+    (nn.Hardsigmoid, F.hardsigmoid): lambda at: at.add("HardSigmoid", alpha=1 / 6, beta=0.5),
+    (nn.Hardtanh, nn.ReLU6, F.hardtanh): lambda at: at.clip(
+        at.option(1, "min_val", -1.0), at.option(2, "max_val", 1.0)
+    ),
+    (F.relu6,): lambda at: at.clip(0.0, 6.0),
+    (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip): lambda at: at.clip(at.option(1, "min"), at.option(2, "max")),
+    (nn.PReLU,): lambda at: at.add(
+        "PRelu", at.sheet.constant(at.call.module.weight.reshape(-1, *[1] * (len(at.call.shape) - 1)))
+    ),
+    (nn.PixelShuffle,): lambda at: at.add("DepthToSpace", blocksize=int(at.call.module.upscale_factor), mode="CRD"),
+}
+"""Operations that one line writes."""
+for _targets, _writer in _SHORT.items():
+    writes(*_targets)(_writer)
 
 
 @writes(nn.ELU, F.elu, nn.CELU, F.celu)
-def _elu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    alpha = call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0)
-    smooth = isinstance(call.module, nn.CELU)
-    if call.module is None and alpha != 1:
-        raise _refusal(
-            call, "ELU or CELU as a function is written for alpha = 1 only, where they are equal; use nn.ELU or nn.CELU"
+def _elu(at: Writing) -> str:
+    alpha = at.option(1, "alpha", 1.0)
+    if at.call.module is None and alpha != 1:
+        raise at.refusal(
+            "ELU or CELU as a function is written for alpha = 1 only, where they are equal; use nn.ELU or nn.CELU"
         )
-    return sheet.add("Celu" if smooth else "Elu", operands[0], alpha=float(alpha))
+    return at.add("Celu" if isinstance(at.call.module, nn.CELU) else "Elu", alpha=float(alpha))
 
 
 @writes(nn.Softplus)
-def _softplus(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    if call.module.beta != 1:
-        raise _refusal(call, "Softplus is written for beta = 1 only")
-    return sheet.add("Softplus", operands[0])
-
-
-@writes(nn.GELU, F.gelu)
-def _gelu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    way = call.module.approximate if call.module is not None else call.kwargs.get("approximate", "none")
-    return sheet.add("Gelu", operands[0], approximate=way)
-
-
-@writes(nn.SiLU, F.silu)
-def _silu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return sheet.add("Mul", operands[0], sheet.add("Sigmoid", operands[0]))
-
-
-@writes(nn.Hardsigmoid, F.hardsigmoid)
-def _hardsigmoid(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return sheet.add("HardSigmoid", operands[0], alpha=1 / 6, beta=0.5)
-
-
-@writes(nn.PReLU)
-def _prelu(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    slope = call.module.weight
-    return sheet.add("PRelu", operands[0], sheet.constant(slope.reshape(-1, *[1] * (len(call.shape) - 1))))
-
-
-@writes(nn.Hardtanh, nn.ReLU6)
-def _hardtanh(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return _between(sheet, call, operands, call.module.min_val, call.module.max_val)
-
-
-@writes(F.hardtanh)
-def _functional_hardtanh(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return _between(sheet, call, operands, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
-
-
-@writes(F.relu6)
-def _relu6(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return _between(sheet, call, operands, 0.0, 6.0)
-
-
-@writes(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip)
-def _clamp(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return _between(sheet, call, operands, call.argument(1, "min", None), call.argument(2, "max", None))
-
-
-def _between(sheet: Sheet, call: Call, operands: Sequence[str], *ends: Any) -> str:
-    if any(isinstance(end, Operand | Tensor) for end in ends):
-        raise _refusal(call, "a clamp between tensors cannot be written; use numbers")
-    return sheet.add("Clip", operands[0], *("" if end is None else sheet.constant(float(end)) for end in ends))
+def _softplus(at: Writing) -> str:
+    if at.call.module.beta != 1:
+        raise at.refusal("Softplus is written for beta = 1 only")
+    return at.add("Softplus")
 
 
 def _softmax(op: str) -> Writer:
-    def write(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-        dim = call.module.dim if call.module is not None else call.argument(1, "dim", None)
+    def write(at: Writing) -> str:
+        dim = at.option(1, "dim")
         if dim is None:
-            raise _refusal(call, "a softmax without a dimension cannot be written; say dim=1")
-        return sheet.add(op, operands[0], axis=int(dim))
+            raise at.refusal("a softmax without a dimension cannot be written; say dim=1")
+        return at.add(op, axis=int(dim))
 
     return write
 
@@ -357,62 +322,51 @@ writes(nn.LogSoftmax, F.log_softmax, torch.log_softmax, torch.Tensor.log_softmax
 
 
 @writes(nn.LayerNorm)
-def _layer_norm(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    m: Any = call.module
+def _layer_norm(at: Writing) -> str:
+    m: Any = at.call.module
     weight = torch.ones(m.normalized_shape) if m.weight is None else m.weight
-    bias = [] if m.bias is None else [sheet.constant(m.bias)]
+    bias = [] if m.bias is None else [at.sheet.constant(m.bias)]
     axis = -len(m.normalized_shape)
-    return sheet.add("LayerNormalization", operands[0], sheet.constant(weight), *bias, axis=axis, epsilon=float(m.eps))
+    return at.add("LayerNormalization", at.sheet.constant(weight), *bias, axis=axis, epsilon=float(m.eps))
 
 
 @writes(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, torch.Tensor.contiguous, torch.Tensor.clone)
-def _identity(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return operands[0]
+def _identity(at: Writing) -> str:
+    return at.operands[0]
 
 
 # Arithmetic.
 
 
 def _arithmetic(op: str, second: str = "other") -> Writer:
-    def write(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-        if set(call.kwargs) & {"alpha", "rounding_mode"}:
-            raise _refusal(call, "alpha and rounding_mode cannot be written")
-        following = iter(operands)
-        given = call.argument(0, "input"), call.argument(1, second)
-        names = [next(following) if isinstance(v, Operand) else sheet.constant(v) for v in given]
-        return sheet.add(op, *names)
+    def write(at: Writing) -> str:
+        if set(at.call.kwargs) & {"alpha", "rounding_mode"}:
+            raise at.refusal("alpha and rounding_mode cannot be written")
+        following = iter(at.operands)
+        given = at.call.argument(0, "input"), at.call.argument(1, second)
+        names = [next(following) if isinstance(v, Operand) else at.sheet.constant(v) for v in given]
+        return at.sheet.add(op, *names)
 
     return write
 
 
-for _op, _targets in {
-    "Add": (operator.add, operator.iadd, torch.add, torch.Tensor.add, torch.Tensor.add_),
-    "Sub": (operator.sub, operator.isub, torch.sub, torch.Tensor.sub, torch.Tensor.sub_),
-    "Mul": (operator.mul, operator.imul, torch.mul, torch.Tensor.mul, torch.Tensor.mul_),
-    "Div": (operator.truediv, operator.itruediv, torch.div, torch.Tensor.div, torch.Tensor.div_),
-    "MatMul": (torch.matmul, operator.matmul, torch.Tensor.matmul),
-    "Max": (torch.maximum,),
-    "Min": (torch.minimum,),
-}.items():
-    writes(*_targets)(_arithmetic(_op))
+for _op, _targets in PAIRWISE.items():
+    writes(*_targets)(_arithmetic(_op, "exponent" if _op == "Pow" else "other"))
 writes(torch.clamp_min)(_arithmetic("Max", "min"))
 writes(torch.clamp_max)(_arithmetic("Min", "max"))
-writes(torch.pow, operator.pow, torch.Tensor.pow)(_arithmetic("Pow", "exponent"))
 
 
 def _reduction(op: str) -> Writer:
-    def write(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-        given = call.argument(1, "dim", 0)
-        dims = [call.dimension(d) + 1 for d in (given if isinstance(given, list | tuple) else (given,))]
-        return sheet.add(op, operands[0], sheet.ints(*dims), keepdims=int(call.argument(2, "keepdim", False)))
+    def write(at: Writing) -> str:
+        given = at.call.argument(1, "dim", 0)
+        dims = [at.call.dimension(d) + 1 for d in (given if isinstance(given, list | tuple) else (given,))]
+        return at.add(op, at.sheet.ints(*dims), keepdims=int(at.call.argument(2, "keepdim", False)))
 
     return write
 
 
-writes(torch.mean, torch.Tensor.mean)(_reduction("ReduceMean"))
-writes(torch.sum, torch.Tensor.sum)(_reduction("ReduceSum"))
-writes(torch.amax, torch.Tensor.amax)(_reduction("ReduceMax"))
-writes(torch.amin, torch.Tensor.amin)(_reduction("ReduceMin"))
+for _op, _targets in REDUCTIONS.items():
+    writes(*_targets)(_reduction(_op))
 
 
 # Shapes.
@@ -420,92 +374,80 @@ writes(torch.amin, torch.Tensor.amin)(_reduction("ReduceMin"))
 
 @writes(nn.Flatten, nn.Unflatten, torch.flatten, torch.Tensor.flatten, torch.Tensor.view, torch.Tensor.reshape, torch.reshape,
         torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze)  # fmt: skip
-def _reshape(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    if isinstance(call.module, nn.Flatten) and len(call.shape) == 1:
-        return sheet.add("Flatten", operands[0])
-    return sheet.add("Reshape", operands[0], sheet.ints(-1, *call.shape))
+def _reshape(at: Writing) -> str:
+    if isinstance(at.call.module, nn.Flatten) and len(at.call.shape) == 1:
+        return at.add("Flatten")
+    return at.add("Reshape", at.sheet.ints(-1, *at.call.shape))
 
 
 @writes(torch.permute, torch.Tensor.permute)
-def _permute(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    order = call.args[1:] if len(call.args) > 2 else call.argument(1, "dims")
-    return sheet.add("Transpose", operands[0], perm=[d % (len(call.shape) + 1) for d in order])
+def _permute(at: Writing) -> str:
+    order = at.call.args[1:] if len(at.call.args) > 2 else at.call.argument(1, "dims")
+    return at.add("Transpose", perm=[d % (len(at.call.shape) + 1) for d in order])
 
 
 @writes(torch.transpose, torch.Tensor.transpose)
-def _transpose(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    order = list(range(len(call.shape) + 1))
-    first, second = (call.dimension(call.argument(i, name)) + 1 for i, name in ((1, "dim0"), (2, "dim1")))
+def _transpose(at: Writing) -> str:
+    order = list(range(len(at.call.shape) + 1))
+    first, second = (at.call.dimension(at.call.argument(i, name)) + 1 for i, name in ((1, "dim0"), (2, "dim1")))
     order[first], order[second] = second, first
-    return sheet.add("Transpose", operands[0], perm=order)
+    return at.add("Transpose", perm=order)
 
 
 @writes(torch.cat, torch.concat)
-def _concat(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    if any(not isinstance(part, Operand) for part in call.argument(0, "tensors")):
-        raise _refusal(call, "a constant part of a concatenation cannot be written")
-    return sheet.add("Concat", *operands, axis=call.dimension(call.argument(1, "dim", 0)) + 1)
+def _concat(at: Writing) -> str:
+    if any(not isinstance(part, Operand) for part in at.call.argument(0, "tensors")):
+        raise at.refusal("a constant part of a concatenation cannot be written")
+    return at.sheet.add("Concat", *at.operands, axis=at.call.dimension(at.call.argument(1, "dim", 0)) + 1)
 
 
 @writes(operator.getitem, torch.Tensor.__getitem__)
-def _index(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
+def _index(at: Writing) -> str:
     """Slices as Slice, positions as Gather; from the last dimension on, since a single position takes its dimension away."""
-    given = call.argument(1, "index")
+    given = at.call.argument(1, "index")
     index = given if isinstance(given, tuple) else (given,)
     lists = [part for part in index if not isinstance(part, slice | int)]
     if not index or index[0] != slice(None) or len(lists) > 1 or not all(isinstance(part, list) for part in lists):
-        raise _refusal(call, "only slices, positions and one list of positions after the batch can be written")
-    name = operands[0]
+        raise at.refusal("only slices, positions and one list of positions after the batch can be written")
+    name = at.operands[0]
     for axis, part in reversed(list(enumerate(index))[1:]):
-        size = call.operand.shape[axis - 1]
+        size = at.call.operand.shape[axis - 1]
         if not isinstance(part, slice):
-            name = sheet.add("Gather", name, sheet.constant(np.array(part), np.int64), axis=axis)
+            name = at.sheet.add("Gather", name, at.sheet.constant(np.array(part), np.int64), axis=axis)
         elif (ends := part.indices(size)) != (0, size, 1):
             if ends[2] < 0:
-                raise _refusal(call, "a slice backwards cannot be written")
-            name = sheet.add("Slice", name, *(sheet.ints(n) for n in (ends[0], ends[1], axis, ends[2])))
+                raise at.refusal("a slice backwards cannot be written")
+            name = at.sheet.add("Slice", name, *(at.sheet.ints(n) for n in (ends[0], ends[1], axis, ends[2])))
     return name
 
 
 @writes(torch.Tensor.expand)
-def _expand(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    if len(call.shape) != len(call.operand.shape):
-        raise _refusal(call, "an expansion to more dimensions cannot be written; unsqueeze first")
-    return sheet.add("Expand", operands[0], sheet.ints(1, *call.shape))
-
-
-@writes(nn.PixelShuffle)
-def _pixel_shuffle(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    return sheet.add("DepthToSpace", operands[0], blocksize=int(call.module.upscale_factor), mode="CRD")
+def _expand(at: Writing) -> str:
+    if len(at.call.shape) != len(at.call.operand.shape):
+        raise at.refusal("an expansion to more dimensions cannot be written; unsqueeze first")
+    return at.add("Expand", at.sheet.ints(1, *at.call.shape))
 
 
 @writes(nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, F.pad)
-def _pad(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    m: Any = call.module
-    amounts = m.padding if m is not None else call.argument(1, "pad")
-    mode = "constant" if m is not None else call.argument(2, "mode", "constant")
-    value = m.value if m is not None else call.argument(3, "value", None) or 0.0
+def _pad(at: Writing) -> str:
+    m: Any = at.call.module
+    amounts = m.padding if m is not None else at.call.argument(1, "pad")
+    mode = "constant" if m is not None else at.call.argument(2, "mode", "constant")
+    value = m.value if m is not None else at.call.argument(3, "value", None) or 0.0
     mode = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode]
-    rank = len(call.shape) + 1
+    rank = len(at.call.shape) + 1
     before, after = [0] * rank, [0] * rank
     for place in range(len(amounts) // 2):
         before[rank - 1 - place], after[rank - 1 - place] = amounts[2 * place], amounts[2 * place + 1]
-    fill = [sheet.constant(float(value))] if mode == "constant" else []
-    return sheet.add("Pad", operands[0], sheet.ints(*before, *after), *fill, mode=mode)
+    fill = [at.sheet.constant(float(value))] if mode == "constant" else []
+    return at.add("Pad", at.sheet.ints(*before, *after), *fill, mode=mode)
 
 
 @writes(nn.Upsample, nn.UpsamplingNearest2d)
-def _upsample(sheet: Sheet, call: Call, operands: Sequence[str]) -> str:
-    factors = [a / b for a, b in zip(call.shape[1:], call.operand.shape[1:], strict=True)]
-    if call.module.mode != "nearest" or any(f != int(f) for f in factors):
-        raise _refusal(call, "only upsampling to the nearest pixel, by whole factors, can be written")
-    scales = sheet.constant(np.array([1, 1, *factors]), np.float32)
-    return sheet.add(
-        "Resize",
-        operands[0],
-        "",
-        scales,
-        mode="nearest",
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )
+def _upsample(at: Writing) -> str:
+    factors = [a / b for a, b in zip(at.call.shape[1:], at.call.operand.shape[1:], strict=True)]
+    if at.call.module.mode != "nearest" or any(f != int(f) for f in factors):
+        raise at.refusal("only upsampling to the nearest pixel, by whole factors, can be written")
+    scales = at.sheet.constant(np.array([1, 1, *factors]), np.float32)
+    way = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return at.add("Resize", "", scales, **way)

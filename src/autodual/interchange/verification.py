@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from types import FrameType
 from typing import Any, TypeAlias
@@ -467,10 +467,8 @@ def report(found: Verification) -> dict[str, Any]:
 
 
 def _record(refutation: Refutation) -> dict[str, Any]:
-    values = {
-        name: getattr(refutation, name) for name in ("engine", "margin", "slack", "run_error", "holds", "holds_as_run")
-    }
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    values = asdict(refutation).items()
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
 
 
 def competition_text(found: Verification) -> str:

@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -180,8 +180,7 @@ class _Reading:
         for form in self._forms():
             self._statement(form)
         inputs, outputs = self._count("X"), self._count("Y")
-        if math.prod(len(choice) for choice in self._choices) > MOST_DISJUNCTS:
-            self._refuse(f"its condition has more than {MOST_DISJUNCTS:,} alternatives")
+        self._limit_alternatives(math.prod(map(len, self._choices)))
         bounds = _Bounds(inputs)
         shared = self._outputs_of(self._always, bounds)
         boxes: dict[tuple[object, ...], tuple[_Bounds, list[Conditions]]] = {}
@@ -254,10 +253,13 @@ class _Reading:
         """In disjunctive normal form: one of the alternatives holds."""
         match form:
             case ["and", *parts]:
-                return self._all([self._condition(part) for part in parts])
+                each = [self._condition(part) for part in parts]
+                self._limit_alternatives(math.prod(map(len, each)))
+                return [[term for part in chosen for term in part] for chosen in itertools.product(*each)]
             case ["or", *parts]:
                 found = [alternative for part in parts for alternative in self._condition(part)]
-                return self._limited(found)
+                self._limit_alternatives(len(found))
+                return found
             case ["<=", left, right]:
                 return [[self._term(left).plus(self._term(right), Fraction(-1))]]
             case [">=", left, right]:
@@ -276,31 +278,20 @@ class _Reading:
             case _:
                 self._refuse("a condition such as (<= Y_0 Y_1) is missing")
 
-    def _all(self, parts: Sequence[list[Conditions]]) -> list[Conditions]:
-        if math.prod(len(part) for part in parts) > MOST_DISJUNCTS:
+    def _limit_alternatives(self, count: int) -> None:
+        if count > MOST_DISJUNCTS:
             self._refuse(f"its condition has more than {MOST_DISJUNCTS:,} alternatives")
-        return [[term for part in chosen for term in part] for chosen in itertools.product(*parts)]
-
-    def _limited(self, found: list[Conditions]) -> list[Conditions]:
-        if len(found) > MOST_DISJUNCTS:
-            self._refuse(f"its condition has more than {MOST_DISJUNCTS:,} alternatives")
-        return found
 
     def _term(self, form: Form) -> Term:
         match form:
             case str(word):
                 return self._word(word)
-            case ["+", first, *rest]:
-                total = self._term(first)
-                for part in rest:
-                    total = total.plus(self._term(part), Fraction(1))
-                return total
             case ["-", only]:
                 return self._term(only).times(Fraction(-1))
-            case ["-", first, *rest]:
+            case [("+" | "-") as sign, first, *rest]:
                 total = self._term(first)
                 for part in rest:
-                    total = total.plus(self._term(part), Fraction(-1))
+                    total = total.plus(self._term(part), Fraction(f"{sign}1"))
                 return total
             case ["*", first, *rest]:
                 product = self._term(first)

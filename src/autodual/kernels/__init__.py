@@ -22,7 +22,7 @@ LARGEST_K = 256
 ENOUGH = 1024
 """Programs that fill a GPU."""
 
-Family = Literal["median", "stream", "chord", "narrow", "weigh", "margins"]
+Family = Literal["median", "stream", "chord", "narrow", "weigh"]
 """The name of a file with Triton programs."""
 
 HALVES: frozenset[Family] = frozenset({"median", "stream"})
@@ -64,6 +64,7 @@ def _works(family: Family, device: int) -> bool:
 
 
 def _try(family: Family, device: int) -> bool:
+    """Launches all programs of a family once; warns, and answers False, if that fails."""
     try:
         start(family).trial(torch.device("cuda", device))
         torch.cuda.synchronize(device)  # what fails on the device is told late
@@ -90,7 +91,7 @@ def program(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return mark
 
 
-class Constant(float):
+class ProgramConstant(float):
     """A number that Triton programs of its file read."""
 
 
@@ -108,7 +109,7 @@ def start(family: Family) -> Any:
     for name, value in list(names.items()):
         if isinstance(value, FunctionType) and hasattr(value, "triton_options"):
             names[name] = triton.jit(value, **value.triton_options)
-        elif isinstance(value, Constant):
+        elif isinstance(value, ProgramConstant):
             names[name] = tl.constexpr(float(value))
     names |= {"triton": triton, "tl": tl, "libdevice": libdevice}
     return module

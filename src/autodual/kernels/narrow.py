@@ -39,13 +39,13 @@ def is_narrow_back(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """As conv2d: [M, C, H, W] -> [M, F, H', W'], with channels inside; bfloat16 under autocast, from float32 numbers."""
+    """A convolution as by conv2d: [M, C, H, W] -> [M, F, H', W'], channels inside; bfloat16 under autocast, from float32 numbers."""
     half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     return _Convolve.apply(x, weight, bias, geometry, torch.bfloat16 if half else torch.float32)
 
 
 def spread(x: Tensor, weight: Tensor, size: Shape, geometry: Geometry) -> Tensor:
-    """As conv_transpose2d: [M, F, H', W'] -> [M, C, *size]."""
+    """A transposed convolution as by conv_transpose2d: [M, F, H', W'] -> [M, C, *size]."""
     return _Spread.apply(x, weight, size, geometry)
 
 

@@ -1,6 +1,7 @@
-"""Rows through an activation that has a band: what goes on, rows * slope, and how far the rows can move there, sum |rows| * radius.
+"""Rows of linear functions: those of margins, with which bounds begin, and rows that go back through an activation with a band.
 
-Engines do this in plain operations wherever rows are not `weighable`: shared, gathered or few rows are faster so.
+There, rows * slope goes on, and sum |rows| * radius is how far the rows can move. Engines do this in plain operations wherever rows
+are not `weighable`: shared, gathered or few rows are faster so.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ MANY_FEATURES = 256
 """Features from which a pass of its own for every row is worthwhile."""
 MANY_VALUES = 1 << 25
 """Values from which the kernels are faster although the host takes longer to launch them."""
+
+
+def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Returns the rows, [classes, N, classes]. A label outside the classes is an error, or NaN where the kernel runs."""
+    if dtype == torch.float32 and len(labels) > 0 and kernels.ready("weigh", labels.device):
+        return launch_margins(labels, classes)
+    identity = torch.eye(classes, dtype=dtype, device=labels.device)
+    return identity[labels].unsqueeze(0) - identity.unsqueeze(1)
 
 
 def weighable(rows: Tensor, radius: Tensor, *slope: Tensor, in_graph: bool = False) -> bool:
@@ -146,6 +155,16 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(on_slope + example * features + unit, slope_total, mask=inside)
 
 
+@kernels.program(do_not_specialize=["classes"])
+def _margins(labels, rows, classes, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    example, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, block)
+    label = tl.load(labels + example)
+    value = (column == label).to(tl.float32) - (column == row).to(tl.float32)
+    value = tl.where((label >= 0) & (label < classes), value, float("nan"))
+    tl.store(rows + (row * tl.num_programs(0) + example) * classes + column, value, mask=column < classes)
+
+
 def launch_forward(rows: Tensor, slope: Tensor | None, radius: Tensor) -> tuple[Tensor | None, Tensor]:
     """rows [R, N, F], slope [N, F], radius [N or 1, F] -> rows * slope, or None without a slope; and sizes [R, N]."""
     rows, radius = rows.contiguous(), radius.contiguous()
@@ -179,8 +198,16 @@ def launch_backward(
     return on_rows, on_slope, on_radius if len(radius) > 1 else on_radius.sum(0, keepdim=True)
 
 
+def launch_margins(labels: Tensor, classes: int) -> Tensor:
+    rows = torch.empty(classes, len(labels), classes, dtype=torch.float32, device=labels.device)
+    block = triton.next_power_of_2(classes)
+    _margins[(len(labels), classes)](labels.contiguous(), rows, classes, block, num_warps=1 if block <= 128 else 4)
+    return rows
+
+
 def trial(device: torch.device) -> None:
     """Launches every program on a few numbers."""
     rows, one = (torch.ones(*shape, dtype=torch.float32, device=device) for shape in ((1, 1, 2), (1, 2)))
     launch_backward(rows, one, one, *launch_forward(rows, one, one))
     launch_backward(rows, None, one, *launch_forward(rows, None, one))
+    launch_margins(torch.zeros(1, dtype=torch.int64, device=device), 2)

@@ -10,14 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import replacing
-from autodual.report.blocks import Block, Figure, Figures, Lines, Note, Section, Table
+from autodual.report.blocks import (
+    DASH,
+    INTERVAL,
+    Block,
+    Figure,
+    Figures,
+    Lines,
+    Note,
+    Section,
+    Table,
+    count,
+    duration,
+    interval,
+    likely,
+    percent,
+    tidy,
+)
 from autodual.report.plots import ACCURACY_AXIS, Axis, Points, Series, Spot, Steps, line_chart, price_of_proof
 from autodual.report.run import CONFIG, ENVIRONMENT, FILES, RunFiles, read_run
 from autodual.report.sections import absence, makers
 from autodual.report.sections.curves import EPOCHS, Curve, History, epsilon_axis
 from autodual.report.sections.result import cascade_name
 from autodual.report.verdicts import Rates, cascade_doubts, doubts, rates_chart
-from autodual.report.words import DASH, INTERVAL, count, duration, interval, likely, percent, tidy
 from autodual.runs.records import Environment, plain
 
 if TYPE_CHECKING:
@@ -79,7 +94,7 @@ def render(runs: Sequence[RunFiles]) -> str:
     several = len(runs) > 1
     return _template().render(
         title=" · ".join(run.name for run in runs[:4]) + (" · \N{HORIZONTAL ELLIPSIS}" if len(runs) > 4 else ""),
-        comparison=compare(runs) if several else None,
+        comparison=comparison_of(runs) if several else None,
         chapters=[_chapter(index, runs) for index in range(len(runs))],
     )
 
@@ -222,7 +237,7 @@ class Compared:
         return "" if self.run.evaluation is None else tidy(self.run.evaluation.perturbation)
 
 
-def compare(folders: Sequence[RunFiles]) -> Section:
+def comparison_of(folders: Sequence[RunFiles]) -> Section:
     """The first section of a page about several runs."""
     runs = [Compared.of(index, run) for index, run in enumerate(folders)]
     rates = [one for run in runs for one in run.rates]

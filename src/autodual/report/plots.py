@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from autodual.report.blocks import count
 from autodual.report.svg import (
     CHARACTER,
     LogScale,
@@ -23,7 +24,6 @@ from autodual.report.svg import (
     tooltip,
     words,
 )
-from autodual.report.words import count
 
 WIDTH, HEIGHT = 400.0, 260.0
 TOP, FLOOR = 34.0, 218.0
@@ -191,7 +191,7 @@ def measured(points: Points, tone: str, full: str, intervals: Sequence[tuple[flo
 
 
 @dataclass(frozen=True)
-class Band:
+class Area:
     """The area between two lines or step functions."""
 
     label: str
@@ -202,7 +202,7 @@ class Band:
 
 
 def line_chart(
-    title: str, across: Axis, up: Axis, series: Sequence[Series], bands: Sequence[Band] = (), marks: Sequence[Mark] = ()
+    title: str, across: Axis, up: Axis, series: Sequence[Series], bands: Sequence[Area] = (), marks: Sequence[Mark] = ()
 ) -> Svg:
     """A chart of `series`; whoever hovers over a point reads both its values."""
     shown = [one for one in series if one.points]
@@ -221,7 +221,7 @@ def line_chart(
     )
 
 
-def _band(frame: Frame, band: Band) -> Svg:
+def _band(frame: Frame, band: Area) -> Svg:
     around = [*stairs(band.high, band.high_steps), *reversed(stairs(band.low, band.low_steps))]
     return element("polygon", tooltip(band.label), points=frame.place(around), class_="f-unknown")
 
@@ -353,7 +353,7 @@ def histogram(title: str, across: Axis, bins: Bins, tones: Sequence[str], marks:
 # Scatter plots: points on two axes of rates, each with its name beside it; a diagonal that no point can be above.
 
 RADIUS, LINE = 4.0, 13.0
-Box = tuple[float, float, float, float]
+Rectangle = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 
@@ -391,7 +391,7 @@ def price_of_proof(which: str, spots: Sequence[Spot]) -> Svg:
 def _spots(frame: Frame, spots: Sequence[Spot]) -> Iterator[Svg]:
     """Draws intervals, then names over them, then points over both."""
     places = [(frame.x(spot.x), frame.y(spot.y)) for spot in spots]
-    taken: list[Box] = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
+    taken: list[Rectangle] = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
     names = []
     for spot, (x, y) in zip(spots, places, strict=True):
         if spot.low is not None and spot.high is not None:
@@ -410,9 +410,9 @@ def _spots(frame: Frame, spots: Sequence[Spot]) -> Iterator[Svg]:
         yield element("circle", tooltip(spot.words), cx=x, cy=y, r=RADIUS, class_=f"dot f-{spot.tone}")
 
 
-def _free_place(frame: Frame, x: float, y: float, width: float, taken: Sequence[Box]) -> Box:
+def _free_place(frame: Frame, x: float, y: float, width: float, taken: Sequence[Rectangle]) -> Rectangle:
     """The nearest place for a name around (x, y) that covers nothing; the first one where there is none."""
-    found: list[Box] = []
+    found: list[Rectangle] = []
     for distance in (11.0, 18.0, 26.0, 34.0, 44.0, 56.0, 70.0):
         for turn in range(12):
             angle = math.pi * (turn / 6 - 0.25)

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Problem:
+class FileProblem:
     """Why a file could not be used, as one sentence."""
 
     sentence: str
@@ -75,7 +75,7 @@ class RunFiles:
     gallery: tuple[Picture, ...]
     failure: Failure | None
     """Why the run ended early; None for a run that has finished, goes on, or was stopped."""
-    problems: dict[str, Problem]
+    problems: dict[str, FileProblem]
     """By file name."""
 
     def damaged(self) -> list[str]:
@@ -106,19 +106,19 @@ def read_run(folder: Path) -> RunFiles:
         raise ArgumentError(f"runs: {folder} is not a folder; give the folder that `autodual train --out` wrote")
     if not any((folder / file).is_file() for file in FILES):
         raise ArgumentError(f"runs: {folder} holds none of {', '.join(FILES)}; it is not a run folder")
-    run, problems = Run(folder), dict[str, Problem]()
+    run, problems = Run(folder), dict[str, FileProblem]()
 
     def attempt(file: str, reader: Callable[[Path], R], otherwise: R) -> R:
         """What the file holds, or else a note of what is wrong with it. ValueError: a clause that says what."""
         if not (folder / file).is_file():
-            problems[file] = Problem(f"{file} is missing.", missing=True)
+            problems[file] = FileProblem(f"{file} is missing.", missing=True)
             return otherwise
         try:
             return reader(folder / file)
         except ArgumentError as error:
-            problems[file] = Problem(f"{file} could not be read ({str(error).removeprefix(f'{folder / file}: ')}).")
+            problems[file] = FileProblem(f"{file} could not be read ({str(error).removeprefix(f'{folder / file}: ')}).")
         except ValueError as error:
-            problems[file] = Problem(f"{file} is damaged: it {error}.")
+            problems[file] = FileProblem(f"{file} is damaged: it {error}.")
         return otherwise
 
     config = attempt(CONFIG, lambda path: read_content(path, LIMIT).decode(errors="replace"), "")
@@ -131,7 +131,7 @@ def read_run(folder: Path) -> RunFiles:
     damaged = len(lines) - len(metrics)
     if damaged:
         words = "1 line was no record" if damaged == 1 else f"{damaged} lines were no records"
-        problems[METRICS] = Problem(f"{METRICS} is damaged: {words} and left out.")
+        problems[METRICS] = FileProblem(f"{METRICS} is damaged: {words} and left out.")
     evaluation = attempt(EVALUATION, lambda path: _same_lengths(_record(Evaluation, path)), None)
     cascade = attempt(CASCADE, lambda path: _record(CascadeSummary, path), None)
     gallery = attempt(GALLERY, _read_gallery, tuple[Picture, ...]())

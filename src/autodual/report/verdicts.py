@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autodual.certificates.certificate import collapse
-from autodual.report.blocks import Tile, Tiles, Wide
+from autodual.report.blocks import INTERVAL, SPACE, Tile, Tiles, Wide, count, likely, out_of, percent
 from autodual.report.svg import Bar, Segment, bar_chart, nice_step
-from autodual.report.words import INTERVAL, SPACE, count, likely, out_of, percent
 from autodual.runs.records import AttackFigures, CascadeErrors, CascadeSummary, Evaluation
 
 LEGEND = (

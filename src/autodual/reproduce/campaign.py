@@ -16,7 +16,7 @@ from typing import Literal
 
 from autodual._errors import ArgumentError
 from autodual._files import read_json
-from autodual.runs.config import TrainConfig, read_yaml
+from autodual.runs.config import TrainConfig, option, read_yaml
 from autodual.runs.folder import Run
 from autodual.runs.records import (
     AttackFigures,
@@ -120,7 +120,7 @@ SEEDS = 3
 
 
 @dataclass(frozen=True)
-class Size:
+class PaperSize:
     """A line of the paper's table 1. The row, if there is one, is trained for its robust error and tells our time, too."""
 
     data: str
@@ -133,12 +133,12 @@ class Size:
 
 
 SIZES = (
-    Size("MNIST", "small", 4804, 166406, 74, "mnist-small-0.1"),
-    Size("CIFAR-10", "small", 6244, 214918, 48, "cifar-small-2"),
-    Size("MNIST", "large", 28064, 1974762, 667, "mnist-large-0.1"),
-    Size("CIFAR-10", "large", 62464, 2466858, 466, "cifar-large-2"),
-    Size("MNIST", "resnet", 82536, 3254562, 2174, None),
-    Size("CIFAR-10", "resnet", 107496, 4214850, 1685, "cifar-resnet-2"),
+    PaperSize("MNIST", "small", 4804, 166406, 74, "mnist-small-0.1"),
+    PaperSize("CIFAR-10", "small", 6244, 214918, 48, "cifar-small-2"),
+    PaperSize("MNIST", "large", 28064, 1974762, 667, "mnist-large-0.1"),
+    PaperSize("CIFAR-10", "large", 62464, 2466858, 466, "cifar-large-2"),
+    PaperSize("MNIST", "resnet", 82536, 3254562, 2174, None),
+    PaperSize("CIFAR-10", "resnet", 107496, 4214850, 1685, "cifar-resnet-2"),
 )
 
 
@@ -244,11 +244,11 @@ class CascadeFigures:
         )
 
 
-Figures = NetworkFigures | CascadeFigures
+RowFigures = NetworkFigures | CascadeFigures
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsRecord:
     """Which weights were certified: by the digests of their files, and in a file where there is room for it."""
 
     chosen: str
@@ -261,7 +261,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRecord:
     """Speed and place of a training."""
 
     epochs: int
@@ -292,9 +292,9 @@ class RowRecord:
     eps: float
     dtype: str
     cascade: bool
-    figures: Figures = flat()
-    weights: Weights
-    training: Training
+    figures: RowFigures = flat()
+    weights: WeightsRecord
+    training: TrainingRecord
 
 
 # Where files lie, and how far each row has come.
@@ -355,11 +355,11 @@ class RowProgress:
 class Campaign:
     """The three folders, and what a run needs to know about this machine."""
 
-    configs: Path = Path("configs")
-    results: Path = Path("results")
-    work: Path = Path("runs/reproduce")
-    data_folder: str | None = None
-    device: str = "auto"
+    configs: Path = option(Path("configs"), "folder with a YAML file for each row")
+    results: Path = option(Path("results"), "folder for what is kept of finished rows")
+    work: Path = option(Path("runs/reproduce"), "folder for checkpoints and runs, which are large")
+    data_folder: str | None = option(None, "where data sets lie; $AUTODUAL_DATA when not given")
+    device: str = option("auto", "auto, cpu, cuda ...")
 
     def config_file(self, task: Task) -> Path:
         folder = self.configs / "best" if task.recipe == "best" else self.configs

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from autodual._errors import MemoryBudgetError
-from autodual._files import replacing, write_json
+from autodual._files import write_json
 from autodual._tensor import full_precision
 from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeCertificate
@@ -30,12 +30,21 @@ from autodual.engines.prepare import dual_network
 from autodual.engines.results import generators
 from autodual.evaluation import judge
 from autodual.evaluation.evaluate import ATTACK_STARTS, ATTACK_STEPS, Broken, check_claims, check_together
-from autodual.evaluation.judge import RENEWED, Judged, Ledger, at_once, cascade_to_file, judge_to_file, problem_of
+from autodual.evaluation.judge import (
+    RENEWED,
+    Judged,
+    Ledger,
+    at_once,
+    cascade_to_file,
+    columns,
+    judge_to_file,
+    problem_of,
+)
 from autodual.evaluation.processes import Watch
-from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, Figures, NetworkFigures
+from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
 from autodual.runs.config import Proving, TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.lines import AttackLine, CascadeAttackLine
+from autodual.runs.lines import AttackLine, CascadeAttackLine, lines_of
 from autodual.runs.records import AttackFigures, CascadeErrors, parse, plain, read
 from autodual.sets import Perturbation
 from autodual.training.setup import make_ball
@@ -96,7 +105,7 @@ class Notes:
 
 
 Arrays = dict[str, np.ndarray]
-Report = Callable[[Figures, Arrays, bool], None]
+Report = Callable[[RowFigures, Arrays, bool], None]
 """Told after each part what is known so far: figures, what was found about every image, and whether that is all."""
 
 
@@ -240,8 +249,7 @@ def _attack_network(run: Run, model: nn.Module, data: Examples, ball: Perturbati
     def find(part: slice) -> list[AttackLine]:
         with full_precision():
             found = attack(model, data.scaled(part), data.labels[part], ball, ATTACK_STEPS, ATTACK_STARTS)
-        pairs = zip(found.success.tolist(), found.success_as_run.tolist(), strict=True)
-        return [AttackLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
+        return lines_of(AttackLine, part.start, found.success, found.success_as_run)
 
     problem = replace(
         problem_of([model], data, ball, Dual()), engine=f"attack({ATTACK_STEPS} steps, {ATTACK_STARTS} starts)"
@@ -249,7 +257,7 @@ def _attack_network(run: Run, model: nn.Module, data: Examples, ball: Perturbati
     lines = Ledger(run.folder / "attack.jsonl", watch, renewed=RENEWED).fill(
         AttackLine, problem, find, data, "attacking"
     )
-    return Broken(*torch.tensor([(line.broken, line.broken_as_run) for line in lines]).unbind(1))
+    return Broken(*columns(lines, "broken", "broken_as_run"))
 
 
 def evaluate_cascade(
@@ -286,14 +294,13 @@ def _attack_cascade(
     def find(part: slice) -> list[CascadeAttackLine]:
         with full_precision():
             broken = cascade.attack(some.scaled(part), some.labels[part], steps=20)
-        pairs = zip(broken.found.tolist(), broken.certified_wrong.tolist(), strict=True)
-        return [CascadeAttackLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
+        return lines_of(CascadeAttackLine, part.start, broken.found, broken.certified_wrong)
 
     problem = problem_of(cascade.models, some, cascade.ball, cascade.engine)
     ledger = Ledger(run.folder / "attack-cascade.jsonl", watch, renewed=RENEWED, step=attack_batch(cascade, some))
     problem = replace(problem, engine="cascade attack(20 steps)")
     lines = ledger.fill(CascadeAttackLine, problem, find, some, "attacking the cascade")
-    wrong, with_certificate = torch.tensor([(line.found, line.certified_wrong) for line in lines]).unbind(1)
+    wrong, with_certificate = columns(lines, "found", "certified_wrong")
     same = certified.take(len(some))
     check_together(run.folder, same, wrong, with_certificate, watch.say)
     arrays |= {"attacked": wrong.numpy(), "attacked_certified_wrong": with_certificate.numpy()}
@@ -342,8 +349,3 @@ def _combinations(
         "routed": partial(RoutedCascade, stages, thresholds, ball),
         "sum": partial(SumEnsemble, stages, ball),
     }
-
-
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as stream:
-        np.savez_compressed(stream, **cast(dict[str, Any], arrays))

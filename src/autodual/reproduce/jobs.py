@@ -23,19 +23,20 @@ from torch import nn
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
+from autodual.evaluation.evaluate import write_arrays
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import (
     CERTIFICATES,
     EVALUATION,
     WEIGHTS,
     Campaign,
-    Figures,
     NetworkFigures,
     Phase,
+    RowFigures,
     RowRecord,
     Task,
-    Training,
-    Weights,
+    TrainingRecord,
+    WeightsRecord,
 )
 from autodual.reproduce.evaluation import (
     NEEDED,
@@ -46,12 +47,13 @@ from autodual.reproduce.evaluation import (
     Spent,
     evaluate_cascade,
     evaluate_network,
-    write_arrays,
 )
 from autodual.runs.checkpoint import encode_half, load_model, save_model
-from autodual.runs.config import TrainConfig, by_epochs, dump_yaml
+from autodual.runs.config import TrainConfig, dump_yaml
 from autodual.runs.folder import METRICS_LIMIT, Run
+from autodual.runs.lines import Say
 from autodual.runs.records import Environment, EpochLine, plain, read
+from autodual.runs.schedule import by_epochs
 from autodual.training.fitting import run_named, trained_network
 from autodual.training.loop import StoppedError
 from autodual.training.setup import make_ball
@@ -177,7 +179,7 @@ def _take_first_stage(
 
 def _keep(
     campaign: Campaign, task: Task, config: TrainConfig, run: Run, models: list[nn.Module], notes: Notes,
-    figures: Figures, arrays: Arrays, complete: bool,
+    figures: RowFigures, arrays: Arrays, complete: bool,
 ) -> None:  # fmt: skip
     """Writes what is known so far to `results/`; the record last, so that one that is there is about files that are there."""
     folder = campaign.result(task)
@@ -195,7 +197,7 @@ def _keep(
     write_json(folder / EVALUATION, plain(record))
 
 
-def _keep_weights(folder: Path, task: Task, config: TrainConfig, run: Run, models: list[nn.Module]) -> Weights:
+def _keep_weights(folder: Path, task: Task, config: TrainConfig, run: Run, models: list[nn.Module]) -> WeightsRecord:
     """Writes the weights that were certified where there is room for them."""
     files = [encode_half(model) for model in models]
     size = sum(map(len, files))
@@ -205,17 +207,17 @@ def _keep_weights(folder: Path, task: Task, config: TrainConfig, run: Run, model
     held_out = f"best validation on {config.validation:.0%} of the training images"
     chosen = "last epoch" if config.validation == 0 else held_out
     at, digests = trained_at(config, run, 0), tuple(hashlib.sha256(file).hexdigest() for file in files)
-    return Weights(chosen, at.epoch, at.eps, "float16", kept, size, digests)
+    return WeightsRecord(chosen, at.epoch, at.eps, "float16", kept, size, digests)
 
 
-def _training(config: TrainConfig, run: Run, spent: Spent) -> Training:
+def _training(config: TrainConfig, run: Run, spent: Spent) -> TrainingRecord:
     epochs = [line for line in run.metrics() if isinstance(line, EpochLine)]
     first = [line.seconds for line in epochs if line.stage == 0 and line.seconds is not None]
     seconds = round(statistics.median(first[1:] or first), 3) if first else None
     stages = 1 + max((line.stage for line in epochs), default=0)
     made = read(Environment, run.environment_file)
     place = (made.autodual, made.torch, made.python, made.device, made.started)
-    return Training(config.epochs, stages, seconds, spent.side_by_side, spent.seconds, *place)
+    return TrainingRecord(config.epochs, stages, seconds, spent.side_by_side, spent.seconds, *place)
 
 
 # Several rows: one after the other in this process, or side by side, each in a process of its own.
@@ -226,18 +228,16 @@ POLL_SECONDS = 0.1
 STOPPED = (0, *(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)))
 """Exit codes of a process that was asked to stop, or whose time was up; below zero where it had not even begun to listen."""
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
-class Clock:
+class Deadline:
     """When to stop: at the time limit, if there is one, or when the caller asks."""
 
     deadline: float | None = None
     asked: Callable[[], bool] = lambda: False
 
     @classmethod
-    def within(cls, minutes: float | None, asked: Callable[[], bool], until: float | None = None) -> Clock:
+    def within(cls, minutes: float | None, asked: Callable[[], bool], until: float | None = None) -> Deadline:
         """until: on the clock of the machine, by which processes that start at different times end at the same."""
         seconds = [60 * minutes] if minutes is not None else []
         seconds += [until - time.time()] if until is not None else []
@@ -252,7 +252,7 @@ class Clock:
 
 
 @dataclass
-class Outcome:
+class JobsOutcome:
     """What became of the tasks of one call."""
 
     failed: dict[Task, str]
@@ -261,10 +261,10 @@ class Outcome:
 
 
 def run_in_turn(
-    campaign: Campaign, tasks: Sequence[Task], clock: Clock, watch: Callable[[], Watch], say: Say, extent: Extent | None = None
-) -> Outcome:  # fmt: skip
+    campaign: Campaign, tasks: Sequence[Task], clock: Deadline, watch: Callable[[], Watch], say: Say, extent: Extent | None = None
+) -> JobsOutcome:  # fmt: skip
     """One task after the other. One that fails does not keep the others from running."""
-    outcome = Outcome({}, [])
+    outcome = JobsOutcome({}, [])
     for number, task in enumerate(tasks):
         if clock.stop():
             outcome.left = list(tasks[number:])
@@ -289,13 +289,13 @@ def _figures(record: RowRecord | None) -> str:
 
 
 def run_side_by_side(
-    campaign: Campaign, tasks: Sequence[Task], clock: Clock, jobs: int, say: Say, extent: Extent | None = None
-) -> Outcome:
+    campaign: Campaign, tasks: Sequence[Task], clock: Deadline, jobs: int, say: Say, extent: Extent | None = None
+) -> JobsOutcome:
     """At most `jobs` processes at once, each with one task and what is left of the time; each writes to a log of its own.
 
     Asked to stop, all of them are asked, too, and waited for: each leaves a checkpoint.
     """
-    outcome, waiting, extent, told = Outcome({}, []), list(tasks), extent or Extent(), False
+    outcome, waiting, extent, told = JobsOutcome({}, []), list(tasks), extent or Extent(), False
     running: dict[Task, subprocess.Popen[bytes]] = {}
     with shared_gpu(campaign.device, say) as variables:
         try:
@@ -324,7 +324,7 @@ def run_side_by_side(
 
 
 def _start(
-    campaign: Campaign, task: Task, clock: Clock, jobs: int, extent: Extent, variables: dict[str, str]
+    campaign: Campaign, task: Task, clock: Deadline, jobs: int, extent: Extent, variables: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     given = {
         "recipe": task.recipe, "seed": task.seed, "side-by-side": jobs, "device": campaign.device, "work": campaign.work,
@@ -349,7 +349,7 @@ def _end(running: dict[Task, subprocess.Popen[bytes]]) -> None:
             process.send_signal(signal.SIGTERM)
 
 
-def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: Outcome, say: Say) -> None:
+def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: JobsOutcome, say: Say) -> None:
     record, progress = campaign.record(task), campaign.progress(task)
     trained = progress.step >= Phase.EVALUATING and not extent.evaluate
     if extent.reached(record) or (code == 0 and trained):
@@ -378,7 +378,7 @@ SECONDS = 20
 
 
 @contextmanager
-def shared_gpu(device: str, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
+def shared_gpu(device: str, say: Say) -> Iterator[dict[str, str]]:
     """Environment variables for processes that are to use the GPU at the same time. Empty where MPS is not there or runs already."""
     control = shutil.which(CONTROL)
     if control is None or device == "cpu" or PIPES in os.environ or USUAL.exists() or not torch.cuda.is_available():

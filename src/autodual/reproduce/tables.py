@@ -10,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import TypeVar
 
 from autodual._files import write_text
-from autodual.report.blocks import Block, Figure, Section
-from autodual.report.blocks import Figures as FiguresBlock
-from autodual.report.blocks import Table as TableBlock
-from autodual.report.blocks import Text as TextBlock
+from autodual.report.blocks import Block, Figure, Figures, Section, Table, Text
 from autodual.report.page import render_sections
 from autodual.report.plots import ERROR_AXIS, Axis, Series, Spot, line_chart, price_of_proof
 from autodual.report.svg import Svg
@@ -49,7 +47,7 @@ SUBTITLE = "the rows of Wong, Schmidt, Metzen and Kolter (2018), reproduced"
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A part of the page: a few sentences, a table, and the classifiers that a chart can show."""
 
     key: str
@@ -62,7 +60,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Result:
+class RowResults:
     """All finished or begun evaluations of a row in one recipe: one for each seed, the first seed first."""
 
     row: Row
@@ -74,7 +72,7 @@ class Result:
         return self.records[0] if self.records else None
 
     def figures(self, kind: type[F]) -> F | None:
-        """Those of the first seed; None where it has not run."""
+        """Figures of the first seed; None where it has not run."""
         found = None if self.first is None else self.first.figures
         return found if isinstance(found, kind) else None
 
@@ -89,14 +87,14 @@ class Result:
         return _percent(mean(found)) if found else ""
 
 
-def build_tables(campaign: Campaign) -> list[Table]:
+def build_tables(campaign: Campaign) -> list[ResultTable]:
     """All tables, in the order of the page."""
-    single, cascades = list[Result](), list[Result]()
+    single, cascades = list[RowResults](), list[RowResults]()
     for row in ROWS:
         recipes: tuple[Recipe, ...] = ("paper", "best") if row.name in BEST else ("paper",)
         for recipe in recipes:
             seeds = (campaign.record(Task(row.name, recipe, seed)) for seed in range(SEEDS))
-            found = Result(row, recipe, [record for record in seeds if record is not None])
+            found = RowResults(row, recipe, [record for record in seeds if record is not None])
             (cascades if row.is_cascade else single).append(found)
     return [
         _singles("linf", "Single networks, l-infinity", 2, single),
@@ -120,7 +118,7 @@ SINGLE_TEXT = (
 AS_ABOVE = "Columns as in the first table of this kind."
 
 
-def _singles(key: str, title: str, number: int, results: Sequence[Result]) -> Table:
+def _singles(key: str, title: str, number: int, results: Sequence[RowResults]) -> ResultTable:
     header = (
         "row", "recipe", "certified accuracy", "robust / error", "paper", "released", "difference", "as run", "best", "PGD",
     )  # fmt: skip
@@ -138,10 +136,10 @@ def _singles(key: str, title: str, number: int, results: Sequence[Result]) -> Ta
             as_run = (found.robust_error_as_run, found.pgd_error_exact)
             shown.append(Rates(f"{result.row.name}, {result.recipe}", *errors, None, examples, *as_run))
     text = SINGLE_TEXT if key == "linf" else AS_ABOVE
-    return Table(key, f"{title} (the paper's table {number})", (" ".join([text, *spreads]),), header, rows, shown)
+    return ResultTable(key, f"{title} (the paper's table {number})", (" ".join([text, *spreads]),), header, rows, shown)
 
 
-def _single(result: Result) -> list[str]:
+def _single(result: RowResults) -> list[str]:
     row, found = result.row, result.values("robust_error")
     start, theirs = [row.name, result.recipe], [_errors(row.paper), _errors(row.released)]
     if not found:
@@ -153,7 +151,7 @@ def _single(result: Result) -> list[str]:
     ]  # fmt: skip
 
 
-def _engines(results: Sequence[Result]) -> Table:
+def _engines(results: Sequence[RowResults]) -> ResultTable:
     ran = [name for result in results for name in getattr(result.figures(NetworkFigures), "engines", ())]
     names = [*dict.fromkeys((*ROW_ENGINES, *ran))]
     header = ("row", "recipe", "images", *names, "best of them", "weights of")
@@ -171,7 +169,7 @@ def _engines(results: Sequence[Result]) -> Table:
         "of 430.",
     )
     words = frozenset({"row", "recipe", "weights of"})
-    return Table("engines", "What each engine certifies", text, header, rows, words=words)
+    return ResultTable("engines", "What each engine certifies", text, header, rows, words=words)
 
 
 def _certified(figures: EngineFigures | None, images: int) -> str:
@@ -189,7 +187,7 @@ CASCADE_TEXT = (
 )
 
 
-def _cascades(key: str, title: str, number: int, results: Sequence[Result]) -> Table:
+def _cascades(key: str, title: str, number: int, results: Sequence[RowResults]) -> ResultTable:
     header = (
         "row", "paper: robust / error", "stage-certified error", "attacked error", "sound error", "sound as run",
         "best sound error", "as run", "which", "error", "stages",
@@ -204,10 +202,10 @@ def _cascades(key: str, title: str, number: int, results: Sequence[Result]) -> T
             name = f"{result.row.name}, {result.recipe}"
             shown.append(Rates.of_errors(name, found.errors, attacked, result.first.examples))
     text, words = CASCADE_TEXT if key == "cascades" else AS_ABOVE, frozenset({"row", "which"})
-    return Table(key, f"{title} (the paper's table {number})", (text,), header, rows, shown, words)
+    return ResultTable(key, f"{title} (the paper's table {number})", (text,), header, rows, shown, words)
 
 
-def _cascade(result: Result) -> list[str]:
+def _cascade(result: RowResults) -> list[str]:
     record, found = result.first, result.figures(CascadeFigures)
     start = [result.row.name, _errors(result.row.paper)]
     if record is None or found is None:
@@ -241,7 +239,7 @@ class Speeds:
     authors: dict[str, AuthorsSpeed] = field(default_factory=dict)
 
 
-def _speeds(campaign: Campaign, results: Sequence[Result]) -> Table:
+def _speeds(campaign: Campaign, results: Sequence[RowResults]) -> ResultTable:
     """Table 1: sizes, and seconds of an epoch."""
     file = campaign.results / SPEEDS
     found = read(Speeds, file) if file.exists() else Speeds()
@@ -260,10 +258,10 @@ def _speeds(campaign: Campaign, results: Sequence[Result]) -> Table:
         "Hidden units as the paper prints them; MNIST large has 48,064. Ours is the median over the epochs after the first; several "
         "rows that share the GPU are slower than one alone.",
     )
-    return Table("speed", "Sizes and speed (the paper's table 1)", text, header, rows)
+    return ResultTable("speed", "Sizes and speed (the paper's table 1)", text, header, rows)
 
 
-def _own_seconds(result: Result) -> str:
+def _own_seconds(result: RowResults) -> str:
     training = None if result.first is None else result.first.training
     if training is None or training.seconds_per_epoch is None:
         return ""
@@ -271,7 +269,7 @@ def _own_seconds(result: Result) -> str:
     return f"{training.seconds_per_epoch:.1f}{beside}"
 
 
-def _clean(result: Result) -> str:
+def _clean(result: RowResults) -> str:
     """Error on clean images; a network that gives one answer to everything is called what it is."""
     collapsed = any(record.figures.collapsed for record in result.records)
     return f"{result.percent('error')}{' (collapsed)' if collapsed else ''}"
@@ -300,7 +298,7 @@ STYLE = "".join([
 
 
 @dataclass(frozen=True)
-class Picture:
+class Drawing:
     """A figure of the paper; `chart` is None where none of its rows has run."""
 
     name: str
@@ -309,9 +307,9 @@ class Picture:
     chart: Svg | None
 
 
-Problem = tuple[str, str]
+DataAndEps = tuple[str, str]
 """Data and eps."""
-CASCADE_FIGURES: dict[Problem, str] = {
+CASCADE_FIGURES: dict[DataAndEps, str] = {
     ("MNIST", "0.1"): "mnist-0.1", ("CIFAR-10", "2/255"): "cifar-2", ("CIFAR-10", "8/255"): "cifar-8", ("MNIST", "0.3"): "mnist-0.3",
     ("MNIST", "1.58"): "mnist-l2", ("CIFAR-10", "36/255"): "cifar-l2",
 }  # fmt: skip
@@ -319,16 +317,16 @@ CASCADE_FIGURES: dict[Problem, str] = {
 TONE_OF = dict(zip(CASCADE_FIGURES, TONES, strict=True))
 
 
-def draw_figures(campaign: Campaign) -> list[Picture]:
+def draw_figures(campaign: Campaign) -> list[Drawing]:
     training = ("mnist-small-0.1", "mnist-small-exact-0.1")
     pictures = [
         *_prices(campaign),
-        Picture("projections", "Projections against the exact bound", training, _training(campaign, training)),
+        Drawing("projections", "Projections against the exact bound", training, _training(campaign, training)),
     ]
     for (data, eps), name in CASCADE_FIGURES.items():
         rows, title = [row for row in ROWS if row.is_cascade and (row.data, row.eps) == (data, eps)], f"{data} {eps}"
         chart, names = _by_stage(campaign, title, rows), [row.name for row in rows]
-        pictures.append(Picture(f"cascades-{name}", f"Cascades by stage, {title}", names, chart))
+        pictures.append(Drawing(f"cascades-{name}", f"Cascades by stage, {title}", names, chart))
     return pictures
 
 
@@ -356,10 +354,10 @@ def alone(chart: Svg) -> str:
 PRICE = "Accuracy against certified accuracy"
 
 
-def _prices(campaign: Campaign) -> Iterator[Picture]:
+def _prices(campaign: Campaign) -> Iterator[Drawing]:
     """All single networks, and those with equal data and eps by themselves, where there are several. Grey is what the paper prints."""
     rows = [row for row in ROWS if not row.is_cascade]
-    ours, theirs = dict[Problem, list[Spot]](), dict[Problem, list[Spot]]()
+    ours, theirs = dict[DataAndEps, list[Spot]](), dict[DataAndEps, list[Spot]]()
     for row in rows:
         for recipe in RECIPES:
             record, problem = campaign.record(Task(row.name, recipe)), (row.data, row.eps)
@@ -377,14 +375,14 @@ def _prices(campaign: Campaign) -> Iterator[Picture]:
     ]
     grey = [spot for spots in theirs.values() for spot in spots]
     chart = price_of_proof("all rows", [*grey, *every]) if every else None
-    yield Picture(
+    yield Drawing(
         "price-of-proof", f"{PRICE}; grey: the paper's; on the line both are equal", [row.name for row in rows], chart
     )
     for problem, name in CASCADE_FIGURES.items():
         title, spots = " ".join(problem), ours.get(problem, [])
         chart = price_of_proof(title, [*theirs.get(problem, []), *spots]) if len(spots) > 1 else None
         names = [row.name for row in rows if (row.data, row.eps) == problem]
-        yield Picture(f"price-of-proof-{name}", f"{PRICE}, {title}; grey: the paper's", names, chart)
+        yield Drawing(f"price-of-proof-{name}", f"{PRICE}, {title}; grey: the paper's", names, chart)
 
 
 def _spot(label: str, tone: str, full: str, error: float, robust: float) -> Spot:
@@ -428,7 +426,7 @@ INTRODUCTION = (
 )
 
 
-def to_markdown(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
+def to_markdown(tables: Sequence[ResultTable], pictures: Sequence[Drawing] = ()) -> str:
     """Tables as Markdown. Pictures that were drawn are shown from `figures/`, where `autodual reproduce figures` puts them."""
     parts = [f"# {TITLE}", *map(_wrapped, INTRODUCTION)]
     for table in tables:
@@ -442,30 +440,23 @@ def to_markdown(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> st
     return "\n\n".join(parts) + "\n"
 
 
-def _wrapped(text: str, width: int = 120) -> str:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) + 1 > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+def _wrapped(text: str) -> str:
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def to_page(tables: Sequence[Table], pictures: Sequence[Picture] = ()) -> str:
+def to_page(tables: Sequence[ResultTable], pictures: Sequence[Drawing] = ()) -> str:
     """One self-contained HTML page, with a chart of what is attacked, unknown and proved where rows have run."""
-    about = [TextBlock(text.partition(" [")[0].replace("`", "")) for text in INTRODUCTION]
+    about = [Text(text.partition(" [")[0].replace("`", "")) for text in INTRODUCTION]
     sections = [Section("about", "How to read this page", about)]
     for table in tables:
-        blocks: list[Block] = [TextBlock(text.replace("`", "")) for text in table.text]
-        blocks.append(
-            TableBlock(table.header, table.rows, table.words) if table.rows else TextBlock("No row has run yet.")
-        )
+        blocks: list[Block] = [Text(text.replace("`", "")) for text in table.text]
+        blocks.append(Table(table.header, table.rows, table.words) if table.rows else Text("No row has run yet."))
         if table.shown:
             blocks.append(rates_chart(table.title, table.shown))
         sections.append(Section(table.key, table.title, blocks))
     drawn = [Figure(picture.title, picture.chart) for picture in pictures if picture.chart is not None]
     if drawn:
-        sections.append(Section("pictures", "Figures", [FiguresBlock(drawn)]))
+        sections.append(Section("pictures", "Figures", [Figures(drawn)]))
     return render_sections(TITLE, SUBTITLE, sections)
 
 

@@ -63,7 +63,7 @@ AVERAGE = "average.safetensors"
 
 
 @dataclass(frozen=True)
-class State:
+class CheckpointState:
     """state.json: everything of a checkpoint that is no tensor."""
 
     position: Position
@@ -231,7 +231,7 @@ def save(
             there = {name: value.detach().cpu().contiguous() for name, value in average.items()}
             (temporary / AVERAGE).write_bytes(encode_tensors(there))
         digests = {f.name: digest(f) for f in temporary.iterdir()}
-        record = plain(State(position, numbers, extra, digests))
+        record = plain(CheckpointState(position, numbers, extra, digests))
         record["digest"] = _digest(record)
         (temporary / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     kept = listed(folder)
@@ -264,13 +264,13 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     return None, damaged
 
 
-def read_state(path: Path) -> State | None:
+def read_state(path: Path) -> CheckpointState | None:
     """What the record of a checkpoint says; None if it is damaged."""
     record = read_json(path / RECORD)
     if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
         return None
     try:
-        return parse(State, record)
+        return parse(CheckpointState, record)
     except ValueError:
         return None
 

@@ -1,4 +1,4 @@
-"""What a run is made of: one flat, typed record whose field docs are the command line's help; its schedules; its YAML file."""
+"""What a run is made of: one flat, typed record whose fields have the help and the rules of the command line; and its YAML file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,8 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from autodual._errors import ArgumentError
 from autodual._files import read_content
 
-Norm = Literal["linf", "l2"]
-Training = Literal["projected", "dual", "ibp", "crown-ibp", "none"]
+NormName = Literal["linf", "l2"]
+TrainingEngine = Literal["projected", "dual", "ibp", "crown-ibp", "none"]
 EstimatorName = Literal["quiet-gradient", "median", "geometric-mean", "maximum-likelihood"]
 OptimiserName = Literal["adam", "sgd", "adamw", "radam"]
 CascadeKind = Literal["paper", "routed", "sum"]
@@ -31,7 +31,7 @@ Proving = Literal["dual", "crown", "ibp", "crown-ibp", "crown-zero", "best-ibp",
 """Engines that prove, by the names that `evaluation.judge` gives them."""
 
 EPS_START = 0.01
-LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1000}
+LARGEST: dict[NormName, float] = {"linf": 1, "l2": 1000}
 """Sizes beyond which a ball holds every image, or, where that depends on the number of pixels, every image of a sane size."""
 
 
@@ -49,9 +49,18 @@ class OptionError(ArgumentError):
         return error
 
 
-def option(default: Any, text: str) -> Any:
-    """A field with its help."""
-    return field(default=default, metadata={"help": text})
+Rule = tuple[Callable[[Any], bool], str]
+"""Whether a number is one that an option can have, and what it must do to be one."""
+NOT_NEGATIVE: Rule = (lambda v: v >= 0, "not be negative")
+AT_LEAST_ONE: Rule = (lambda v: v >= 1, "be at least 1")
+POSITIVE: Rule = (lambda v: v > 0, "be positive")
+UP_TO_ONE: Rule = (lambda v: 0 <= v <= 1, "lie between 0 and 1")
+BELOW_ONE: Rule = (lambda v: 0 <= v < 1, "lie between 0 and 1, and below 1")
+
+
+def option(default: Any, text: str, *rules: Rule) -> Any:
+    """A field with its help, and the rules for its values."""
+    return field(default=default, metadata={"help": text, "rules": rules})
 
 
 class _UnsetNumber(float):
@@ -97,52 +106,56 @@ class TrainConfig:
         "default",
         "how weights begin: default, or intervals, which keeps interval bounds from growing (Shi et al. 2021)",
     )
-    norm: Norm = option("linf", "norm of the perturbation")
+    norm: NormName = option("linf", "norm of the perturbation")
     eps: float = option(
         _UnsetNumber(0.1),
         "size of the perturbation, in the units of images in [0, 1]; a fraction such as 2/255 will do. Of tables, in the units of "
         "the columns: age=2,income=100 (others do not move; *=1 for them), a list in their order, or an .npz with an array eps",
     )
     clip: tuple[float, float] | None = option(None, "range that perturbed images stay in (l-infinity only)")
-    engine: Training = option(
+    engine: TrainingEngine = option(
         "projected",
         "bound to train with: projected, dual (exact), ibp, crown-ibp (one backward pass over interval bounds), or none for "
         "standard training",
     )
-    k: int = option(50, "random projections")
+    k: int = option(50, "random projections", AT_LEAST_ONE)
     per_term: bool = option(False, "one stream of projections per term, as in the paper, instead of one for all")
     estimator: EstimatorName = option("quiet-gradient", "how a norm is read off its projections")
     adversarial: bool = option(False, "train on PGD examples instead of bounds (needs engine none)")
-    epochs: int = option(60, "passes over the training data")
-    batch: int = option(50, "examples per step")
+    epochs: int = option(60, "passes over the training data", AT_LEAST_ONE)
+    batch: int = option(50, "examples per step", AT_LEAST_ONE)
     optimiser: OptimiserName = option("adam", "adam, sgd, adamw or radam")
-    lr: float = option(1e-3, "learning rate")
-    momentum: float = option(0.9, "of sgd")
-    weight_decay: float = option(0.0, "weight decay")
-    clip_gradients: float | None = option(None, "largest norm of the gradient; no limit when not given")
+    lr: float = option(1e-3, "learning rate", POSITIVE)
+    momentum: float = option(0.9, "momentum of sgd", BELOW_ONE)
+    weight_decay: float = option(0.0, "weight decay", NOT_NEGATIVE)
+    clip_gradients: float | None = option(None, "largest norm of the gradient; no limit when not given", POSITIVE)
     eps_start: float = option(
-        EPS_START, "first size of the perturbation; grows linearly, epoch by epoch. The default is cut to eps"
+        EPS_START,
+        "first size of the perturbation; grows linearly, epoch by epoch. The default is cut to eps",
+        NOT_NEGATIVE,
     )
     eps_part: float = option(1 / 3, "part of the training until eps is reached, between 0 and 1")
-    eps_epochs: int | None = option(None, "epochs until eps is reached; wins over eps_part")
+    eps_epochs: int | None = option(None, "epochs until eps is reached; wins over eps_part", NOT_NEGATIVE)
     eps_schedule: EpsSchedule = option(
         "linear",
         "linear, epoch by epoch; or smooth, step by step from 0: a power of 4 for a quarter of the way, then a line",
     )
-    warm_up: int = option(0, "epochs without perturbation before eps grows")
-    train_eps_factor: float = option(1.0, "training goes up to so many times eps")
+    warm_up: int = option(0, "epochs without perturbation before eps grows", NOT_NEGATIVE)
+    train_eps_factor: float = option(1.0, "training goes up to so many times eps", POSITIVE)
     lr_part: float = option(1 / 2, "part of the training with a constant learning rate, between 0 and 1")
-    lr_epochs: int | None = option(None, "epochs of constant learning rate; wins over lr_part")
+    lr_epochs: int | None = option(None, "epochs of constant learning rate; wins over lr_part", NOT_NEGATIVE)
     lr_halve_part: float = option(1 / 6, "part of the training between halvings after that; 0 for none")
-    lr_halve_every: int | None = option(None, "epochs between halvings; 0 for none; wins over lr_halve_part")
+    lr_halve_every: int | None = option(
+        None, "epochs between halvings; 0 for none; wins over lr_halve_part", NOT_NEGATIVE
+    )
     lr_milestones: tuple[float, ...] | None = option(
         None,
         "epochs from which on the learning rate is multiplied by lr_factor, or parts of the training below 1; instead of halvings",
     )
-    lr_factor: float = option(0.2, "of lr_milestones")
-    robust_weight: float = option(1.0, "weight of the robust loss; the rest goes to the usual loss")
+    lr_factor: float = option(0.2, "factor of the learning rate at each of lr_milestones", POSITIVE)
+    robust_weight: float = option(1.0, "weight of the robust loss; the rest goes to the usual loss", UP_TO_ONE)
     robust_weight_start: float | None = option(
-        None, "weight of the robust loss at eps 0, from which it follows eps; constant when not given"
+        None, "weight of the robust loss at eps 0, from which it follows eps; constant when not given", UP_TO_ONE
     )
     mix: Mix = option(
         "losses", "how the weight mixes: losses (MTL-IBP), scores (CC-IBP), or geometric: powers of losses (Exp-IBP)"
@@ -151,19 +164,24 @@ class TrainConfig:
     box_part: float = option(
         1.0,
         "radius of the box that is bounded, as a part of eps, around an adversarial point (SABR); 1: the whole ball",
+        POSITIVE,
+        UP_TO_ONE,
     )
-    crown_weight: float = option(1.0, "of crown-ibp: weight of its bounds; the rest goes to interval bounds")
+    crown_weight: float = option(1.0, "of crown-ibp: weight of its bounds; the rest goes to interval bounds", UP_TO_ONE)
     crown_weight_start: float | None = option(
-        None, "this weight at eps 0, from which it follows eps; constant when not given"
+        None, "crown_weight at eps 0, from which it follows eps; constant when not given", UP_TO_ONE
     )
     attack_steps: int | None = option(
         None,
         "gradient steps of the attack in training, from a random point; when not given, 10 with sizes of their own, from x",
+        NOT_NEGATIVE,
     )
-    attack_step_size: float = option(0.25, "size of these steps, as a part of the attack's radius; may exceed 1")
-    attack_restarts: int = option(1, "random starts of these steps; the worst point counts")
+    attack_step_size: float = option(
+        0.25, "size of steps of the attack in training, as a part of its radius; may exceed 1", POSITIVE
+    )
+    attack_restarts: int = option(1, "random starts of the attack in training; the worst point counts", AT_LEAST_ONE)
     attack_eps_factor: float = option(
-        1.0, "radius of the attack in training, as a multiple of the size that is trained against"
+        1.0, "radius of the attack in training, as a multiple of the size that is trained against", POSITIVE
     )
     attack_half: bool = option(False, "compute the attack in training in bfloat16")
     batch_statistics: BatchStatistics = option(
@@ -173,38 +191,39 @@ class TrainConfig:
     regularise: float = option(
         0.0,
         "weight of two terms, for tight and for balanced interval bounds, that fade out as eps grows (Shi et al. 2021)",
+        NOT_NEGATIVE,
     )
-    l1: float = option(0.0, "weight of the sum of all absolute weights of convolutions and linear layers")
+    l1: float = option(0.0, "weight of the sum of all absolute weights of convolutions and linear layers", NOT_NEGATIVE)
     average: Averaging = option(
         "none",
         "weights that count: none (the last), ema (moving average over steps), or swa (mean of the last average_epochs)",
     )
-    average_decay: float = option(0.999, "of ema")
-    average_epochs: int = option(10, "of swa")
+    average_decay: float = option(0.999, "part of the average that ema keeps in a step", BELOW_ONE)
+    average_epochs: int = option(10, "last epochs that swa averages over", AT_LEAST_ONE)
     precise_statistics: bool = option(
         False,
         "before weights are judged or kept, take the statistics of batch normalisation from all training data again",
     )
-    crop: int = option(0, "random crops after padding by so many pixels")
+    crop: int = option(0, "random crops after padding by so many pixels", NOT_NEGATIVE)
     crop_fill: CropFill = option("black", "pixels that are padded: black, or those of the nearest edge")
     flip: bool = option(False, "random horizontal flips")
     validation: float = option(
         0.0, "part of the training data held out to choose the checkpoint; 0: the last epoch counts"
     )
     evaluate_every: int = option(
-        10, "epochs between exact evaluations on held-out data (training data when none is held out)"
+        10, "epochs between exact evaluations on held-out data (training data when none is held out)", NOT_NEGATIVE
     )
-    evaluate_examples: int = option(500, "examples of such an evaluation")
+    evaluate_examples: int = option(500, "examples of such an evaluation", AT_LEAST_ONE)
     evaluate_engine: Proving = option(
         "dual",
         "bound that evaluations, and `certify` where it is told no other, prove with: dual, crown, ibp, crown-ibp, crown-zero; "
         "best-ibp, the best of those over interval bounds, for networks that were trained with these; best, best-everywhere, alpha",
     )
-    limit_train: int | None = option(None, "use only the first so many training examples")
-    limit_test: int | None = option(None, "use only the first so many test examples")
-    cascade: int = option(1, "stages of a cascade; 1 for a single network")
+    limit_train: int | None = option(None, "use only the first so many training examples", AT_LEAST_ONE)
+    limit_test: int | None = option(None, "use only the first so many test examples", AT_LEAST_ONE)
+    cascade: int = option(1, "stages of a cascade; 1 for a single network", AT_LEAST_ONE)
     cascade_kind: CascadeKind = option("paper", "paper (stage certificates), routed (thresholds), or sum (of logits)")
-    seed: int = option(0, "of everything random")
+    seed: int = option(0, "seed of everything random", NOT_NEGATIVE)
     device: str = option("auto", "auto, cpu, cuda, cuda:1 ...")
     tensorboard: bool = option(False, "also write what is measured as TensorBoard events")
     half_weights: bool = option(
@@ -217,7 +236,7 @@ class TrainConfig:
     test_dataset: str | None = option(
         None, "of a table: a second .csv to test on; a fifth of each class when not given"
     )
-    split_seed: int = option(0, "of a table: draws that fifth")
+    split_seed: int = option(0, "of a table: seed that draws the fifth of each class to test on", NOT_NEGATIVE)
     feature_eps: str | None = option(
         None, "how far each feature may move at eps 1; an eps per feature is kept here, and eps, then 1, multiplies it"
     )
@@ -342,7 +361,7 @@ def _size(value: Any) -> float | None:
         try:
             value = float(value)
         except ValueError:
-            value = fraction(value)
+            value = parse_fraction(value)
     return _number(value)
 
 
@@ -370,7 +389,7 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
     raise OptionError.about(name, f" must be {_describe(hint)}, got {value!r}{advice}")
 
 
-def fraction(text: str) -> float | None:
+def parse_fraction(text: str) -> float | None:
     """A/B, such as 2/255, as a number; None if the text is something else."""
     above, slash, below = text.partition("/")
     try:
@@ -381,7 +400,7 @@ def fraction(text: str) -> float | None:
 
 def _number(value: Any) -> float | None:
     """The value as a finite float; None if it is none."""
-    found = fraction(value) if isinstance(value, str) else value
+    found = parse_fraction(value) if isinstance(value, str) else value
     fine = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
     return float(found) if fine else None  # type: ignore[arg-type]  # `fine` says so
 
@@ -399,21 +418,6 @@ def _describe(hint: Any) -> str:
     return TYPES.get(hint, str(hint))
 
 
-AT_LEAST = {
-    0: ("eps_start", "eps_epochs", "lr_epochs", "lr_halve_every", "weight_decay", "crop", "evaluate_every", "seed", "warm_up",
-        "regularise", "l1", "attack_steps", "split_seed"),
-    1: ("k", "epochs", "batch", "evaluate_examples", "limit_train", "limit_test", "cascade", "attack_restarts", "average_epochs"),
-}  # fmt: skip
-POSITIVE = (
-    "lr",
-    "lr_factor",
-    "clip_gradients",
-    "train_eps_factor",
-    "attack_eps_factor",
-    "attack_step_size",
-    "box_part",
-)
-WEIGHTS = ("robust_weight", "robust_weight_start", "crown_weight", "crown_weight_start", "box_part")
 PARTS = {"eps_part": "eps_epochs", "lr_part": "lr_epochs", "lr_halve_part": "lr_halve_every"}
 """Parts of the training, and what says the same in epochs and wins where it is given."""
 
@@ -433,8 +437,8 @@ def _check_values(c: TrainConfig) -> None:
     """Refuse values that an option cannot have: (option, whether it is fine, what is wrong with it)."""
     rules: list[tuple[str, bool, str]] = [
         *((name, v < 2**32, f" must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
-        *((name, v is None or v >= least, f" must {f'be at least {least}' if least else 'not be negative'}, got {v}")
-          for least, names in AT_LEAST.items() for name in names for v in (getattr(c, name),)),
+        *((each.name, v is None or fine(v), f" must {words}, got {v}")
+          for each in fields(c) for v in (getattr(c, each.name),) for fine, words in each.metadata["rules"]),
         ("eps", c.eps > 0, f" must be positive, got {c.eps}: at 0 there is nothing to be robust against"),
         ("eps", c.tabular or c.eps <= LARGEST[c.norm], f" must be at most {LARGEST[c.norm]} for norm {c.norm}, got {c.eps}: images "
          "have values between 0 and 1; for 8 of 255 grey levels, write 8/255; for data that are no images, write *=8"),
@@ -446,15 +450,11 @@ def _check_values(c: TrainConfig) -> None:
         *((name, 0 <= getattr(c, name) <= 1, f" must be a part of the training, between 0 and 1, got {getattr(c, name)}; for epochs, "
            f"use {instead}") for name, instead in PARTS.items()),
         ("crop", c.crop <= 1000, f" must be at most 1000 pixels, got {c.crop}"),
-        *((name, v is None or v > 0, f" must be positive, got {v}") for name in POSITIVE for v in (getattr(c, name),)),
-        *((name, 0 <= getattr(c, name) < 1, f" must lie between 0 and 1, and below 1, got {getattr(c, name)}")
-          for name in ("momentum", "average_decay")),
         ("lr_milestones", c.lr_milestones is None or (min(c.lr_milestones) > 0 and [*c.lr_milestones] == sorted(c.lr_milestones)),
          f" must be positive and ascending, got {c.lr_milestones}"),
         ("validation", 0 <= c.validation < 1, f" must be a part of the data, 0 <= validation < 1, got {c.validation}"),
         ("validation", c.validation == 0 or c.evaluate_every > 0 or c.cascade > 1,
          ": held-out data is of no use with evaluate_every 0"),
-        *((name, v is None or 0 <= v <= 1, f" must lie between 0 and 1, got {v}") for name in WEIGHTS for v in (getattr(c, name),)),
         ("clip", c.clip is None or c.clip[0] < c.clip[1], f" must be low < high, got {c.clip}"),
         ("clip", c.clip is None or c.tabular or (c.clip[0] <= 0 and c.clip[1] >= 1),
          f" must hold the images themselves, whose values lie between 0 and 1, got {c.clip}"),
@@ -476,120 +476,6 @@ def _check_values(c: TrainConfig) -> None:
     for name, fine, wrong in rules:
         if not fine:
             raise OptionError.about(name, wrong)
-
-
-# Perturbation size and learning rate by epoch. [REFERENCE: Training]
-#
-# Both follow the length of the training: the paper's 20, 30 and 10 of 60 epochs are a third, a half and a sixth of any number of
-# epochs, unless the config gives them in epochs.
-
-
-SMALLEST_EPS = 1e-6
-"""What eps is at least while it grows: bounds of boxes without any width say nothing about how they would grow."""
-SMOOTH_MID, SMOOTH_POWER = 0.25, 4
-
-
-def final_eps(config: TrainConfig) -> float:
-    """The largest size that is trained against."""
-    return config.eps * config.train_eps_factor
-
-
-def eps_at(config: TrainConfig, epoch: int, part: float = 1.0) -> float:
-    """Size of the perturbation in an epoch, of which a part is done: it grows over the epochs after the warm-up, then stays.
-
-    A linear ramp has one size for each epoch. A smooth one has one for each step; see `smooth_ramp`.
-    """
-    ramp, end, since = in_epochs(config, "eps_part"), final_eps(config), epoch - config.warm_up
-    if since < 0:
-        return min(SMALLEST_EPS, end)
-    if config.eps_schedule == "smooth":
-        return end if since + part >= ramp else min(end, max(SMALLEST_EPS, end * smooth_ramp((since + part) / ramp)))
-    if ramp <= 1 or since >= ramp - 1:
-        return end
-    start = min(config.eps_start, end)
-    return start + (end - start) * since / (ramp - 1)
-
-
-def smooth_ramp(x: float) -> float:
-    """From 0 at 0 to 1 at 1: a x^4 up to x = m = 1/4, then the tangent there; a = 1 / (4 (1 - m) m^3 + m^4)."""
-    m, p = SMOOTH_MID, SMOOTH_POWER
-    a = 1 / ((1 - m) * p * m ** (p - 1) + m**p)
-    return a * x**p if x < m else a * m**p + a * p * m ** (p - 1) * (x - m)
-
-
-def weight_at(config: TrainConfig, eps: float) -> float:
-    """Weight of the robust loss at a size: 1 - kappa, with kappa = max(end, start (1 - (1 - end) eps / final eps)).
-
-    start and end are what robust_weight_start and robust_weight leave to the usual loss.
-    """
-    if config.robust_weight_start is None:
-        return config.robust_weight
-    start, end = 1 - config.robust_weight_start, 1 - config.robust_weight
-    return 1 - max(end, start * (1 - (1 - end) * eps / final_eps(config)))
-
-
-def crown_weight_at(config: TrainConfig, eps: float) -> float:
-    """Weight of the bounds of crown-ibp at a size, linear in it; the rest is that of interval bounds."""
-    if config.crown_weight_start is None:
-        return config.crown_weight
-    return config.crown_weight_start + (config.crown_weight - config.crown_weight_start) * eps / final_eps(config)
-
-
-def regularise_at(config: TrainConfig, eps: float) -> float:
-    """Weight of the two terms that fade out as eps grows."""
-    return config.regularise * (1 - eps / final_eps(config))
-
-
-def lr_at(config: TrainConfig, epoch: int) -> float:
-    """Learning rate in an epoch: multiplied by a factor at every milestone; without any, constant and then halved every so often."""
-    if config.lr_milestones is not None:
-        passed = sum(epoch >= (m if m >= 1 else max(1, int(m * config.epochs + 0.5))) for m in config.lr_milestones)
-        return config.lr * config.lr_factor**passed
-    constant, every = in_epochs(config, "lr_part"), in_epochs(config, "lr_halve_part")
-    if every == 0 or epoch < constant:
-        return config.lr
-    return config.lr * 0.5 ** ((epoch - constant) // every + 1)
-
-
-def in_epochs(config: TrainConfig, part: str) -> int:
-    """A part of the training in whole epochs; or the epochs that the config gives instead.
-
-    At least one unless the part is 0. A linear ramp takes two if there are two: without one at a smaller eps, there is none. A ramp
-    after a warm-up takes no more than the epochs that are left.
-    """
-    given: int | None = getattr(config, PARTS[part])
-    if given is not None:
-        return given
-    share: float = getattr(config, part)
-    least = min(2, config.epochs) if part == "eps_part" and config.eps_schedule == "linear" else 1
-    epochs = max(least, int(share * config.epochs + 0.5))
-    if part == "eps_part" and config.warm_up > 0:
-        epochs = min(epochs, config.epochs - config.warm_up)
-    return 0 if share == 0 else epochs
-
-
-def by_epochs(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, its schedule in epochs: equal for configs that train alike, however they say it."""
-    values = {name: value for name, value in config.to_mapping().items() if name not in PARTS}
-    return values | {epochs: in_epochs(config, part) for part, epochs in PARTS.items()}
-
-
-def trained_eps(config: TrainConfig, epoch: int) -> float | None:
-    """Size of the perturbation that an epoch is trained against; None for standard training, which sees none."""
-    return None if config.engine == "none" and not config.adversarial else eps_at(config, epoch)
-
-
-def check_ramp(config: TrainConfig) -> None:
-    """Refuse a training that ends before eps is reached: its network would be certified for more than it was trained for."""
-    reached = trained_eps(config, config.epochs - 1)
-    if reached is not None and reached < final_eps(config):
-        after = f" after {config.warm_up} of warm-up" if config.warm_up else ""
-        raise ArgumentError(
-            f"eps_epochs is {config.eps_epochs}{after}, but training ends after {config.epochs}, at eps {reached:g} instead of "
-            f"{final_eps(config):g}{', which is certified' if config.train_eps_factor == 1 else ''}. Train for at least "
-            f"{(config.eps_epochs or 0) + config.warm_up} epochs, or leave eps_epochs out "
-            f"(--no-eps-epochs): eps then grows over {config.eps_part:.0%} of the training (eps_part)"
-        )
 
 
 CONFIG_LIMIT = 100_000

@@ -28,8 +28,9 @@ from autodual._files import (
     write_json,
     write_text,
 )
-from autodual.runs.config import TrainConfig, by_epochs, dump_yaml, read_yaml
+from autodual.runs.config import TrainConfig, dump_yaml, read_yaml
 from autodual.runs.records import DataUsed, Environment, Failure, MetricsLine, parse, plain, read
+from autodual.runs.schedule import by_epochs
 
 NAMED = ("model", "dataset", "test_dataset", "feature_eps")
 """Options that may name a file: file.py:factory, and of data a folder, a file.npz or a table, too."""

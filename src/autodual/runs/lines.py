@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar, Generic, TypeVar
+from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual._files import (
@@ -27,6 +28,11 @@ LINES_LIMIT = 8 * RECORD_LIMIT
 Say = Callable[[str], None]
 
 
+def finite(number: float) -> float | None:
+    """The number as JSON holds it: None if it is not finite."""
+    return number if math.isfinite(number) else None
+
+
 # Lines about examples: certificates*.jsonl and *.cascade.jsonl, attack*.jsonl, stages/open-*.jsonl
 
 
@@ -42,6 +48,13 @@ class Line:
 
 
 L = TypeVar("L", bound=Line)
+
+
+def lines_of(kind: type[L], start: int, *columns: Any) -> list[L]:
+    """One line for each example, the first of which is the example `start`. columns: a tensor [N] for each field behind the index."""
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    found = ([finite(value) if isinstance(value, float) else value for value in row] for row in rows)
+    return [kind(index, *row) for index, row in enumerate(found, start)]
 
 
 @dataclass(frozen=True)
@@ -66,16 +79,8 @@ class CertificateLine(_LabelledLine):
     """The largest one: how far rounding may have moved a margin."""
 
     def fault(self, label: int | None = None) -> str | None:
-        wrong = super().fault(label)
-        if wrong is None and self.certified_as_run and not self.certified:
-            wrong = "is certified as it runs, but not in real numbers, which is less"
-        if (
-            wrong is None
-            and self.certified
-            and (self.predicted != self.label or self.margin is None or self.margin <= 0)
-        ):
-            wrong = f"is certified, but has the label {self.label}, predicted {self.predicted} and margin {self.margin}"
-        return wrong
+        told = f"the label {self.label}, predicted {self.predicted}"
+        return super().fault(label) or _fault_of_proof(self, self.predicted == self.label, told)
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,16 @@ class SpecificationLine(Line):
     """The largest one: how far rounding may have moved a row."""
 
     def fault(self, label: int | None = None) -> str | None:
-        if self.certified_as_run and not self.certified:
-            return "is certified as it runs, but not in real numbers, which is less"
-        if self.certified and not (self.right and self.margin is not None and self.margin > 0):
-            return f"is certified, but has right {self.right} and margin {self.margin}"
-        return None
+        return _fault_of_proof(self, self.right, f"right {self.right}")
+
+
+def _fault_of_proof(line: CertificateLine | SpecificationLine, right: bool, told: str) -> str | None:
+    """Why a certificate cannot be right. right: whether what was asked holds for the clean input; told: this in words."""
+    if line.certified_as_run and not line.certified:
+        return "is certified as it runs, but not in real numbers, which is less"
+    if line.certified and not (right and line.margin is not None and line.margin > 0):
+        return f"is certified, but has {told} and margin {line.margin}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -110,10 +120,9 @@ class CascadeLine(_LabelledLine):
     no_wrong_certificate: bool
 
     def fault(self, label: int | None = None) -> str | None:
-        wrong = super().fault(label)
-        if wrong is None and self.sound and self.answer != self.label:
-            wrong = f"is proved, but has the label {self.label} and the answer {self.answer}"
-        return wrong
+        wrong = self.sound and self.answer != self.label
+        told = f"is proved, but has the label {self.label} and the answer {self.answer}" if wrong else None
+        return super().fault(label) or told
 
 
 @dataclass(frozen=True)

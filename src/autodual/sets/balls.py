@@ -1,7 +1,8 @@
-"""Perturbations: norm balls around every input, named by the norm."""
+"""Perturbations: norm balls around every input, named by the norm; or sets that the user gave."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -12,8 +13,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
-from autodual.sets.input_sets import Box, InputSet, NormSet, difference_rounded_up, rounded_up
-from autodual.sets.norms import L1, L2, Norm
+from autodual.sets.input_sets import L1, L2, Box, InputSet, Norm, NormSet, difference_rounded_up, rounded_up
 
 
 class Perturbation(ABC):
@@ -185,7 +185,99 @@ class L1Ball(_NormBall):
     norm = L1
 
 
+class GivenSet(Perturbation):
+    """Sets that the user gave, one for each example. They have no eps, so there is no radius to search for."""
+
+    eps = float("nan")
+
+    def __init__(self, region: InputSet, x: Tensor) -> None:
+        centre = region.centre
+        if centre.shape != x.shape or centre.dtype != x.dtype or centre.device != x.device:
+            raise ArgumentError(
+                f"ball: a set must have the shape, dtype and device of x, got {tuple(centre.shape)} {centre.dtype} on {centre.device} "
+                f"for x of {tuple(x.shape)} {x.dtype} on {x.device}"
+            )
+        outside = (~_may_contain(region, x)).nonzero().flatten().tolist()
+        if outside:
+            raise ArgumentError(
+                f"ball: x lies outside of its set at example {outside[0]}; give an input inside, such as the set's centre"
+            )
+        self.region = region
+
+    def around(self, x: Tensor) -> InputSet:
+        if x.dtype == self.region.centre.dtype:
+            return self.region
+        wide = self.region.double()
+        if wide is None:
+            raise ArgumentError(f"{type(self.region).__name__} has no method `double`")
+        return wide
+
+    def within(self, x: Tensor) -> InputSet:
+        return self.region.inwards()
+
+    def with_eps(self, eps: float | Tensor) -> Perturbation:
+        raise ArgumentError(
+            f"ball: a {type(self.region).__name__} has one size, and a radius is searched for over many; use a perturbation "
+            f"such as LinfBall(0.1)"
+        )
+
+
+def _may_contain(region: InputSet, x: Tensor) -> Tensor:
+    """[N] bool: x is not clearly outside. Exact for boxes; else, seen from the centre, x is no farther than the set reaches there."""
+    x = x.detach()
+    if isinstance(region, Box):
+        return ((region.lower <= x) & (x <= region.upper)).flatten(1).all(1)
+    away = region.centre.detach() - x
+    there, room = (away * x).flatten(1).sum(1), 64 * torch.finfo(x.dtype).eps * (away * x).flatten(1).abs().sum(1)
+    return ~(there < region.minimise(away.unsqueeze(0)).squeeze(0) - room)
+
+
+# A warning where eps seems to be in other units than the inputs.
+
+FEWEST_LEVELS = 16
+"""Images, or whole numbers, that reach this are taken for grey levels; the handwritten digits of scikit-learn have no more."""
+
+
+def warn_of_raw_pixels(x: Tensor, ball: Perturbation, stacklevel: int) -> bool:
+    """Warn, and return True, where x seems to hold grey levels and eps is less than one of them, as for images in [0, 1]."""
+    eps = _largest_eps(ball)
+    if not 0 < eps < 1:
+        return False
+    lowest, highest = (end.item() for end in x.detach().aminmax())
+    if lowest < 0 or highest < FEWEST_LEVELS or not (_has_image_shape(x) or _whole(x.detach())):
+        return False
+    warnings.warn(
+        f"x looks like raw pixels, values from {lowest:g} to {highest:g}, and eps = {eps:g} is in the same units: no pixel may change "
+        f"by as much as one grey level, which looks more robust than it is. If eps is meant for images in [0, 1], scale both alike: "
+        f"divide x by the highest level (255 for bytes) if the model takes such images, or else multiply eps by it",
+        stacklevel=stacklevel + 1,
+    )
+    return True
+
+
+def _largest_eps(ball: Perturbation) -> float:
+    """The largest eps of a ball; infinite for other sets, whose eps may be an angle or anything."""
+    if not isinstance(ball, LinfBall | L2Ball | L1Ball):
+        return float("inf")
+    eps = torch.as_tensor(ball.eps).detach()
+    most = ball.scale.amax().item() if isinstance(ball, LinfBall) and ball.scale is not None else 1.0
+    return eps.amax().item() * most if eps.numel() else float("inf")
+
+
+def _has_image_shape(x: Tensor) -> bool:
+    return x.dim() == 4 and x.shape[1] in (1, 3)
+
+
+def _whole(x: Tensor) -> bool:
+    """Whether all values are whole numbers, up to the rounding of a division by 255 and a multiplication on a GPU."""
+    return bool(((x - x.round()).abs() < 1e-3).all())
+
+
+# Checks, and sizes as tensors.
+
+
 def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
+    """Refuse sizes that are no finite numbers, or negative."""
     if isinstance(eps, bool) or not isinstance(eps, int | float | Tensor):
         raise ArgumentError(f"{name} must be a number or a tensor, got {type(eps).__name__}")
     if isinstance(eps, Tensor) and not eps.is_floating_point():

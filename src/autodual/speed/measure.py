@@ -300,7 +300,7 @@ def _best(work: Callable[[], object], device: torch.device, calls: int = 10) -> 
     return min(min(_seconds_of_some(work, device)) for _ in range(calls))
 
 
-def describe(device: torch.device) -> dict[str, str | int]:
+def describe_machine(device: torch.device) -> dict[str, str | int]:
     """The machine and the versions, as a flat record."""
     own: dict[str, str | int] = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return own | {"cpu": cpu_name(), "cores": os.cpu_count() or 0, "threads": torch.get_num_threads(), **versions()}

@@ -33,7 +33,7 @@ CIFAR = TrainConfig(
 
 
 @dataclass(frozen=True)
-class Problem:
+class PaperNetwork:
     """A network of the paper, what it is trained against, and the folder in results/ that has its weights, if there is one."""
 
     title: str
@@ -78,11 +78,11 @@ class Problem:
 
 
 PROBLEMS = {
-    "mnist-small": Problem("MNIST small", MNIST.with_changes(model="small"), "mnist-small-0.1"),
-    "cifar-small": Problem("CIFAR small", CIFAR.with_changes(model="small"), "cifar-small-2"),
-    "mnist-large": Problem("MNIST large", MNIST.with_changes(model="large")),
-    "cifar-large": Problem("CIFAR large", CIFAR.with_changes(model="large")),
-    "cifar-resnet": Problem("CIFAR ResNet", CIFAR.with_changes(model="resnet")),
+    "mnist-small": PaperNetwork("MNIST small", MNIST.with_changes(model="small"), "mnist-small-0.1"),
+    "cifar-small": PaperNetwork("CIFAR small", CIFAR.with_changes(model="small"), "cifar-small-2"),
+    "mnist-large": PaperNetwork("MNIST large", MNIST.with_changes(model="large")),
+    "cifar-large": PaperNetwork("CIFAR large", CIFAR.with_changes(model="large")),
+    "cifar-resnet": PaperNetwork("CIFAR ResNet", CIFAR.with_changes(model="resnet")),
 }
 
 
@@ -169,7 +169,7 @@ FIRST = WARM_UP + 1
 """Steps after which a CUDA graph has been captured and replayed."""
 
 
-class Steps(ABC):
+class TrainingSteps(ABC):
     """Training steps on one batch, each with a seed of its own, as in training; call it for the next one."""
 
     def __init__(self, x: Tensor, labels: Tensor) -> None:
@@ -191,7 +191,7 @@ class Steps(ABC):
         return seconds, mean if math.isfinite(mean) else None
 
 
-class OurSteps(Steps):
+class OurSteps(TrainingSteps):
     """Steps as `autodual train` takes them, without augmentation."""
 
     def __init__(self, step: Step, x: Tensor, labels: Tensor) -> None:
@@ -199,7 +199,7 @@ class OurSteps(Steps):
         self.step = step
 
     @classmethod
-    def of(cls, problem: Problem, k: int, x: Tensor, labels: Tensor, half: bool = True) -> OurSteps:
+    def of(cls, problem: PaperNetwork, k: int, x: Tensor, labels: Tensor, half: bool = True) -> OurSteps:
         config = problem.config.with_changes(k=k, batch=len(x), eps=problem.eps)
         model = problem.model().to(x.device).train()
         ball, engine = make_ball(config, torch.tensor(config.eps, device=x.device)), make_engine(config)
@@ -235,10 +235,10 @@ class OurSteps(Steps):
         return work
 
 
-class AuthorsSteps(Steps):
+class AuthorsSteps(TrainingSteps):
     """Steps with the authors' loss, the same optimiser and the same clipping."""
 
-    def __init__(self, problem: Problem, k: int, x: Tensor, labels: Tensor) -> None:
+    def __init__(self, problem: PaperNetwork, k: int, x: Tensor, labels: Tensor) -> None:
         super().__init__(x, labels)
         self.config, model = problem.config, problem.model().to(x.device).train()
         self.parameters = list(model.parameters())

@@ -39,7 +39,7 @@ from autodual.speed.problems import (
     PROBLEMS,
     AuthorsSteps,
     OurSteps,
-    Problem,
+    PaperNetwork,
     authors_verdicts,
     kept_weights,
 )
@@ -138,7 +138,7 @@ class Bench:
 
     # A training step
 
-    def measure_step(self, problem: Problem) -> None:
+    def measure_step(self, problem: PaperNetwork) -> None:
         """Fills one row, part by part, so that whoever is interrupted keeps what is there."""
         row: Measured = {"title": problem.title, "epoch": problem.epoch}
         self.check()
@@ -161,7 +161,7 @@ class Bench:
             with self.foreign(problem.title):
                 self._measure_authors(problem, row, x, labels)
 
-    def _images(self, problem: Problem, number: int, model: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    def _images(self, problem: PaperNetwork, number: int, model: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """Images and labels on the device. Random images have the labels that the model gives them, where there is a model: others
         need no proof."""
         x, labels, missing = problem.images(number, self.data_folder)
@@ -174,7 +174,7 @@ class Bench:
                 labels = model(x).argmax(1)
         return x, labels
 
-    def _measure_ours(self, problem: Problem, row: Measured, x: Tensor, labels: Tensor) -> None:
+    def _measure_ours(self, problem: PaperNetwork, row: Measured, x: Tensor, labels: Tensor) -> None:
         peak, steps = Peak(self.device), OurSteps.of(problem, self.k, x, labels)
         row["first_seconds"], row["loss"] = steps.first()
         self.say(f"{problem.title}: first {FIRST} steps {row['first_seconds']:.1f} s")
@@ -191,7 +191,7 @@ class Bench:
         if self.profiled:
             row["profile"]["operations"] = hottest(plain, self.device, "operations")
 
-    def _measure_authors(self, problem: Problem, row: Measured, x: Tensor, labels: Tensor) -> None:
+    def _measure_authors(self, problem: PaperNetwork, row: Measured, x: Tensor, labels: Tensor) -> None:
         peak, steps = Peak(self.device), AuthorsSteps(problem, self.k, x, labels)
         _, loss = steps.first()
         spread = asdict(timed(steps, self.device, self.seconds, self.stop))
@@ -207,7 +207,7 @@ class Bench:
 
     # Exact certificates
 
-    def measure_certificates(self, problem: Problem, weights: Path) -> None:
+    def measure_certificates(self, problem: PaperNetwork, weights: Path) -> None:
         """Times certificates of test images, one batch after the other, as long as there is time."""
         row: Measured = {"title": problem.title}
         self.check()
@@ -232,7 +232,7 @@ class Bench:
             self._measure_authors_certificates(problem, row, verdicts, model, x, labels)
 
     def _measure_authors_certificates(
-        self, problem: Problem, row: Measured, ours: list[bool], model: nn.Sequential, x: Tensor, labels: Tensor
+        self, problem: PaperNetwork, row: Measured, ours: list[bool], model: nn.Sequential, x: Tensor, labels: Tensor
     ) -> None:
         """Times the authors' certificates on normalised images, with an eps to match: their code has no such layer. The fastest batch
         counts."""

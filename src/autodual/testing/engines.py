@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual.dual import AffineDual, DualNetwork
-from autodual.dual.base import Evaluation, OnDemand
+from autodual.dual.network import Evaluation, OnDemand
 from autodual.dual.piecewise import DualReLU
 from autodual.engines import (
     IBP,

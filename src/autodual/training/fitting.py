@@ -17,9 +17,10 @@ from autodual.evaluation.evaluate import evaluate
 from autodual.evaluation.judge import ENGINES
 from autodual.evaluation.processes import UNWATCHED, StoppedError, Watch, joined, own_device
 from autodual.runs.checkpoint import load_model, save_model
-from autodual.runs.config import TrainConfig, check_ramp
+from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.records import CascadeSummary, DataUsed, Evaluation, plain, read
+from autodual.runs.schedule import check_ramp
 from autodual.training.loop import Events, summary_writer
 from autodual.training.setup import check_scores, load_part, make_ball, make_device, make_model, with_columns
 from autodual.training.stages import Parts, finish_cascade, fresh_model, train_cascade, train_stage, trained_at

@@ -21,27 +21,35 @@ from autodual.data import Examples, ImageData, augment
 from autodual.evaluation.processes import UNWATCHED, Group, Share, StepProgress, StoppedError, Watch
 from autodual.runs import checkpoint
 from autodual.runs.checkpoint import Extra, Position
-from autodual.runs.config import TrainConfig, lr_at, trained_eps
+from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.records import EpochLine
-from autodual.training.averages import Average, take_statistics, unchanged
+from autodual.runs.schedule import lr_at, trained_eps
 from autodual.training.objectives import SUMMARY
 from autodual.training.setup import Pace, make_objective, make_optimiser, set_lr
-from autodual.training.step import inner, kept_random_state, make_step, seed_globally
+from autodual.training.step import (
+    Average,
+    inner,
+    kept_random_state,
+    make_step,
+    seed_globally,
+    take_statistics,
+    unchanged,
+)
 
 CHECKPOINT_SECONDS = 60.0
 
 # How an epoch is cut into batches, and the one size that some networks cannot be trained with.
 
 
-def count(examples: int, size: int) -> int:
+def batches_in(examples: int, size: int) -> int:
     """Batches of an epoch; a single example that is left goes with the batch before it, since one has no batch statistics."""
     return max(1, math.ceil((examples - 1) / size)) if size > 1 else examples
 
 
 def cut(order: Tensor, number: int, size: int) -> Tensor:
     """The batch of this number; the last one holds all that is left."""
-    last = number + 1 == count(len(order), size)
+    last = number + 1 == batches_in(len(order), size)
     return order[number * size :] if last else order[number * size : (number + 1) * size]
 
 
@@ -114,8 +122,8 @@ class StepLog:
     def add(self, summary: Tensor, own: int, whole: int) -> None:
         """Keeps the summary of a step. own: examples of this process that it is about; whole: examples of the batch."""
         self.kept.append(summary.clone())  # the next step may use the memory again
-        count = 1 / whole if own > 0 else 0.0
-        self.scales.append([count if name.endswith("error") else own / whole for name in SUMMARY])
+        each = 1 / whole if own > 0 else 0.0
+        self.scales.append([each if name.endswith("error") else own / whole for name in SUMMARY])
 
     def write(self) -> None:
         """All processes together; the first one has the files."""
@@ -204,7 +212,7 @@ class Loop:
         objective = self.group.wrap(make_objective(config, self.model, pace))
         after = None if self.average is None else self.average.after_step
         step = make_step(objective, optimiser, generator, config.clip_gradients, config.batch, self._images, after)
-        batches = count(len(self.data), config.batch)
+        batches = batches_in(len(self.data), config.batch)
         saved = time.monotonic()
         # Processes draw different numbers; a process alone draws those that it always drew.
         rank = () if self.group.alone else (self.group.rank,)

@@ -19,7 +19,16 @@ from autodual import models
 from autodual._errors import ArgumentError
 from autodual._files import check_plain, in_one_line
 from autodual._tensor import Shape
-from autodual.data import ArrayData, Examples, Statistics, TableOptions, in_words, is_factory, load, named_function
+from autodual.data import (
+    ArrayData,
+    Examples,
+    Statistics,
+    TableOptions,
+    error_in_words,
+    is_factory,
+    load,
+    named_function,
+)
 from autodual.digits import digits_network
 from autodual.engines import (
     IBP,
@@ -32,18 +41,10 @@ from autodual.engines import (
     Projected,
     QuietGradient,
 )
-from autodual.runs.config import (
-    OTHERS,
-    SMALLEST_EPS,
-    TrainConfig,
-    attacks,
-    crown_weight_at,
-    eps_at,
-    regularise_at,
-    weight_at,
-)
+from autodual.runs.config import OTHERS, TrainConfig, attacks
+from autodual.runs.schedule import SMALLEST_EPS, crown_weight_at, eps_at, regularise_at, weight_at
 from autodual.sets import L2Ball, LinfBall, Perturbation
-from autodual.training.objectives import PGD, Descent, Objective, TrainingAttack
+from autodual.training.objectives import PGD, Descent, Objective, TrainingAttack, evaluating
 
 ESTIMATORS = {
     "quiet-gradient": QuietGradient(), "median": Median(), "geometric-mean": GeometricMean(),
@@ -112,7 +113,7 @@ def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
         model = factory(shape, classes)
     except (Exception, SystemExit) as error:
         raise ArgumentError(
-            f"model: calling {name} with ({tuple(shape)}, {classes}) raised {in_words(error)}; it must take (shape, classes) "
+            f"model: calling {name} with ({tuple(shape)}, {classes}) raised {error_in_words(error)}; it must take (shape, classes) "
             "and return an nn.Module"
         ) from error
     if not isinstance(model, nn.Module):
@@ -125,18 +126,14 @@ def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
 
 def check_scores(what: str, model: nn.Module, shape: Shape, classes: int) -> None:
     """Shows the network one black image, for which it must give one score per class; leaves it and the CPU's random state alone."""
-    modes = [(module, module.training) for module in model.modules()]
     device = next((p.device for p in model.parameters()), None)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            scores = model.eval()(torch.zeros(1, *shape, device=device))
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            scores = model(torch.zeros(1, *shape, device=device))
     except Exception as error:
         raise ArgumentError(
-            f"model: {what} raised {in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
+            f"model: {what} raised {error_in_words(error)} for images [1, {', '.join(map(str, shape))}]; correct it"
         ) from error
-    finally:
-        for module, training in modes:
-            module.training = training
     found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
     if found != [1, classes]:
         raise ArgumentError(
@@ -236,7 +233,7 @@ def _read_eps(path: Path) -> Any:
             found = None if key is None else file[key]
     except Exception as error:  # a damaged file makes numpy and zipfile raise errors of many kinds
         raise ArgumentError(
-            f"{path}: cannot be read ({in_words(error)}); save it with numpy.savez(path, eps=...)"
+            f"{path}: cannot be read ({error_in_words(error)}); save it with numpy.savez(path, eps=...)"
         ) from None
     if found is None or found.dtype.kind not in "fiu" or found.ndim == 0:
         raise ArgumentError(
@@ -332,15 +329,14 @@ def make_optimiser(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
         raise ArgumentError(
             f"model: {type(model).__name__} has nothing to train; give it layers with weights whose requires_grad is true"
         )
-    fused = all(p.is_cuda for p in parameters)
+    fused, decay = all(p.is_cuda for p in parameters), config.weight_decay
     lr = torch.tensor(config.lr, device=parameters[0].device) if fused else config.lr
-    if config.optimiser == "adam":
-        return torch.optim.Adam(parameters, lr, weight_decay=config.weight_decay, fused=fused, capturable=fused)
-    if config.optimiser == "adamw":
-        return torch.optim.AdamW(parameters, lr, weight_decay=config.weight_decay, fused=fused, capturable=fused)
+    if config.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=decay, fused=fused)
     if config.optimiser == "radam":
-        return torch.optim.RAdam(parameters, lr, weight_decay=config.weight_decay, capturable=fused)
-    return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=fused)
+        return torch.optim.RAdam(parameters, lr, weight_decay=decay, capturable=fused)
+    kind = torch.optim.Adam if config.optimiser == "adam" else torch.optim.AdamW
+    return kind(parameters, lr, weight_decay=decay, fused=fused, capturable=fused)
 
 
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:

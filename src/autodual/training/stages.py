@@ -26,9 +26,9 @@ from autodual.evaluation.judge import ENGINES, RENEWED, Ledger, at_once, cascade
 from autodual.evaluation.processes import ALONE, UNWATCHED, Group, Watch, batch_size, in_turns, on_all
 from autodual.models import initialise_for_intervals
 from autodual.runs.checkpoint import load_model, round_to_half_, save_model
-from autodual.runs.config import TrainConfig, trained_eps
+from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
-from autodual.runs.lines import SortingLine
+from autodual.runs.lines import SortingLine, lines_of
 from autodual.runs.records import (
     CascadeSummary,
     StillOpen,
@@ -40,6 +40,7 @@ from autodual.runs.records import (
     plain,
     read,
 )  # fmt: skip
+from autodual.runs.schedule import trained_eps
 from autodual.training.loop import Loop
 from autodual.training.setup import make_ball
 
@@ -233,9 +234,7 @@ def _still_open(
 def _sort(alone: Cascade, data: Examples, part: slice) -> list[SortingLine]:
     """Whether the stage certifies its own label of each example, and whether that is the right one."""
     found = alone.predict(data.scaled(part))
-    right = found.certified & (found.label == data.labels[part])
-    pairs = zip(found.certified.tolist(), right.tolist(), strict=True)
-    return [SortingLine(index, *pair) for index, pair in enumerate(pairs, part.start)]
+    return lines_of(SortingLine, part.start, found.certified, found.certified & (found.label == data.labels[part]))
 
 
 def _read_open(path: Path, examples: int) -> list[int]:

@@ -54,7 +54,7 @@ from autodual.training.setup import (
     with_columns,
 )
 
-RECIPES = ("best", "paper")
+KEPT_RECIPES = ("best", "paper")
 RESULTS_VARIABLE = "AUTODUAL_RESULTS"
 
 
@@ -139,15 +139,15 @@ def load_pretrained(
         >>> run.ball  # doctest: +SKIP
         LinfBall(eps=0.1, clip=(0.0, 1.0))
     """
-    if recipe not in (None, *RECIPES):
-        raise ArgumentError(f"recipe must be one of {', '.join(RECIPES)}, or None, got {recipe!r}")
+    if recipe not in (None, *KEPT_RECIPES):
+        raise ArgumentError(f"recipe must be one of {', '.join(KEPT_RECIPES)}, or None, got {recipe!r}")
     if not isinstance(name, str) or Path(name).name != name:
         raise ArgumentError(
             f"name must be that of a row, such as 'cifar-large-2', got {name!r}; for a folder, use ad.load_run"
         )
     root = _results_folder(folder)
     places = [root / name] if recipe is None else []
-    places = [root / each / name for each in (RECIPES if recipe is None else (recipe,))] + places
+    places = [root / each / name for each in (KEPT_RECIPES if recipe is None else (recipe,))] + places
     place = next((place for place in places if Run(place).model_file.exists()), None)
     if place is None and any(Run(place).evaluation_file.exists() for place in places):
         raise ArgumentError(

@@ -472,9 +472,20 @@ class DualSolver(Solver):
 
 
 def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
-    """Every activation replaced by the interval of its values: interval bounds as a dual problem."""
-    for index, interval in intervals.items():
-        image = solver.network.activation(index).image(interval)
-        solver.bands[index] = Band(torch.zeros_like(interval.lower), image.centre, image.radius)
+    """Interval bounds as a dual problem: the activations that rows of the output meet first are replaced by the interval of their
+    values. Rows go no farther, so nothing before these activations is computed."""
+    network = solver.network
+    waiting, seen = [network.output], set[int]()
+    while waiting:
+        index = waiting.pop()
+        if index in seen:
+            continue
+        seen.add(index)
+        if index not in intervals:
+            waiting += network.nodes[index].inputs
+            continue
+        image = network.activation(index).image(intervals[index])
+        solver.bands[index] = Band(torch.zeros_like(image.lower), image.centre, image.radius)
+        solver.centres.put(index, image.centre)
         solver.constant.add(index)
     return solver

@@ -7,11 +7,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from autodual.report.blocks import Block, Figure, Figures, Note, Section, Table, Text
+from autodual.report.blocks import (
+    INTERVAL,
+    Block,
+    Figure,
+    Figures,
+    Note,
+    Section,
+    Table,
+    Text,
+    count,
+    duration,
+    interval,
+    likely,
+    percent,
+    plural,
+    short,
+    size,
+)
 from autodual.report.plots import (
     ACCURACY_AXIS,
+    Area,
     Axis,
-    Band,
     Mark,
     Points,
     Series,
@@ -26,7 +43,6 @@ from autodual.report.sections import absence, section
 from autodual.report.sections.result import as_run
 from autodual.report.svg import nice_step
 from autodual.report.verdicts import LEGEND, verdicts
-from autodual.report.words import INTERVAL, count, duration, interval, likely, percent, plural, short, size
 from autodual.runs.records import EpochLine, Evaluation, MetricsLine, TrainedLine, ValidationLine
 
 # Certified accuracy against epsilon, under the accuracy that the attack leaves; what is between is unknown.
@@ -106,7 +122,7 @@ def epsilon(run: RunFiles) -> Section:
     ]
     for points, line in ((curve.attacked, series[1]), (curve.certified, series[2])):
         series.append(measured(points, line.tone, line.full, curve.intervals(points)))
-    bands = [Band("unknown", curve.proved, curve.broken, "before", "after")]
+    bands = [Area("unknown", curve.proved, curve.broken, "before", "after")]
     marks = [Mark(record.eps, f"eps {size(record.eps)}")]
     chart = line_chart(title, epsilon_axis(record), ACCURACY_AXIS, series, bands, marks)
     whose = f"{'the first' if curve.sample else 'all'} {plural(curve.examples, 'example')}"

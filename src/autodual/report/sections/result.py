@@ -10,12 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodual._errors import AutodualError
-from autodual.report.blocks import Block, Card, Cards, Image, Note, Section, Table, Text, Tone, Wide
+from autodual.report.blocks import (
+    DASH,
+    Block,
+    Card,
+    Cards,
+    Image,
+    Note,
+    Section,
+    Table,
+    Text,
+    Tone,
+    Wide,
+    count,
+    percent,
+    plural,
+    tidy,
+)
 from autodual.report.run import CASCADE, EVALUATION, GALLERY, Picture, RunFiles
 from autodual.report.sections import absence, section
 from autodual.report.svg import Bar, Segment, bar_chart
 from autodual.report.verdicts import Rates, cascade_doubts, doubts, rates_chart, rates_tiles, verdicts
-from autodual.report.words import DASH, count, percent, plural, tidy
 from autodual.runs.records import CascadeSummary, Evaluation
 
 DOT = " \N{MIDDLE DOT} "

@@ -1,4 +1,4 @@
-"""Operators that treat all entries alike: activations, and arithmetic between tensors that broadcast."""
+"""Operators of ONNX that compute: activations, arithmetic between tensors that broadcast, and products of matrices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from autodual.interchange.conversion import Known, Node, Reader, Value
-from autodual.interchange.layers import Apply, Clamp
-from autodual.interchange.operators.table import READERS, filled, reads
+from autodual.interchange.conversion import READERS, Known, Node, Reader, Value, filled, reads
+from autodual.interchange.layers import ENTRYWISE, PAIRWISE, Apply, ScaledLinear, clamp
+from autodual.interchange.operators_shapes import transposed
 
 # Activations.
 
@@ -25,26 +25,16 @@ def _activation(make: Callable[[Node], nn.Module]) -> Reader:
     return read
 
 
+def _plain(kind: Any) -> Callable[[Node], nn.Module]:
+    return lambda node: kind() if isinstance(kind, type) else Apply(kind)
+
+
 _ACTIVATIONS: dict[str, Callable[[Node], nn.Module]] = {
-    "Relu": lambda node: nn.ReLU(),
+    **{operator: _plain(first) for operator, (first, *_) in ENTRYWISE.items()},
     "LeakyRelu": lambda node: nn.LeakyReLU(node.attributes.get("alpha", 0.01)),
-    "Sigmoid": lambda node: nn.Sigmoid(),
-    "Tanh": lambda node: nn.Tanh(),
     "Elu": lambda node: nn.ELU(node.attributes.get("alpha", 1.0)),
     "Celu": lambda node: nn.CELU(node.attributes.get("alpha", 1.0)),
     "Softplus": lambda node: nn.Softplus(),
-    "Softsign": lambda node: nn.Softsign(),
-    "HardSwish": lambda node: nn.Hardswish(),
-    "Mish": lambda node: nn.Mish(),
-    "Abs": lambda node: Apply(torch.abs, [None]),
-    "Neg": lambda node: Apply(torch.neg, [None]),
-    "Exp": lambda node: Apply(torch.exp, [None]),
-    "Log": lambda node: Apply(torch.log, [None]),
-    "Sqrt": lambda node: Apply(torch.sqrt, [None]),
-    "Reciprocal": lambda node: Apply(torch.reciprocal, [None]),
-    "Erf": lambda node: Apply(torch.erf, [None]),
-    "Sin": lambda node: Apply(torch.sin, [None]),
-    "Cos": lambda node: Apply(torch.cos, [None]),
     "Gelu": lambda node: nn.GELU(approximate=node.attributes.get("approximate", b"none").decode()),
 }
 READERS |= {operator: _activation(make) for operator, make in _ACTIVATIONS.items()}
@@ -69,7 +59,7 @@ def _hard_sigmoid(node: Node) -> Value:
     slope, shift = (torch.tensor(number, dtype=dtype) for number in (alpha, beta))
     scaled = node.add(Apply(torch.mul, [None, slope]), [x], x.shape)
     shifted = node.add(Apply(torch.add, [None, shift]), [scaled], x.shape)
-    return node.add(Clamp(0.0, 1.0), [shifted], x.shape)
+    return node.add(clamp(0.0, 1.0), [shifted], x.shape)
 
 
 @reads("Swish")
@@ -102,7 +92,7 @@ def _clip(node: Node) -> Value:
             for i, n in ((1, "min"), (2, "max"))
         ]
     x = node.value()
-    return x if ends == [None, None] else node.add(Clamp(*ends), [x], x.shape)
+    return x if ends == [None, None] else node.add(clamp(*ends), [x], x.shape)
 
 
 @reads("Softmax", "LogSoftmax")
@@ -151,15 +141,8 @@ def _single(constant: Known) -> bool:
 
 @reads("Add", "Sub", "Div", "Pow", "Where")
 def _arithmetic(node: Node) -> Value:
-    functions: dict[str, Callable[..., Tensor]] = {
-        "Add": torch.add,
-        "Sub": torch.sub,
-        "Div": torch.div,
-        "Pow": torch.pow,
-        "Where": torch.where,
-    }
     _check_broadcast(node)
-    return combined(node, functions[node.op], node.inputs)
+    return combined(node, torch.where if node.op == "Where" else PAIRWISE[node.op][0], node.inputs)
 
 
 @reads("Mul")
@@ -219,11 +202,97 @@ def _several(node: Node) -> Value:
             wide = np.broadcast_shapes(found.shape, np.shape(other)) if not isinstance(other, Value) else found.shape
             assert isinstance(found, Value)
             found = node.reshape(
-                node.add(Clamp(end, None) if node.op == "Max" else Clamp(None, end), [found], found.shape), wide
+                node.add(clamp(end, None) if node.op == "Max" else clamp(None, end), [found], found.shape), wide
             )
         elif not isinstance(other, Value) and np.broadcast_shapes(found.shape, other.shape) == found.shape:
             found = combined(node, torch.clamp_min if node.op == "Max" else torch.clamp_max, [found, other])
         else:
-            found = combined(node, torch.maximum if node.op == "Max" else torch.minimum, [found, other])
+            found = combined(node, PAIRWISE[node.op][0], [found, other])
     assert isinstance(found, Value)
     return combined(node, torch.div, [found, np.array(float(len(node.inputs)))]) if node.op == "Mean" else found
+
+
+# Products of matrices.
+
+
+@reads("MatMul")
+def _matmul(node: Node) -> Value:
+    left, right = node.inputs[:2]
+    if isinstance(left, Value) and isinstance(right, np.ndarray) and right.ndim == 2 and len(left.shape) >= 1:
+        return node.add(_linear(node, right.T, None), [left], (*left.shape[:-1], right.shape[1]))
+    if any(len(i.shape) < 2 for i in (left, right) if i is not None):
+        return _matmul_of_vectors(node, left, right)
+    return _combined_matrices(node, left, right)
+
+
+def _matmul_of_vectors(node: Node, left: Known | None, right: Known | None) -> Value:
+    """A vector is a matrix of one row on the left, of one column on the right; that dimension is dropped afterwards."""
+    assert left is not None
+    assert right is not None
+    wide: list[Known] = []
+    for operand, shape in ((left, (1, *left.shape)), (right, (*right.shape, 1))):
+        if len(operand.shape) > 1:
+            wide.append(operand)
+        else:
+            wide.append(node.reshape(operand, shape) if isinstance(operand, Value) else operand.reshape(shape))
+    found = _combined_matrices(node, *wide)
+    left_over = list(found.shape)
+    if len(right.shape) == 1:
+        del left_over[-1]
+    if len(left.shape) == 1:
+        del left_over[-1 if len(right.shape) == 1 else -2]
+    return node.reshape(found, tuple(left_over))
+
+
+def _combined_matrices(node: Node, left: Known | None, right: Known | None) -> Value:
+    """Products of matrices, the dimensions before which broadcast."""
+    given: list[Known] = [i for i in (left, right) if i is not None]
+    rank = max(len(i.shape) for i in given)
+    values = [i for i in given if isinstance(i, Value)]
+    if rank > 2 and all(v.batched and len(v.shape) == rank for v in values) and _fits(given, rank):
+        held = [
+            None if isinstance(i, Value) else node.tensor(i.reshape(i.shape[1:]) if i.ndim == rank else i)
+            for i in given
+        ]
+        return node.add(Apply(torch.matmul, held), values)
+    held = [None if isinstance(i, Value) else node.tensor(i) for i in given]
+    return node.add_full(Apply(torch.matmul, held), [node.full(v, rank) for v in values])
+
+
+def _fits(given: Sequence[Known], rank: int) -> bool:
+    return all(isinstance(i, Value) or i.ndim < rank or i.shape[0] == 1 for i in given)
+
+
+def _linear(node: Node, weight: np.ndarray, bias: np.ndarray | None) -> nn.Module:
+    """weight [outputs, inputs]."""
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    tensors = {"weight": node.tensor(np.ascontiguousarray(weight))}
+    return filled(module, **tensors, **({} if bias is None else {"bias": node.tensor(bias)}))
+
+
+@reads("Gemm")
+def _gemm(node: Node) -> Value:
+    x, weight, added = node.given(0), node.given(1), node.given(2)
+    alpha, beta = float(node.attributes.get("alpha", 1.0)), float(node.attributes.get("beta", 1.0))
+    if not isinstance(x, Value) or not isinstance(weight, np.ndarray):
+        raise node.refuse(
+            "only a product of a tensor that depends on the input with a constant matrix is supported; use MatMul"
+        )
+    x = transposed(node, x, [1, 0]) if node.attributes.get("transA", 0) else x
+    matrix = weight if node.attributes.get("transB", 0) else weight.T
+    bias = None
+    if isinstance(added, np.ndarray) and (added.size == 1 or added.size == added.shape[-1] == matrix.shape[0]):
+        bias, added = np.ascontiguousarray(np.broadcast_to(added.reshape(-1), (matrix.shape[0],))), None
+    if isinstance(added, Value) and beta != 1:
+        raise node.refuse("beta other than 1 is supported for a constant only")
+    shape = (*x.shape[:-1], matrix.shape[0])
+    if alpha == 1 and (beta == 1 or (bias is None and added is None)):
+        found = node.add(_linear(node, matrix, bias), [x], shape)
+    else:
+        tensors = node.tensor(np.ascontiguousarray(matrix)), None if bias is None else node.tensor(bias)
+        found = node.add(ScaledLinear(*tensors, alpha, beta), [x], shape)
+    if added is None:
+        return found
+    return combined(
+        node, torch.add, [found, added if isinstance(added, Value) else added * np.asarray(beta, added.dtype)]
+    )

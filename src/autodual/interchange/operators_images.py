@@ -1,7 +1,8 @@
-"""Convolutions, pooling, resizing and normalisation: of images [1, channels, ...]."""
+"""Operators of ONNX on images [1, channels, ...]: convolutions, pooling, resizing and normalisation."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,8 @@ import torch
 from torch import nn
 
 from autodual._tensor import Shape
-from autodual.interchange.conversion import Node, Value
-from autodual.interchange.layers import Pad, Reduce
-from autodual.interchange.operators.table import filled, reads
+from autodual.interchange.conversion import Node, Value, check_room, filled, reads
+from autodual.interchange.layers import pad, reduce
 
 
 def _pads(node: Node, sizes: Shape, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
@@ -45,7 +45,7 @@ def _padded(node: Node, x: Value, pads: Sequence[int], mode: str = "constant") -
     if before == after:
         return x, before
     amounts = [n for d in reversed(range(dims)) for n in (before[d], after[d])]
-    return node.add(Pad(amounts, mode, 0.0), [x]), [0] * dims
+    return node.add(pad(amounts, mode), [x]), [0] * dims
 
 
 _CONVOLUTIONS: dict[int, tuple[Any, Any]] = {
@@ -59,19 +59,13 @@ _CONVOLUTIONS: dict[int, tuple[Any, Any]] = {
 def _conv(node: Node) -> Value:
     x, weight, bias = node.image(), node.weight(1, "W"), node.constant(2, "B")
     stride, dilation, pads = _window(node, x.shape[2:], weight.shape[2:])
+    sides = zip(x.shape[2:], pads, pads[len(stride) :], strict=False)
+    check_room(x.shape[1] * math.prod(n + before + after for n, before, after in sides))
     x, padding = _padded(node, x, pads)
     group = node.attributes.get("group", 1)
     module = _CONVOLUTIONS[len(stride)][0](
-        weight.shape[1] * group,
-        weight.shape[0],
-        weight.shape[2:],
-        stride,
-        padding,
-        dilation,
-        group,
-        bias is not None,
-        device="meta",
-    )
+        weight.shape[1] * group, weight.shape[0], weight.shape[2:], stride, padding, dilation, group, bias is not None, device="meta",
+    )  # fmt: skip
     return node.add(_with_weight(node, module, weight, bias), [x])
 
 
@@ -87,6 +81,7 @@ def _conv_transpose(node: Node) -> Value:
     group, extra = node.attributes.get("group", 1), list(node.attributes.get("output_padding", [0] * dims))
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
     whole = [s * (n - 1) + span + e for s, n, span, e in zip(stride, x.shape[2:], spans, extra, strict=True)]
+    check_room(weight.shape[1] * group * math.prod(whole))
     pads = _cut(node, whole, [n * s for n, s in zip(x.shape[2:], stride, strict=True)])
     even = (
         pads[:dims] == pads[dims:]
@@ -103,7 +98,7 @@ def _conv_transpose(node: Node) -> Value:
     if any(extra) and bias is not None:
         raise node.refuse("output_padding that PyTorch cannot do is supported without a bias only")
     amounts = [n for d in reversed(range(dims)) for n in (-pads[d], extra[d] - pads[dims + d])]
-    return node.add(Pad(amounts, "constant", 0.0), [found])
+    return node.add(pad(amounts, "constant"), [found])
 
 
 def _cut(node: Node, whole: Sequence[int], same: Sequence[int]) -> list[int]:
@@ -132,7 +127,7 @@ def _max_pool(node: Node) -> Value:
                 "uneven padding together with ceil_mode, dilations, or windows of padding only is not supported"
             )
         amounts = [n for d in reversed(range(dims)) for n in (pads[d], pads[dims + d])]
-        x, pads = node.add(Pad(amounts, "replicate", 0.0), [x]), [0] * 2 * dims
+        x, pads = node.add(pad(amounts, "replicate"), [x]), [0] * 2 * dims
     kind: Any = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[dims - 1]
     return node.add(kind(tuple(kernel), tuple(stride), tuple(pads[:dims]), tuple(dilation), ceil_mode=ceil), [x])
 
@@ -152,7 +147,7 @@ def _average_pool(node: Node) -> Value:
         if ceil or not count:
             raise node.refuse("uneven padding is supported only with count_include_pad = 1 and without ceil_mode")
         amounts = [n for d in reversed(range(dims)) for n in (pads[d], pads[dims + d])]
-        x, pads = node.add(Pad(amounts, "constant", 0.0), [x]), [0] * 2 * dims
+        x, pads = node.add(pad(amounts, "constant"), [x]), [0] * 2 * dims
     kind: Any = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dims - 1]
     return node.add(
         kind(tuple(kernel), tuple(stride), tuple(pads[:dims]), ceil_mode=ceil, count_include_pad=count), [x]
@@ -163,7 +158,7 @@ def _average_pool(node: Node) -> Value:
 def _global_pool(node: Node) -> Value:
     x = node.image()
     function = torch.mean if node.op == "GlobalAveragePool" else torch.amax
-    return node.add(Reduce(function, range(2, len(x.shape)), True), [x])
+    return node.add(reduce(function, range(2, len(x.shape)), True), [x])
 
 
 @reads("BatchNormalization")

@@ -1,18 +1,15 @@
-"""Operators that move, copy, join, select or reduce entries, and shapes themselves."""
+"""Operators of ONNX that move, copy, join, select or reduce entries, and shapes themselves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from autodual.interchange.conversion import Node, Value
-from autodual.interchange.layers import Concat, Expand, Index, Pad, Permute, Reduce
+from autodual.interchange.conversion import Node, Value, reads
+from autodual.interchange.layers import REDUCTIONS, Concat, Expand, Index, pad, permute, reduce
 from autodual.interchange.onnx_file import DOUBLE, DTYPES, FLOAT
-from autodual.interchange.operators.table import reads
 
 
 @reads("Identity", "Dropout")
@@ -83,8 +80,8 @@ def transposed(node: Node, x: Value, order: Sequence[int]) -> Value:
     if list(order) == sorted(order):
         return x
     if x.batched and order[0] == 0:
-        return node.add(Permute(order), [x])
-    return node.add_full(Permute([0, *(d + 1 for d in order)]), [node.full(x)])
+        return node.add(permute(order), [x])
+    return node.add_full(permute([0, *(d + 1 for d in order)]), [node.full(x)])
 
 
 @reads("Concat")
@@ -177,7 +174,7 @@ def _pad(node: Node) -> Value:
         sides = sides[1:]
     if all(side == (0, 0) for side in sides):
         return x
-    module = Pad([n for side in reversed(sides) for n in side], mode, value)
+    module = pad([n for side in reversed(sides) for n in side], mode, value)
     return node.add(module, [x]) if plain else node.add_full(module, [node.full(x)])
 
 
@@ -202,23 +199,15 @@ def _size_of(node: Node) -> np.ndarray:
     return np.array(math.prod(node.value().shape), dtype=np.int64)
 
 
-_REDUCTIONS: dict[str, Callable[..., Tensor]] = {
-    "ReduceMean": torch.mean,
-    "ReduceSum": torch.sum,
-    "ReduceMax": torch.amax,
-    "ReduceMin": torch.amin,
-}
-
-
-@reads("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
+@reads(*REDUCTIONS)
 def _reduce(node: Node) -> Value:
     x, rank = node.value(), len(node.value().shape)
-    function = _REDUCTIONS[node.op]
+    function = REDUCTIONS[node.op][0]
     axes = node.option("axes", 1, 13 if node.op == "ReduceSum" else 18)
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
         return x
     dims = sorted(node.axis(a, rank) for a in axes) if axes else list(range(rank))
     keep = bool(node.attributes.get("keepdims", 1))
     if x.batched and 0 not in dims:
-        return node.add(Reduce(function, dims, keep), [x])
-    return node.add_full(Reduce(function, [d + 1 for d in dims], keep), [node.full(x)])
+        return node.add(reduce(function, dims, keep), [x])
+    return node.add_full(reduce(function, [d + 1 for d in dims], keep), [node.full(x)])
