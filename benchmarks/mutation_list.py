@@ -388,6 +388,37 @@ ENGINES = [
         "soundness/test_forward_equals_backward.py::test_on_random_graphs",
     ),
     mutation(
+        "cheaper radii that forget unstable units", "engines/backward/settling.py",
+        "layer.along(band.slope.abs(), operands[0]) + band.radius)", "layer.along(band.slope.abs(), operands[0]))",
+        "engines/test_settling.py::test_settled_units_have_wider_intervals_and_the_same_band",
+    ),
+    mutation(
+        "cheaper radii with signs", "engines/backward/settling.py",
+        "self.rounding.with_room(index, layer.absolute(*operands))", "self.rounding.with_room(index, layer.linear(*operands).abs())",
+        "engines/test_settling.py::test_settled_units_have_wider_intervals_and_the_same_band",
+    ),
+    mutation(
+        "units settled without room for rounding", "engines/backward/settling.py",
+        "self.rounding.with_room(index, layer.absolute(*operands))", "layer.absolute(*operands)",
+        "engines/test_settling.py::test_settled_units_have_room_for_rounding",
+    ),
+    mutation(
+        "open units in other units' places", "engines/backward/settling.py",
+        "found = values.movedim(1, 0)[:, self.rank, self.place]", "found = values.movedim(1, 0)[:, self.rank.flip(0), self.place]",
+        "engines/test_settling.py::test_blocks_hold_every_unit_once",
+    ),
+    mutation(
+        "open units bounded by the first example's bands", "engines/backward/bands.py",
+        "Band(select(b.slope, examples), b.centre,", "Band(select(b.slope, 0 * examples), b.centre,",
+        "engines/test_settling.py::test_margins_stay_the_same",
+    ),
+    mutation(
+        "activations that read all that others read", "engines/backward/rows.py",
+        "_cut_out(nodes, places[i], windows[i], window.then(inner)) for i in node.inputs",
+        "places[i] if isinstance(layer, ElementwiseDual) else _cut_out(nodes, places[i], windows[i], window.then(inner)) for i in node.inputs",
+        "engines/test_settling.py::test_margins_stay_the_same",
+    ),
+    mutation(
         "input's part forgotten on the way back", "engines/backward/bands.py",
         "            total.append(self._support(rows, on_input))\n", "            total.append(0 * self._support(rows, on_input))\n",
         "engines/test_engines.py", "soundness/test_forward_equals_backward.py",

@@ -86,6 +86,23 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 10, 12),
     ),
+    "activations that read less and more of one node": (
+        lambda: net(
+            lambda m, x: (lambda z: m.b(F.relu(z)) - F.hardtanh(z) + m.c(torch.abs(z)))(m.a(x)).relu(),
+            a=nn.Conv2d(1, 3, 3, padding=1),
+            b=nn.Conv2d(3, 3, 3, padding=1),
+            c=nn.Conv2d(3, 3, (1, 5), padding=(0, 2)),
+        ),
+        (1, 14, 14),
+    ),
+    "activations that read one place and many of one node": (
+        lambda: net(
+            lambda m, x: (lambda z: m.b(F.relu(z)) - F.hardtanh(z))(m.a(x)).relu(),
+            a=nn.Conv2d(1, 3, 3, padding=1),
+            b=nn.Conv2d(3, 3, 3, padding=1),
+        ),
+        (1, 14, 14),
+    ),
     "concatenation": (
         lambda: net(
             lambda m, x: m.c(torch.cat([x, F.relu(m.a(x)), F.relu(m.b(x))], 1)).relu(),

@@ -80,6 +80,9 @@ def _problem(name: str, kind: str = "box", count: int = 5) -> tuple[DualNetwork,
     return network, SETS[kind](x), Spec(torch.randn(4, count, *network.nodes[network.output].shape, dtype=DOUBLE))
 
 
+DEFAULTS = {name: getattr(settling, name) for name in ("MOST_CHOSEN", "MOST_AFTER_ONE", "DEARER")}
+
+
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settles wherever it may, however little it gains."""
@@ -228,9 +231,10 @@ def test_blocks_hold_every_unit_once(limit: int, part: float) -> None:
     torch.testing.assert_close(whole, expected * chosen)
 
 
-def test_small_networks_settle_by_default(monkeypatch: pytest.MonkeyPatch, left_out: list[int]) -> None:
+def test_small_networks_settle_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without being forced to, if most units keep their sign."""
-    monkeypatch.undo()
+    for name, value in DEFAULTS.items():
+        monkeypatch.setattr(settling, name, value)
     model, x = convnet(), batch(4, 1, 6, 6)
     for layer in model:
         if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -81,6 +81,23 @@ class SwallowsNan(DualReLU):
         return super().band(ad.Interval(*(torch.where(e.isnan(), 0.5, e) for e in (z.lower, z.upper))))
 
 
+class BentWhereStraight(DualReLU):
+    def straight(self, z: ad.Interval) -> Tensor:
+        return (z.lower >= -0.1) | (z.upper <= 0)
+
+
+class StraightNearby(DualTanh):
+    """Straight on intervals so small that its bands have hardly a radius."""
+
+    def straight(self, z: ad.Interval) -> Tensor:
+        return z.width < 1e-7
+
+
+class StraightAtNan(DualReLU):
+    def straight(self, z: ad.Interval) -> Tensor:
+        return ~((z.lower < 0) & (z.upper > 0))
+
+
 class NoGradient(DualReLU):
     def band(self, z: ad.Interval) -> ad.Band:
         return super().band(z.detach())
@@ -220,6 +237,9 @@ BROKEN: dict[str, tuple[type[nn.Module], Any, str]] = {
     "loose band of one feature": (Rectifier, WideForOne, "radius is more than 1% above the smallest possible"),
     "unsound lines": (Rectifier, HighLine, "lines: the function is not"),
     "NaN": (Rectifier, SwallowsNan, "band of an interval with a NaN end is finite"),
+    "straight": (Rectifier, BentWhereStraight, r"straight\(\) holds where the band has a radius"),
+    "straight nearby": (Squash, StraightNearby, r"straight\(\) holds where a smaller interval has another slope"),
+    "straight at NaN": (Rectifier, StraightAtNan, r"straight\(\) holds on an interval with a NaN end"),
     "no gradient": (Rectifier, NoGradient, "gradient of the band in the lower end against finite differences"),
     "gradient not finite": (Rectifier, BrokenGradient, "gradient of the band in the lower end is not finite"),
     "loose lines": (Squash, LooseLines, "line is more than 1% of the range away from the envelope"),

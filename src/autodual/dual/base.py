@@ -269,7 +269,10 @@ class ElementwiseDual(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no band")
 
     def straight(self, z: Interval) -> Tensor | None:
-        """Where the function is one line on the whole interval, so that every smaller one has the same band; None: nobody knows."""
+        """Where the function is one line on the whole interval, so that the band has no radius, and every smaller interval the same one.
+
+        Never where an end is NaN. None: nobody knows. A proof does not rest on this: it says where tighter bounds change nothing.
+        """
         return None
 
     def relax(self, centre: Tensor, radius: Tensor) -> Relaxation:

@@ -28,6 +28,8 @@ GRADIENT_INTERVALS = 24
 DIFFERENCE = 1e-6
 PARTS = (1e-6, 0.01, 0.3, 1.0)
 """Distances at which `moved` is tried, as parts of the interval."""
+INSIDE = (0.0, 0.5), (0.25, 0.75), (0.4, 0.41), (0.5, 1.0)
+"""Smaller intervals on which `straight` is tried, as parts of the interval."""
 RESOLUTION = 1e-8
 """To how much slopes are searched; a line may miss the best one by this times the width of the interval."""
 
@@ -55,6 +57,7 @@ class ElementwiseCheck:
             values = self.layer.value(points)
             self._sound(z, points, values)
             self._beyond(z, points, values)
+            self._straight(z, values)
             if self.tightness is not None and self.layer.has_band:
                 self._tight_band(z, points, values, self.tightness)
             if self.lines_tightness is not None:
@@ -91,6 +94,24 @@ class ElementwiseCheck:
         for beyond in farther:
             for kind, lines in self._relaxations(beyond).items():
                 self._contains(_harmless_lines(lines), beyond, points, values, f"{kind} beyond the domain")
+
+    def _straight(self, z: Interval, values: Tensor) -> None:
+        """Where the layer says that it is straight, its band has no radius, and smaller intervals that are no points have the same."""
+        straight = self.layer.straight(z) if self.layer.has_band else None
+        if straight is None:
+            return
+        band, ends = self.layer.band(z), {"l": z.lower.double(), "u": z.upper.double()}
+        allowed = self._rounding(z, values, band.slope, band.centre)
+        what = f"{self.name}: straight() holds where the band has a radius"
+        require_below(torch.where(straight, band.radius.double() - allowed, -1.0), what, **ends)
+        for first, last in INSIDE:
+            inner = Interval(*(torch.minimum(z.lower + part * z.width, z.upper) for part in (first, last)))
+            found, here = self.layer.band(inner), straight & (inner.width > 0)
+            apart = (found.slope.double() - band.slope).abs() - rounding(self.dtype, band.slope.double())
+            what = f"{self.name}: straight() holds where a smaller interval has another"
+            require_below(torch.where(here, apart, -1.0), f"{what} slope", **ends)
+            apart = (found.centre.double() - band.centre).abs() - allowed
+            require_below(torch.where(here, apart, -1.0), f"{what} offset", **ends)
 
     def _relaxations(self, z: Interval) -> dict[str, Lines]:
         layer = self.layer
@@ -173,8 +194,11 @@ class ElementwiseCheck:
         ends = torch.tensor([(torch.nan, 1.0), (-1.0, torch.nan), (torch.nan, torch.nan)], dtype=self.dtype)
         z = self._spread(Interval(ends[:, 0], ends[:, 1]))
         with torch.no_grad():
-            image = self.layer.image(z)
+            image, straight = self.layer.image(z), self.layer.straight(z)
             found = {kind: outputs(z) for kind, outputs in self._outputs().items()}
+        if straight is not None:
+            what = f"{self.name}: straight() holds on an interval with a NaN end"
+            require_below(straight.double(), what, l=z.lower, u=z.upper)
         for kind, tensors in (found | {"the image": (image.lower, image.upper)}).items():
             finite = torch.stack([torch.as_tensor(t).expand_as(z.lower).isfinite() for t in tensors]).all(0)
             what = f"{self.name}: {kind} of an interval with a NaN end is finite, which would pass for a proof"

@@ -167,7 +167,7 @@ class RadiusPass:
         return plan.count * operations_of_row(self.network, index)
 
     def of_some_units(self, index: int, chosen: Tensor) -> UnitRadii:
-        """Radii of chosen units of a node, [N or 1, *shape], by patches or rows; zero for the others."""
+        """Radii of chosen units of a node, [N or 1, *shape], by patches or rows; the others stay without a bound."""
         plan = self.plan(index)
         if isinstance(plan, Patches):
             radius, *errors = self._of_patches(index, plan, chosen)
@@ -178,11 +178,11 @@ class RadiusPass:
         return UnitRadii(radius, radius, *errors)
 
     def _of_chosen(self, index: int, chosen: Tensor, limit: int, step: int | None = None) -> tuple[Tensor, ...]:
-        """Radius and errors, [N, units] each, of chosen units [N or 1, units], at most `limit` rows at a time.
+        """Radius and errors, [N, units] each, of chosen units [N or 1, units], at most `limit` rows at a time; infinite elsewhere.
 
         step: the node that this is all the work on, for whoever watches.
         """
-        whole = self.region.centre.new_zeros(self._results, len(self.region), chosen.shape[1])
+        whole = self.region.centre.new_full((self._results, len(self.region), chosen.shape[1]), torch.inf)
         if len(chosen) < len(self.region):  # all examples have the same ones, and share their rows
             units = chosen[0].nonzero().squeeze(1)
             if len(units) > 0:
@@ -240,7 +240,7 @@ class RadiusPass:
         return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
-        """[R, N, 2 N or 3 N, ...]: radii and, after them, the errors that are counted."""
+        """[R, N or 2 N or 3 N, ...]: radii and, after them, the errors that are counted."""
         return torch.cat(torch.broadcast_tensors(*self.of_rows_with_errors(index, rows)[: self._results]), dim=1)
 
     def _of_patches(self, index: int, patches: Patches, chosen: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -105,8 +105,8 @@ class Settling:
         return min((i for i in map(self.network.source, self.network.activations) if i > source), default=None)
 
     def _open(self, source: int, interval: Interval) -> Tensor | None:
-        """Units that some activation may bend, if they lie in `interval`; None if there is no telling."""
-        found = torch.zeros_like(interval.lower, dtype=torch.bool)
+        """Units that some activation may bend, if they lie in `interval`, and those that it does not bound; None if there is no telling."""
+        found = ~interval.finite()
         for layer in self._readers(source):
             if isinstance(layer, ElementwiseDual):
                 straight = layer.straight(interval) if layer.elementwise else None
@@ -155,6 +155,7 @@ class Block:
 
 def blocks(chosen: Tensor, limit: int) -> Iterator[Block]:
     """All open units, `chosen` [N, units], in blocks of at most `limit` rows."""
+    limit = max(1, limit)
     counts, order = chosen.sum(1).sort(descending=True, stable=True)
     each = [count for count in counts.tolist() if count > 0]
     order, counts = order[: len(each)], counts[: len(each)]
@@ -173,7 +174,7 @@ def blocks(chosen: Tensor, limit: int) -> Iterator[Block]:
 
 def _split(examples: Tensor, units: Tensor, rank: Tensor, place: Tensor, most: int, limit: int) -> Iterator[Block]:
     """One block, or several if an example, then alone, has more than `limit` open units."""
-    for start in range(0, most, max(1, limit)):
+    for start in range(0, most, limit):
         some = slice(None) if most <= limit else slice(start, start + limit)
         rows, places = rank[some] - start, place[some]
         table = units.new_zeros(min(limit, most - start), len(examples))
