@@ -269,7 +269,7 @@ class ElementwiseDual(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no band")
 
     def straight(self, z: Interval) -> Tensor | None:
-        """Where the function is one line on the whole interval, so that the band has no radius, and every smaller interval the same one.
+        """Where the function is one line on the whole interval: the band has no radius, and every smaller interval has the same one.
 
         Never where an end is NaN. None: nobody knows. A proof does not rest on this: it says where tighter bounds change nothing.
         """
