@@ -105,7 +105,7 @@ class Settling:
         return min((i for i in map(self.network.source, self.network.activations) if i > source), default=None)
 
     def _open(self, source: int, interval: Interval) -> Tensor | None:
-        """Units that some activation may bend if they lie in `interval`, or whose interval is not finite; None if there is no telling."""
+        """Units that some activation may bend on `interval`, or whose interval is not finite; None if there is no telling."""
         found = ~interval.finite()
         for layer in self._readers(source):
             if isinstance(layer, ElementwiseDual):
