@@ -80,7 +80,7 @@ def _problem(name: str, kind: str = "box", count: int = 5) -> tuple[DualNetwork,
     return network, SETS[kind](x), Spec(torch.randn(4, count, *network.nodes[network.output].shape, dtype=DOUBLE))
 
 
-DEFAULTS = {name: getattr(settling, name) for name in ("MOST_CHOSEN", "MOST_AFTER_ONE", "DEARER")}
+DEFAULTS = {name: getattr(settling, name) for name in ("MOST_CHOSEN", "MOST_AFTER_ONE", "DEARER", "SHARED")}
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +89,8 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "MOST_CHOSEN", 1.0)
     monkeypatch.setattr(settling, "MOST_AFTER_ONE", 1.0)
     monkeypatch.setattr(settling, "DEARER", 0.0)
+    monkeypatch.setattr(settling, "SHARED", 0.0)
+    monkeypatch.setattr(settling, "LEAST", 0.0)
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def left_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     before = RadiusPass.of_some_units
 
     def counted(self: RadiusPass, index: int, chosen: Tensor) -> bands.UnitRadii:
-        counts.append(int((~chosen).sum()))
+        counts.append(int((~chosen).sum()) * len(self.region) // len(chosen))
         return before(self, index, chosen)
 
     monkeypatch.setattr(RadiusPass, "of_some_units", counted)

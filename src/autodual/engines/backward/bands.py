@@ -183,7 +183,7 @@ class RadiusPass:
         step: the node that this is all the work on, for whoever watches.
         """
         whole = self.region.centre.new_full((self._results, len(self.region), chosen.shape[1]), torch.inf)
-        if len(chosen) < len(self.region):  # all examples have the same ones, and share their rows
+        if len(chosen) == 1:  # all examples have the same ones, and share their rows
             units = chosen[0].nonzero().squeeze(1)
             if len(units) > 0:
                 found = self._of_plan(index, SomeUnitsPlan(self.network.nodes[index].shape, units))

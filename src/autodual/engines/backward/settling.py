@@ -49,6 +49,10 @@ class RadiusBounds(Pass[Tensor]):
 MOST_CHOSEN, MOST_AFTER_ONE = 0.75, 0.4
 """Rows are pulled back for chosen units alone if those are at most this part of all units; after a single activation there is less to
 gain, since all examples share rows up to there."""
+SHARED = 1.3
+"""Examples share the rows of all units that are open in some of them if those are at most this many times as many."""
+LEAST = 3e8
+"""Multiplications that leaving units of a convolution out must save, about: what it takes to find and to gather the others."""
 DEARER = 0.25
 """Part of the next node's rows, about, that exact radii here save there."""
 
@@ -84,21 +88,28 @@ class Settling:
         if passed == 0:
             return None  # all examples share all rows
         alike = not values_at_hand(centre)  # a GPU is faster with rows that all examples share
-        if alike and isinstance(plan, Patches):
+        work = operations(source) * len(centre)
+        if isinstance(plan, Patches) and (alike or work < LEAST):
             return None
         interval = Interval.around(centre, self.rounding.as_run(source, self.reach(source)))
         units = self._open(source, interval)
         if units is None:
             return None
+        most = int((MOST_CHOSEN if passed > 1 else MOST_AFTER_ONE) * units.numel())
+        count = int(units.sum())
+        if count > most or (isinstance(plan, Patches) and work * (1 - count / units.numel()) < LEAST):
+            return None
         following = self._next(source)
         if following is not None:
             read = units | self._read(source, interval)
-            more = int(read.sum()) - int(units.sum())
+            more = int(read.sum()) - count
             if more * operations(source) < DEARER * units.numel() * operations(following):
                 units = read
-        units = units.any(0, keepdim=True) if alike else units
-        most = MOST_CHOSEN if passed > 1 else MOST_AFTER_ONE
-        return units if int(units.sum()) <= most * units.numel() else None
+        together = units.any(0, keepdim=True)
+        shared, own = int(together.sum()) * len(centre), int(units.sum())
+        if alike or (shared <= SHARED * own and not isinstance(plan, Patches)):
+            units, own = together, shared
+        return units if own <= most else None
 
     def _next(self, source: int) -> int | None:
         """The first node after this one that is bounded for an activation."""
