@@ -400,7 +400,7 @@ ENGINES = [
     mutation(
         "units settled without room for rounding", "engines/backward/settling.py",
         "self.rounding.with_room(index, layer.absolute(*operands))", "layer.absolute(*operands)",
-        "engines/test_settling.py::test_settled_units_have_room_for_rounding",
+        "engines/test_settling.py::test_settled_units_have_room_for_the_rounding_of_a_large_bias",
     ),
     mutation(
         "open units in other units' places", "engines/backward/settling.py",

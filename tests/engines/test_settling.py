@@ -218,6 +218,42 @@ def test_settled_units_have_room_for_rounding(sign: float, left_out: list[int]) 
             assert (values <= inside.upper.double()).all()
 
 
+@torch.no_grad()
+def test_settled_units_have_room_for_the_rounding_of_a_large_bias(left_out: list[int]) -> None:
+    """A bias so large that its last place is worth more than all that the inputs can do."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 200), nn.ReLU(), nn.Linear(200, 2)).eval()
+    model[2].bias.uniform_(1e6, 2e6).mul_(torch.randn(200).sign())
+    x, eps = torch.rand(2, 20), 2**-12
+    region, network = ad.LinfBall(eps).around(x), dual_network(model, x)
+    rounding = Rounding(network, region)
+    solver = DualSolver(network, region, Budget.unlimited(), rounding)
+    for index in network.activations:
+        interval = solver.settle(index)
+        solver.relax(index, interval)
+    assert left_out.pop() == interval.lower.numel()
+    inside = rounding.outside[network.source(index)].around(interval)
+    values = model[:3].double()(x.double())
+    assert (inside.lower.double() <= values).all()
+    assert (values <= inside.upper.double()).all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("proof", [False, True])
+@torch.no_grad()
+def test_nothing_that_is_not_finite_is_settled(value: float, proof: bool) -> None:
+    network, region, _ = _problem("dense")
+    solver = DualSolver(network, region, Budget.unlimited(), Rounding(network, region) if proof else NoErrors())
+    first, second = network.activations[:2]
+    solver.relax(first, solver.settle(first))
+    source, radius = network.source(second), solver._radius()
+    centre = torch.full_like(solver.centre(source), 100.0)
+    centre[1, 2] = value
+    chosen = solver._settling.chosen(source, centre, radius.plan(source), radius.operations)
+    assert chosen is not None
+    assert chosen.nonzero().tolist() == [[1, 2]]
+
+
 @pytest.mark.parametrize("limit", [1, 3, 7, 1000])
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.6, 1.0])
 def test_blocks_hold_every_unit_once(limit: int, part: float) -> None:
