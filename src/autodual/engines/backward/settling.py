@@ -7,7 +7,7 @@ generators of W times its result are W (slope * generators) and W r, and by the 
 
 So centre +- this contains the exact interval. A ReLU that keeps its sign on the wider interval keeps it on the exact one, and has the
 same band there, slope 1 or 0 and radius 0: all that is bounded after it is the same number. The other units are *open*. Rows are
-pulled back for them alone, each example's own.
+pulled back for them alone: each example's own, or those of all examples together where these are hardly more.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Settling:
             return None
         most = int((MOST_CHOSEN if passed > 1 else MOST_AFTER_ONE) * units.numel())
         count = int(units.sum())
-        if count > most or (isinstance(plan, Patches) and work * (1 - count / units.numel()) < LEAST):
+        if count > most or (isinstance(plan, Patches) and work * (units.numel() - count) < LEAST * units.numel()):
             return None
         following = self._next(source)
         if following is not None:
