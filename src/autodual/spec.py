@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape
+from autodual._tensor import Shape, check_dense
 from autodual.kernels.margins import margin_rows
 
 # What engines are given.
@@ -508,6 +508,10 @@ class _Several(Specification):
             if not isinstance(part, Specification):
                 kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
                 raise ArgumentError(f"{name}: part {number} must be a specification such as Label(labels), got {kind}")
+        if _levels(self.parts) > DEEPEST:
+            raise ArgumentError(
+                f"{name}: specifications are nested deeper than {DEEPEST} levels; write them side by side"
+            )
         object.__setattr__(self, "parts", tuple(self.parts))
 
     @abstractmethod
@@ -538,6 +542,18 @@ class _Several(Specification):
     def __repr__(self) -> str:
         shown = [repr(part) for part in self.parts[:3]] + (["..."] if len(self.parts) > 3 else [])
         return f"{type(self).__name__}({len(self.parts)}: {', '.join(shown)})"
+
+
+DEEPEST = 64
+"""Levels of AllOf and AnyOf inside one another."""
+
+
+def _levels(parts: Sequence[Specification]) -> int:
+    """How deep specifications are nested, those that hold these parts included."""
+    found, inside = 0, list(parts)
+    while inside and found <= DEEPEST:
+        found, inside = found + 1, [part for each in inside if isinstance(each, _Several) for part in each.parts]
+    return found
 
 
 class AllOf(_Several):
@@ -612,6 +628,7 @@ def check_labels(labels: Tensor, x: Tensor) -> Tensor:
         raise ArgumentError(f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}")
     if labels.device != x.device:
         raise ArgumentError(f"labels and x are on different devices: {labels.device} and {x.device}")
+    check_dense(labels, "labels")
     return labels.long()
 
 
@@ -669,6 +686,7 @@ def _numbers(values: object, name: str, dims: tuple[int, ...], infinite: bool = 
 
 def _tensor(values: object, name: str) -> Tensor:
     if isinstance(values, Tensor):
+        check_dense(values, name)
         return values
     if isinstance(values, str | bytes | type) or values is None:
         raise ArgumentError(f"{name} must be a tensor, a number or lists of numbers, got {values!r}")
