@@ -324,8 +324,8 @@ def _folded(
     return tuple(np.asarray(next(results)) if name else np.zeros(0) for name in proto.output)
 
 
-def run_node(proto: Any, inputs: dict[str, np.ndarray], file: OnnxFile) -> list[Any]:
-    """The named outputs of one node, by onnx's own reference, which is written in NumPy."""
+def run_node(proto: Any, inputs: dict[str, Any], file: OnnxFile) -> list[Any]:
+    """The named outputs of one node for these arrays, by onnx's own reference, which is written in NumPy."""
     onnx = onnx_package()
     helper, element = onnx.helper, onnx.TensorProto.FLOAT  # a name is all that the reference reads of these
     graph = helper.make_graph(
