@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
-from autodual._tensor import full_precision
+from autodual._tensor import check_dense, full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.base import AffineDual, DualLayer
 from autodual.dual.network import DualNode, apply_layer
@@ -370,8 +370,7 @@ def check_input(x: Tensor, name: str) -> None:
         )
     if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
         raise ArgumentError(f"{name} must be a batch [N, *shape] with at least one example, got shape {tuple(x.shape)}")
-    if x.device.type == "meta":
-        raise ArgumentError(f"{name} is on the device 'meta', so it has a shape but no values")
+    check_dense(x, name)
     check_finite(x, name)
 
 
