@@ -1,10 +1,10 @@
 """Networks as people write them, trained for some minutes and certified: a ResNet-18, a small vision transformer, a gated CNN.
 
-    python benchmarks/own_networks.py --network resnet18 | vit | gated-cnn --weights FOLDER [--device cuda] [--minutes 3] [--data FOLDER]
+    python benchmarks/own_networks.py --network resnet18 | vit | gated-cnn --weights FOLDER [--device cuda] [--minutes 3] [--data DATA]
 
 Each network is plain PyTorch. It is trained twice, for the given minutes each (on the CPU, of CPU time): with the usual loss, and from
-there with the robust loss of its recipe. Weights are kept in FOLDER; those that are there are not trained again. Then, for every engine
-of the recipe: seconds and memory of one image, and the largest radius at which half of 20 test images are certified. Prints a table.
+there with the robust loss of its recipe. Weights are kept in FOLDER; those that are there are not trained again. Then, for every
+engine of the recipe: seconds and memory of one image, and the largest radius at which half of 20 test images are certified. Prints a table.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ RECIPES = {
     "resnet18": Recipe(ResNet18, "cifar10", 1e-3, ad.IBP(), (ad.IBP(), ad.ForwardDual()), batch=128),
     # Interval bounds of a transformer are infinite at any useful eps: layer normalisation and softmax multiply widths.
     "vit": Recipe(VisionTransformer, "mnist", 0.01, ad.Projected(k=5), (ad.Dual(),)),
-    "gated-cnn": Recipe(GatedCNN, "mnist", 0.1, ad.IBP(), (ad.IBP(), ad.Dual(), ad.Crown())),
+    "gated-cnn": Recipe(GatedCNN, "mnist", 0.03, ad.IBP(), (ad.IBP(), ad.Dual(), ad.Crown())),
 }
 
 
