@@ -1,9 +1,9 @@
 """Networks as people write them, trained for some minutes and certified: a ResNet-18, a small vision transformer, a gated CNN.
 
-    python benchmarks/own_networks.py --network resnet18 | vit | gated-cnn --weights FOLDER [--device cuda] [--minutes 3] [--data DATA]
+    python benchmarks/own_networks.py --network vit --weights FOLDER [--device cuda] [--minutes 3] [--data DATA]
 
 Each network is plain PyTorch. It is trained twice, for the given minutes each (on the CPU, of CPU time): with the usual loss, and from
-there with the robust loss of its recipe. Weights are kept in FOLDER; those that are there are not trained again. Then, for every
+there with the robust loss of its recipe. Weights are kept in FOLDER; what is there is not trained again. Then, for every
 engine of the recipe: seconds and memory of one image, and the largest radius at which half of 20 test images are certified. Prints a table.
 """
 

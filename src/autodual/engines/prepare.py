@@ -385,7 +385,7 @@ def check_engine(engine: BoundEngine) -> None:
 def check_input(x: Tensor, name: str) -> None:
     if not isinstance(x, Tensor):
         raise ArgumentError(
-            f"{name} must be a tensor, got {type(x).__name__}; make one with torch.as_tensor, or use certify_data for arrays and loaders"
+            f"{name} must be a tensor, got {type(x).__name__}; make one with torch.as_tensor, or use certify_data"
         )
     if x.dtype not in CERTIFYING_DTYPES:
         raise ArgumentError(
