@@ -4,7 +4,7 @@
 
 Each network is plain PyTorch. It is trained twice, for the given minutes each (on the CPU, of CPU time): with the usual loss, and from
 there with the robust loss of its recipe. Weights are kept in FOLDER; what is there is not trained again. Then, for every
-engine of the recipe: seconds and memory of one image, and the largest radius at which half of 20 test images are certified. Prints a table.
+engine of the recipe: seconds and memory of one image, and the largest radius at which half of 20 test images are certified.
 """
 
 from __future__ import annotations
