@@ -70,7 +70,10 @@ EVERYWHERE: Table = {
     "model is nothing": (lambda: spoilt(model=None), "got NoneType"),
     # x
     "x is a list": (lambda: spoilt(x=[[0.0] * 4] * 3), "x must be a tensor, got list"),
-    "x is an array": (lambda: spoilt(x=batch(3, 4).numpy()), "x must be a tensor, got ndarray"),
+    "x is an array": (
+        lambda: spoilt(x=batch(3, 4).numpy()),
+        "x must be a tensor, got ndarray; make one with torch.as_tensor",
+    ),
     "x of integers": (
         lambda: spoilt(x=torch.zeros(3, 4, dtype=torch.uint8)),
         "x must be float32 or float64, got torch.uint8",
@@ -88,7 +91,7 @@ EVERYWHERE: Table = {
     "examples without features": (lambda: spoilt(x=batch(3, 0)), r"got shape \(3, 0\)"),
     "x in another precision": (
         lambda: spoilt(x=batch(3, 4).float()),
-        "different dtypes: 0.weight is torch.float64, x is torch.float32",
+        "different dtypes: 0.weight is torch.float64, x is torch.float32; convert one with",
     ),
     "x without values": (lambda: spoilt(x=batch(3, 4).to("meta")), "x is on the device 'meta'"),
     "x is sparse": (
@@ -100,10 +103,7 @@ EVERYWHERE: Table = {
         "different devices: 0.weight on meta, x on cpu",
     ),
     # labels
-    "labels as a list": (
-        lambda: spoilt(labels=[0, 1, 2]),
-        "labels must be a tensor of integer class numbers, got list",
-    ),
+    "labels as a list": (lambda: spoilt(labels=[0, 1, 2]), r"got list; use torch.as_tensor\(labels\)"),
     "labels as floats": (lambda: spoilt(labels=torch.zeros(3)), "labels must be .* got torch.float32"),
     "labels as booleans": (lambda: spoilt(labels=torch.zeros(3, dtype=torch.bool)), "labels must be .* got torch.bool"),
     "labels as columns": (lambda: spoilt(labels=torch.zeros(3, 1, dtype=torch.long)), r"labels must have shape \[3\]"),
@@ -114,7 +114,7 @@ EVERYWHERE: Table = {
     ),
     "too few labels": (
         lambda: spoilt(labels=torch.tensor([0, 1])),
-        r"labels must have shape \[3\], one per example, got \(2,\)",
+        r"labels must have shape \[3\], one per example, got \(2,\); x has the shape \(3, 4\)",
     ),
     "label too large": (lambda: spoilt(labels=torch.tensor([0, 1, 3])), r"labels must lie in 0 \.\.\. 2"),
     "label negative": (lambda: spoilt(labels=torch.tensor([0, 1, -1])), r"labels must lie in 0 \.\.\. 2"),

@@ -332,9 +332,17 @@ def check_labels(labels: Tensor, x: Tensor) -> Tensor:
     """The labels as int64; refuses anything but one whole number for each example, on its device."""
     if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}")
+        hint = (
+            "for a regression, ask for Between(lower, upper)"
+            if isinstance(labels, Tensor)
+            else "use torch.as_tensor(labels)"
+        )
+        raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}; {hint}")
     if labels.shape != x.shape[:1]:
-        raise ArgumentError(f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}")
+        raise ArgumentError(
+            f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}; x has the shape {tuple(x.shape)}, "
+            f"whose first dimension is the batch"
+        )
     if labels.device != x.device:
         raise ArgumentError(f"labels and x are on different devices: {labels.device} and {x.device}")
     check_dense(labels, "labels")
