@@ -74,11 +74,15 @@ def _around(draw: Draw, table: tuple[tuple[str, str | None], ...], wild: bool) -
         layers, size = [linear(draw, size, after, wild and draw.random() < 0.3)], after
         if draw.random() < 0.3:
             layers.append(Layer(draw.choice(STRAIGHT)))
+    far = not wild and draw.random() < 0.3  # relaxations far from what they relax: nothing but the lines themselves is small here
+    if far:
+        factor = draw.choice((2, 4, 8))
+        layers.append(Layer(f"Apply(lambda x: {factor} * x)", exact=f"[{factor} * v for v in x]"))
     source, exact = draw.choice(table)
     layers.append(Layer(f"Apply(lambda x: {source})", exact=exact))
     if draw.random() < 0.3:
         layers.append(Layer(draw.choice(("nn.ReLU()", "nn.Hardtanh()", "nn.LeakyReLU(0.3)"))))
-    region = ball(draw, x, point=0.5)
-    if isinstance(region.eps, float) and draw.random() < 0.6:
+    region = Ball("linf", draw.choice((0.25, 0.5, 1.0))) if far else ball(draw, x, point=0.5)
+    if isinstance(region.eps, float) and not far and draw.random() < 0.6:
         region = Ball(region.kind, single(region.eps * draw.choice((1.0, 0.1, 1e-3))), region.clip)
     yield from at_the_edge(Case(tuple(layers), x, region, draw.choice(("float32", "float32", "float64"))), draw)

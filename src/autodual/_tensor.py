@@ -12,12 +12,21 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from autodual._errors import UnsoundError
+from autodual._errors import ArgumentError, UnsoundError
 
 # Names for the types that cross module borders.
 
 Shape: TypeAlias = tuple[int, ...]
 """Shape of one example: the batch dimension is never part of it."""
+
+
+def check_dense(tensor: Tensor, name: str) -> None:
+    """Refuse a tensor that has no values, or not one for each of its entries in memory."""
+    if tensor.device.type == "meta":
+        raise ArgumentError(f"{name} is on the device 'meta', so it has a shape but no values")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ArgumentError(f"{name} is a tensor of the layout {kind!r}; give a plain one, as {name}.to_dense() is")
 
 
 def merge_leading(a: Tensor) -> Tensor:

@@ -70,7 +70,10 @@ EVERYWHERE: Table = {
     "model is nothing": (lambda: spoilt(model=None), "got NoneType"),
     # x
     "x is a list": (lambda: spoilt(x=[[0.0] * 4] * 3), "x must be a tensor, got list"),
-    "x is an array": (lambda: spoilt(x=batch(3, 4).numpy()), "x must be a tensor, got ndarray"),
+    "x is an array": (
+        lambda: spoilt(x=batch(3, 4).numpy()),
+        "x must be a tensor, got ndarray; make one with torch.as_tensor",
+    ),
     "x of integers": (
         lambda: spoilt(x=torch.zeros(3, 4, dtype=torch.uint8)),
         "x must be float32 or float64, got torch.uint8",
@@ -88,25 +91,30 @@ EVERYWHERE: Table = {
     "examples without features": (lambda: spoilt(x=batch(3, 0)), r"got shape \(3, 0\)"),
     "x in another precision": (
         lambda: spoilt(x=batch(3, 4).float()),
-        "different dtypes: 0.weight is torch.float64, x is torch.float32",
+        "different dtypes: 0.weight is torch.float64, x is torch.float32; convert one with",
     ),
     "x without values": (lambda: spoilt(x=batch(3, 4).to("meta")), "x is on the device 'meta'"),
+    "x is sparse": (
+        lambda: spoilt(x=batch(3, 4).to_sparse()),
+        r"x is a tensor of the layout 'sparse_coo'.*x\.to_dense\(\)",
+    ),
     "model on another device": (
         lambda: spoilt(model=mlp(4, 5, 3).to("meta")),
         "different devices: 0.weight on meta, x on cpu",
     ),
     # labels
-    "labels as a list": (
-        lambda: spoilt(labels=[0, 1, 2]),
-        "labels must be a tensor of integer class numbers, got list",
-    ),
+    "labels as a list": (lambda: spoilt(labels=[0, 1, 2]), r"got list; use torch.as_tensor\(labels\)"),
     "labels as floats": (lambda: spoilt(labels=torch.zeros(3)), "labels must be .* got torch.float32"),
     "labels as booleans": (lambda: spoilt(labels=torch.zeros(3, dtype=torch.bool)), "labels must be .* got torch.bool"),
     "labels as columns": (lambda: spoilt(labels=torch.zeros(3, 1, dtype=torch.long)), r"labels must have shape \[3\]"),
     "labels as one-hot": (lambda: spoilt(labels=torch.eye(3, dtype=torch.long)), r"labels must have shape \[3\]"),
+    "labels are sparse": (
+        lambda: spoilt(labels=torch.tensor([0, 1, 2]).to_sparse()),
+        "labels is a tensor of the layout 'sparse_coo'",
+    ),
     "too few labels": (
         lambda: spoilt(labels=torch.tensor([0, 1])),
-        r"labels must have shape \[3\], one per example, got \(2,\)",
+        r"labels must have shape \[3\], one per example, got \(2,\); x has the shape \(3, 4\)",
     ),
     "label too large": (lambda: spoilt(labels=torch.tensor([0, 1, 3])), r"labels must lie in 0 \.\.\. 2"),
     "label negative": (lambda: spoilt(labels=torch.tensor([0, 1, -1])), r"labels must lie in 0 \.\.\. 2"),
@@ -208,7 +216,7 @@ def _state(call: Call) -> tuple[Any, ...]:
         tensors += [*call.model.parameters(), *call.model.buffers()]
         modes += [m.training for m in call.model.modules()]
     tensors += [t for t in (call.x, call.labels) if isinstance(t, Tensor)]
-    values = [None if t.is_meta else t.detach().clone().nan_to_num(1e9) for t in tensors]
+    values = [None if t.is_meta else t.to_dense().detach().clone().nan_to_num(1e9) for t in tensors]
     precision = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.is_grad_enabled()
     return [None if v is None else v.tolist() for v in values], modes, precision, torch.get_rng_state().tolist()
 
@@ -253,6 +261,26 @@ def test_certified_radius(make: Callable[[], Call], error: type[Exception], mess
 @_cases(EVERYWHERE)
 def test_attack(make: Callable[[], Call], error: type[Exception], message: str) -> None:
     _refused(make(), error, message, lambda c: ad.attack(c.model, c.x, c.labels, c.ball))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (spoilt(x=batch(3, 5)), r"model: cannot be run on x of shape \(3, 5\), .* RuntimeError"),
+        (spoilt(model=Net(lambda m, x: (x, x))), "model: must return one tensor, got tuple"),
+    ],
+)
+def test_an_attack_on_a_model_that_does_not_run(call: Call, message: str) -> None:
+    _refused(call, ad.ArgumentError, message, lambda c: ad.attack(c.model, c.x, c.labels, c.ball))
+
+
+def test_an_attack_draws_from_generators() -> None:
+    _refused(
+        good(),
+        ad.ArgumentError,
+        "generator must be a torch.Generator or None, got int",
+        lambda c: ad.attack(c.model, c.x, c.labels, c.ball, generator=1),
+    )
 
 
 @_cases(NOT_CAPTURED)

@@ -173,6 +173,12 @@ def test_a_tensor_of_eps_is_summarised(eps: Tensor, said: str) -> None:
     assert said in ad.certify(model, x, model(x).argmax(1), ad.LinfBall(eps)).perturbation
 
 
+@pytest.mark.parametrize(("eps", "said"), [(1e-50, "1e-50"), (-0.0, "0"), (2 / 255, "2/255"), (1, "1")])
+def test_eps_is_told_as_it_was_given(eps: float, said: str) -> None:
+    model, x = mlp(6, 8, 4), batch(3, 6)
+    assert f" at l-infinity {said} by " in str(ad.certify(model, x, model(x).argmax(1), ad.LinfBall(eps)))
+
+
 def test_a_captured_network_gives_the_same_certificate() -> None:
     model, x, labels = mlp(6, 8, 4), batch(5, 6), torch.tensor([0, 1, 2, 3, 0])
     network = ad.capture(model, x[:1])

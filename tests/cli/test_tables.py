@@ -235,3 +235,10 @@ def test_every_way_to_say_an_eps_per_feature() -> None:
         TrainConfig(eps="a=1", feature_eps="a=1")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"save them as an \.npz"):
         TrainConfig(eps=[0.123456789] * 1000)  # type: ignore[arg-type]
+
+
+def test_a_run_on_a_table_is_exported(call: Call, run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    code, _, complaint = call("export", str(run), "--onnx", str(tmp_path / "table.onnx"))
+    assert code == 0, complaint
+    assert ad.load_onnx(tmp_path / "table.onnx").input_shape == (3,)

@@ -168,7 +168,7 @@ BAD = {
     "a class that occurs once": (HEADED + "1,2,cow\n", "kind", "1 example has the label 'cow'"),
     "measurements as labels": ("".join(f"{i},{i * 0.37}\n" for i in range(50)), "2", "50 different values in 50 rows"),
     "two columns of a name": (HEADED.replace("height", "age"), "kind", "two columns are called 'age'"),
-    "a column without a name": (HEADED.replace("height", ""), "kind", "line 1: column 2 has no name"),
+    "a column without a name": (HEADED.replace("height", ""), "kind", "line 1: column 2 has no name.*index=False"),
     "a header alone": ("age,kind\n", "kind", "has a header and no rows"),
     "one column": ("kind\ncat\ndog\n", "kind", "line 1 has one column"),
     "nothing": ("", "kind", "is empty"),

@@ -94,6 +94,31 @@ def test_the_batch_size_is_no_number_of_the_graph(name: str, compute: Compute) -
         ad.capture(model, batch(count, 4))
 
 
+ALONE: dict[str, Compute] = {
+    "branch on one": lambda m, x: m.fc(x).clamp(max=10) if len(x) == 1 else m.fc(x),
+    "branch on a few": lambda m, x: m.fc(x).clamp(max=10) if x.size(0) < 2 else m.fc(x),
+    "squeezed": lambda m, x: m.fc(x.unsqueeze(1).squeeze().flip(-1).reshape(len(x), -1)),
+}
+
+
+@pytest.mark.parametrize("compute", ALONE.values(), ids=ALONE.keys())
+@pytest.mark.parametrize("count", [2, 3, 13])
+def test_an_example_alone_is_computed_as_beside_others(compute: Compute, count: int) -> None:
+    """A certificate of a batch is read for each example by itself."""
+    with pytest.raises(ad.CaptureError, match="with a batch of 1 instead of 13"):
+        ad.capture(Net(compute, fc=nn.Linear(4, 3)), batch(count, 4))
+
+
+def test_a_model_that_does_not_take_a_single_example_is_fine_for_several() -> None:
+    def refuses(m: Any, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            raise ValueError("too few")
+        return m.fc(x)  # type: ignore[no-any-return]
+
+    for compute in (refuses, lambda m, x: m.fc(x.unsqueeze(1).squeeze())):
+        assert ad.capture(Net(compute, fc=nn.Linear(4, 3)), batch(3, 4)).output_shape == (3,)
+
+
 ONLY_SHAPES: dict[str, Compute] = {
     "view": lambda m, x: m.fc(x.view(x.size(0), 2, 2).view(len(x), -1)),
     "view of the whole shape": lambda m, x: m.fc(x.view(*x.shape)),

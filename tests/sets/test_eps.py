@@ -131,6 +131,10 @@ def test_the_ambiguity_is_resolved_as_the_message_says() -> None:
         pytest.param(float("inf"), "finite", id="infinite"),
         pytest.param(torch.tensor([0.1, -0.1]), "values from", id="negative in a tensor"),
         pytest.param(torch.tensor(1), "floating-point tensor", id="integers"),
+        pytest.param(10**40, "finite", id="beyond float32"),
+        pytest.param(10**400, "finite", id="beyond float64"),
+        pytest.param(torch.tensor(0.1, device="meta"), "eps is on the device 'meta'", id="no values"),
+        pytest.param(torch.tensor([0.1]).to_sparse(), "eps is a tensor of the layout 'sparse_coo'", id="sparse"),
         pytest.param("0.1", "a number or a tensor, got str", id="text"),
         pytest.param(True, "a number or a tensor, got bool", id="bool"),
         pytest.param(None, "a number or a tensor, got NoneType", id="nothing"),
@@ -151,6 +155,10 @@ def test_sizes_without_meaning_are_refused(kind: type[ad.LinfBall], eps: float, 
 def test_ranges_without_meaning_are_refused(clip: tuple[float, float]) -> None:
     with pytest.raises(ad.ArgumentError, match="clip must be"):
         ad.LinfBall(0.1, clip=clip)
+
+
+def test_a_range_may_end_beyond_all_numbers() -> None:
+    assert ad.LinfBall(0.1, clip=(0, 10**400)).clip == (0.0, float("inf"))
 
 
 def test_inputs_outside_the_range_are_refused() -> None:

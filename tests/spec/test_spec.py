@@ -1,5 +1,6 @@
 """Specifications mean what they say: every rule against its definition, spelled out example by example."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -255,6 +256,11 @@ BAD: dict[str, tuple[Callable[[], ad.Specification], str]] = {
     "no list": (lambda: ad.AllOf(ad.Between(0.0)), "AllOf: needs a list of specifications, got Between"),
     "a tensor among parts": (lambda: ad.AllOf([ad.Between(0.0), ZERO_ONE]), "AllOf: part 1 must be a specification"),
     "a class among parts": (lambda: ad.AnyOf([ad.TopK]), "AnyOf: part 0 must be a specification such as .*, got the class TopK"),
+    "sparse rows": (lambda: ad.Positive(torch.ones(1, 4).to_sparse()), "rows is a tensor of the layout 'sparse_coo'"),
+    "too deep": (
+        lambda: functools.reduce(lambda inside, _: ad.AllOf([inside]), range(3000), ad.Between(0.0)),
+        "AllOf: specifications are nested deeper than 64 levels",
+    ),
     "a bad part": (lambda: ad.AnyOf([ad.Between(0.0), ad.TopK(ZERO_ONE, 9)]), "k must be less than 4"),
 }  # fmt: skip
 

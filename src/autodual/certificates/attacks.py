@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError, CaptureError
+from autodual._errors import ArgumentError, AutodualError, CaptureError
 from autodual._tensor import full_precision
 from autodual.certificates.descent import Seen, descend
 from autodual.engines.effort import Budget, current
@@ -104,6 +104,8 @@ def attack(
         raise ArgumentError(f"attack needs whole numbers, steps >= 0 and restarts >= 1, got {steps!r} and {restarts!r}")
     if loss is not None and loss not in LOSSES:
         raise ArgumentError(f"loss must be one of {', '.join(LOSSES)}, or None for all of them in turn, got {loss!r}")
+    if not isinstance(generator, torch.Generator | None):
+        raise ArgumentError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
     losses = MIXED if loss is None else (loss,)
     with torch.inference_mode(False):  # gradients are needed
         x = x.detach().clone()
@@ -141,8 +143,20 @@ def _first_look(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
         kept += tensor.nbytes if tensor.dim() > 0 and len(tensor) == len(x) else 0
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = module(x.clone().requires_grad_().clone())  # a model may write into its input
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = module(x.clone().requires_grad_().clone())  # a model may write into its input
+    except (AutodualError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ArgumentError(
+            f"model: cannot be run on x of shape {tuple(x.shape)}, of which the first dimension is the batch: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(output, Tensor):
+        raise ArgumentError(
+            f"model: must return one tensor, got {type(output).__name__}; wrap it in a module that returns one"
+        )
     return output.detach(), max(1, kept // len(x))
 
 

@@ -140,7 +140,8 @@ def in_words(ball: Perturbation) -> str:
         return f"in a {type(ball.region).__name__} each"
     if type(ball) not in _NAMES:
         return f"under {type(ball).__name__}"
-    eps = torch.as_tensor(ball.eps).detach()
+    given = ball.eps.detach() if isinstance(ball.eps, Tensor) else torch.tensor(ball.eps, dtype=torch.float64)
+    eps = given.abs()  # -0.0 is written as 0
     if isinstance(ball, LinfBall) and ball.scale is not None and eps.numel():
         eps = torch.stack([eps.min().double().cpu(), eps.max().double().cpu()]) * torch.stack(
             [ball.scale.min().double().cpu(), ball.scale.max().double().cpu()]

@@ -110,6 +110,7 @@ def export(
     from autodual.data import form_of
     from autodual.interchange import save_onnx
     from autodual.training import load_run
+    from autodual.training.setup import table_options
 
     if not run.is_dir():
         raise ArgumentError(f"{run}: {'is no folder' if run.exists() else 'no such folder'}; export takes a run folder")
@@ -118,7 +119,7 @@ def export(
         raise ArgumentError(
             f"{run}: is a cascade of several networks, and an ONNX file holds one; write each with ad.save_onnx(stage, file, example)"
         )
-    shape, _ = form_of(found.config.dataset, found.config.data_folder)
+    shape, _ = form_of(found.config.dataset, found.config.data_folder, table_options(found.config))
     save_onnx(found.model, onnx, torch.zeros(1, *shape))
     answer(file=str(onnx))
     print(

@@ -178,7 +178,8 @@ def read_rows(path: Path, label_column: str | None) -> TableRows:
     if titled and any(cell.lower() in MISSING for i, cell in enumerate(cells) if i != place):
         bad = next(i for i, cell in enumerate(cells) if i != place and cell.lower() in MISSING)
         raise ArgumentError(
-            f"{path}: line {header}: column {bad + 1} has no name; name every column, or give no names at all"
+            f"{path}: line {header}: column {bad + 1} has no name; name every column, or give no names at all "
+            f"(pandas writes such a column unless it is told to_csv(..., index=False))"
         )
     names = cells if titled else [str(i + 1) for i in range(len(cells))]
     twice = [name for name, times in Counter(names).items() if times > 1]

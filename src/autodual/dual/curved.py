@@ -38,6 +38,8 @@ class CurvedDual(ElementwiseDual):
     """Where convexity or the derivative changes: inflection points and kinks, in ascending order."""
     slopes: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest value of the derivative."""
+    increasing: bool = False
+    """Whether the function rises everywhere, so that its image lies between its values at the ends."""
 
     @abstractmethod
     def derivative(self, z: Tensor) -> Tensor:
@@ -58,6 +60,8 @@ class CurvedDual(ElementwiseDual):
         return (low + high) / 2
 
     def image(self, z: Interval) -> Interval:
+        if self.increasing:
+            return Interval(self.value(z.lower), self.value(z.upper))
         return Interval(*self._extremes(torch.zeros_like(z.lower), z))
 
     def band(self, z: Interval) -> Band:

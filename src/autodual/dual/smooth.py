@@ -27,6 +27,7 @@ LARGEST_THRESHOLD = 80.0
 @register(nn.Tanh, torch.tanh, torch.tanh_, torch.Tensor.tanh, torch.Tensor.tanh_, F.tanh)
 class DualTanh(CurvedDual):
     breakpoints = (0.0,)
+    increasing = True
 
     def value(self, z: Tensor) -> Tensor:
         return z.tanh()
@@ -48,6 +49,7 @@ def _inverse_cosh(square: Tensor) -> Tensor:
 class DualSigmoid(CurvedDual):
     breakpoints = (0.0,)
     slopes = (0.0, 0.25)
+    increasing = True
 
     def value(self, z: Tensor) -> Tensor:
         return z.sigmoid()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError, CaptureError
-from autodual._tensor import full_precision
+from autodual._tensor import check_dense, full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.base import AffineDual, DualLayer
 from autodual.dual.network import DualNode, apply_layer
@@ -362,16 +362,17 @@ def require_engine(engine: BoundEngine | None) -> BoundEngine:
 def check_input(x: Tensor, name: str) -> None:
     """Refuse anything but a batch of finite numbers in a dtype that can carry a proof."""
     if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} must be a tensor, got {type(x).__name__}")
+        raise ArgumentError(
+            f"{name} must be a tensor, got {type(x).__name__}; make one with torch.as_tensor, or use certify_data"
+        )
     if x.dtype not in (torch.float32, torch.float64):
         raise ArgumentError(
             f"{name} must be float32 or float64, got {x.dtype}; convert it with {name}.float() (integers need scaling to the "
-            f"units that eps is given in; half precision cannot carry a proof)"
+            f"units that eps is given in, tokens their embedding: certify what follows it; half precision cannot carry a proof)"
         )
     if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
         raise ArgumentError(f"{name} must be a batch [N, *shape] with at least one example, got shape {tuple(x.shape)}")
-    if x.device.type == "meta":
-        raise ArgumentError(f"{name} is on the device 'meta', so it has a shape but no values")
+    check_dense(x, name)
     check_finite(x, name)
 
 
@@ -403,7 +404,8 @@ def check_placement(model: nn.Module, x: Tensor, name: str) -> None:
             )
         if tensor.dtype != x.dtype:
             raise ArgumentError(
-                f"model and {name} have different dtypes: {path} is {tensor.dtype}, {name} is {x.dtype}"
+                f"model and {name} have different dtypes: {path} is {tensor.dtype}, {name} is {x.dtype}; convert one with "
+                f".float() or .double()"
             )
 
 

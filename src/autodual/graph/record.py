@@ -73,6 +73,8 @@ def capture_graph(model: nn.Module, example: Tensor, registry: Registry, may_dra
             known = given in (CAPTURE_BATCH, OTHER_BATCH) or (given == 1 and model.training)
             if tracer.watch.told and not known:
                 compare(given, nullcontext())
+            if tracer.watch.told and given != 1 and not model.training:
+                _compare_alone(tracer, sample(1), example)
             if tracer.watch.asked or not example.is_contiguous():
                 _vary_circumstances(tracer, sample(OTHER_BATCH), example)
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
@@ -89,6 +91,22 @@ def check_current(network: Network, example: Tensor) -> None:
     objects steer `forward`, too, and nothing short of running it tells whether they have changed.
     """
     check_unchanged(network, capture_graph(network.model, example, network.registry))
+
+
+def _compare_alone(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:
+    """Refuse a model that computes something else for one example alone: a certificate is about every example by itself.
+
+    It may raise an error there, or drop the batch of one, as `squeeze` does: nobody takes that for scores of a batch.
+    """
+    with torch.inference_mode(), _explained(tracer, example):
+        try:
+            calls = tracer.run_plainly(sample)
+        except (AutodualError, TraceError):
+            raise
+        except Exception:
+            return
+        if isinstance(calls.output, Tensor) and calls.output.shape[:1] == (1,):
+            check_same(tracer.calls, calls)
 
 
 def _vary_circumstances(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:

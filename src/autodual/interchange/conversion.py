@@ -220,6 +220,8 @@ class Conversion:
         with torch.no_grad():
             result = torch.func.functional_call(module.eval(), own, tuple(given))
         check_room(result.numel())
+        if result.numel() == 0:
+            raise ArgumentError("makes an empty tensor, which cannot be bounded")
         return tuple(result.shape[1:])
 
 
@@ -230,13 +232,27 @@ def check_room(numbers: int, what: str = "tensor") -> None:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One node of the file that depends on the input, and the steps that it has become."""
+
+    proto: Any
+    """onnx.NodeProto"""
+    label: str
+    inputs: dict[str, Known]
+    """By their names in the file."""
+    outputs: dict[str, Known]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
 class Wiring:
-    """All modules of a network in order, and the tensors where it begins and ends."""
+    """All modules of a network in order, the tensors where it begins and ends, and the nodes that they were made of."""
 
     steps: tuple[tuple[str, Step], ...]
     entrance: str
     exit: str
     input_shape: Shape
+    parts: tuple[Part, ...]
 
 
 ENTRANCE = "t0"
@@ -249,11 +265,16 @@ def convert(file: OnnxFile) -> Wiring:
     building.shapes[ENTRANCE] = entrance.per_example
     known: dict[str, Known] = {**file.constants, file.input: entrance}
     named: list[tuple[str, Step]] = []
+    parts: list[Part] = []
     for index, proto in enumerate(file.model.graph.node):
         node = _node(proto, index, known, file, building)
         found = _outputs(node, proto, file)
-        known |= {name: output for name, output in zip(node.outputs, found, strict=False) if name}
+        made = {name: output for name, output in zip(node.outputs, found, strict=False) if name}
+        known |= made
         fresh = building.steps[len(named) :]
+        if any(isinstance(i, Value) for i in node.inputs):
+            given = {name: known[name] for name in proto.input if name}
+            parts.append(Part(proto, node.label, given, made, tuple(fresh)))
         named += [(f"{node.op}_{index}{f'_{k}' if len(fresh) > 1 else ''}", step) for k, step in enumerate(fresh)]
     output = known.get(file.output)
     if not isinstance(output, Value):
@@ -263,7 +284,7 @@ def convert(file: OnnxFile) -> Wiring:
     last = building.reshaped(output.name, output.per_example, output.per_example or (1,))
     if last != output.name:
         named.append(("Output", building.steps[-1]))
-    return Wiring(_used(named, last), ENTRANCE, last, entrance.per_example)
+    return Wiring(_used(named, last), ENTRANCE, last, entrance.per_example, tuple(parts))
 
 
 def _used(named: Sequence[tuple[str, Step]], last: str) -> tuple[tuple[str, Step], ...]:
@@ -316,25 +337,31 @@ def _outputs(node: Node, proto: Any, file: OnnxFile) -> tuple[Known, ...]:
 
 
 def _folded(node: Node, proto: Any, file: OnnxFile) -> tuple[np.ndarray, ...]:
-    """The outputs of a node that reads constants only, by onnx's own reference, which is written in NumPy."""
+    """The outputs of a node that reads constants only."""
     if node.op not in FOLDED:
         raise node.refuse(
             "this operator is unknown where it reads constants only; compute it before the file is written"
         )
     check_room(FOLDED[node.op](node), "constant")
+    inputs = {name: value for name, value in zip(proto.input, node.inputs, strict=True) if name}
+    results = iter(run_node(proto, inputs, file))
+    return tuple(np.asarray(next(results)) if name else np.zeros(0) for name in proto.output)
+
+
+def run_node(proto: Any, inputs: dict[str, Any], file: OnnxFile) -> list[Any]:
+    """The named outputs of one node for these arrays, by onnx's own reference, which is written in NumPy."""
     onnx = onnx_package()
-    helper, inputs = onnx.helper, {name: value for name, value in zip(proto.input, node.inputs, strict=True) if name}
-    element = onnx.TensorProto.FLOAT  # a name is all that the reference reads of these
+    helper, element = onnx.helper, onnx.TensorProto.FLOAT  # a name is all that the reference reads of these
     graph = helper.make_graph(
         [proto],
-        "constants",
-        [helper.make_tensor_value_info(name, element, None) for name in dict.fromkeys(inputs)],
+        "node",
+        [helper.make_tensor_value_info(name, element, None) for name in inputs],
         [helper.make_tensor_value_info(name, element, None) for name in proto.output if name],
     )
     model = helper.make_model(graph, opset_imports=list(file.model.opset_import), ir_version=file.model.ir_version)
     with np.errstate(all="ignore"):
-        results = iter(onnx.reference.ReferenceEvaluator(model).run(None, inputs))
-    return tuple(np.asarray(next(results)) if name else np.zeros(0) for name in proto.output)
+        found: list[Any] = onnx.reference.ReferenceEvaluator(model).run(None, inputs)
+    return found
 
 
 def _constants(node: Node) -> list[np.ndarray]:

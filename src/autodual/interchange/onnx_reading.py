@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape, full_precision
 from autodual.interchange import operators_arithmetic, operators_images, operators_shapes  # noqa: F401  # they fill READERS
-from autodual.interchange.conversion import FAILURES, READERS, Wiring, convert, node_label
+from autodual.interchange.conversion import FAILURES, READERS, Part, Value, Wiring, convert, node_label, run_node
 from autodual.interchange.onnx_file import OnnxFile, first_line, onnx_package, read_onnx
 
 OPERATORS = tuple(sorted(READERS))
@@ -56,9 +56,9 @@ class OnnxNetwork(nn.Module):
 def load_onnx(path: Path | str) -> nn.Module:
     """Load an ONNX file as an ordinary nn.Module, ready for certify(), attack(), bounds() and the like.
 
-    The module is compared with the file on random inputs by the reference implementation of the `onnx` package, and refused if
-    outputs differ by more than 1e-5 of the largest. Nothing in the file is executed, and no other file is opened. The file is one
-    function of one example: a fixed batch of 1, or none at all, becomes a batch of any size in front.
+    The module, and every node by itself, is compared with the file on random inputs by the reference implementation of the `onnx`
+    package, and refused if outputs differ by more than 1e-5 of the largest. Nothing in the file is executed, and no other file is
+    opened. The file is one function of one example: a fixed batch of 1, or none at all, becomes a batch of any size in front.
 
     Args:
         path: The file: one input, one output, weights inside. Needs `pip install 'autodual[onnx]'`.
@@ -82,8 +82,11 @@ def load_onnx(path: Path | str) -> nn.Module:
 
 def load_file(file: OnnxFile) -> OnnxNetwork:
     """The module of a file that has been read, compared with the file."""
-    network = OnnxNetwork(convert(file)).eval()
+    wiring = convert(file)
+    network = OnnxNetwork(wiring).eval()
     _check_against_file(network, file)
+    for part in wiring.parts:
+        _check_node(part, file)
     return network
 
 
@@ -135,6 +138,10 @@ def _compared(network: OnnxNetwork, file: OnnxFile, x: Tensor) -> Tensor:
             f"{file.path}: the module makes {list(found.shape[1:])} numbers, but the file {list(expected.shape[1:])}: it is "
             f"refused{_where(network, file, x)}"
         )
+    if not expected.is_floating_point():
+        raise ArgumentError(
+            f"{file.path}: its output holds {expected.dtype} values, and only floating-point ones can be bounded"
+        )
     finite = expected.isfinite().all(1)
     if bool(finite.any()):
         apart = _apart(found[finite], expected[finite])
@@ -169,6 +176,48 @@ def _where(network: OnnxNetwork, file: OnnxFile, x: Tensor) -> str:
         if own.numel() != wanted.numel() or not _apart(own, wanted.flatten()) <= TOLERANCE:
             return f". The first node that differs is {node_label(nodes[index], index)}; write it with other settings, or not at all"
     return ""
+
+
+def _check_node(part: Part, file: OnnxFile) -> None:
+    """Refuse a node whose modules compute something else than the node by itself, on inputs of the usual size and on larger ones.
+
+    The whole network may not show it: on inputs between 0 and 1, a network for pixels up to 255 has all its ReLUs at zero.
+    """
+    values = {name: known for name, known in part.inputs.items() if isinstance(known, Value)}
+    read = {operand for step in part.steps for operand in step.operands}
+    if part.steps and not read >= {value.name for value in values.values()}:
+        return  # one of its inputs is itself made of the other, as in SiLU
+    generator = torch.Generator().manual_seed(0)
+    for size in (1.0, FAR):
+        drawn = {n: size * torch.randn(v.shape, generator=generator).to(file.dtype) for n, v in values.items()}
+        given = {n: drawn[n].numpy() if n in drawn else known for n, known in part.inputs.items()}
+        tensors = {v.name: drawn[n].reshape(1, *v.per_example) for n, v in values.items()}
+        try:
+            expected = run_node(part.proto, given, file)
+            with full_precision(), torch.no_grad():
+                for step in part.steps:
+                    tensors[step.result] = step.module(*(tensors[operand] for operand in step.operands))
+        except FAILURES as error:
+            raise ArgumentError(
+                f"{file.path}: {part.label}: cannot be compared with onnx's reference, and is refused: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from None
+        for name, wanted in zip((n for n in part.proto.output if n), map(np.asarray, expected), strict=True):
+            made = part.outputs.get(name)
+            if isinstance(made, Value) and not _alike(tensors[made.name].reshape(made.shape), wanted):
+                raise ArgumentError(
+                    f"{file.path}: {part.label}: its module computes something else than the node on random inputs, and is "
+                    f"refused; write it with other settings, or not at all"
+                )
+
+
+def _alike(found: Tensor, wanted: np.ndarray) -> bool:
+    """Whether a module's result is a node's, where that is finite: what the reference cannot compute shows no difference."""
+    expected = torch.from_numpy(np.array(wanted))
+    if found.shape != expected.shape or not expected.is_floating_point():
+        return False
+    finite = expected.isfinite()
+    return not bool(finite.any()) or _apart(found[finite], expected[finite]) <= TOLERANCE
 
 
 def _check_examples_apart(file: OnnxFile, x: Tensor, expected: Tensor) -> None:

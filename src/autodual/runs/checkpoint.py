@@ -153,8 +153,9 @@ def _shape_in_words(shape: Sequence[int] | None) -> str:
 
 def _prefix_advice(given: Iterable[str], expected: Iterable[str]) -> str:
     """What to do if all names of a file are the model's own behind a prefix, as wrappers of PyTorch write it."""
+    names, own = set(given), set(expected)
     for prefix in ("module.", "_orig_mod.", "model."):
-        if {name.removeprefix(prefix) for name in given} == set(expected):
+        if names == {f"{prefix}{name}" for name in own}:
             return (
                 f". Names in the file begin with {prefix!r}; save the state_dict() of the network inside of the wrapper"
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual._tensor import values_at_hand
+from autodual._tensor import check_dense, values_at_hand
 from autodual.sets.input_sets import L1, L2, Box, InputSet, Norm, NormSet, difference_rounded_up, rounded_up
 
 
@@ -75,7 +75,7 @@ class LinfBall(Perturbation):
         if self.clip is not None and not _is_range(self.clip):
             raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
         if self.clip is not None:
-            object.__setattr__(self, "clip", tuple(map(float, self.clip)))
+            object.__setattr__(self, "clip", tuple(map(_as_float, self.clip)))
 
     def around(self, x: Tensor) -> Box:
         if self.clip is not None and values_at_hand(x):
@@ -282,11 +282,21 @@ def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
         raise ArgumentError(f"{name} must be a number or a tensor, got {type(eps).__name__}")
     if isinstance(eps, Tensor) and not eps.is_floating_point():
         raise ArgumentError(f"{name} must be a floating-point tensor, got {eps.dtype}")
-    values = torch.as_tensor(eps)
+    if isinstance(eps, Tensor):
+        check_dense(eps, name)
+    values = torch.as_tensor(eps if isinstance(eps, Tensor) else _as_float(eps))
     if not bool((values >= 0).all()) or not bool(values.isfinite().all()):
         ends = f"values from {values.min().item()} to {values.max().item()}"
         got = str(values.item()) if values.dim() == 0 else ends
         raise ArgumentError(f"{name} must be finite and not negative everywhere, got {got}")
+
+
+def _as_float(number: float) -> float:
+    """A number of float64; infinity for a whole number that is larger than all of them."""
+    try:
+        return float(number)
+    except OverflowError:
+        return torch.inf
 
 
 def _is_range(clip: object) -> bool:
@@ -302,7 +312,7 @@ def _as_tensor(eps: float | Tensor, x: Tensor) -> Tensor:
     if isinstance(eps, Tensor):
         return _not_smaller(eps, x)
     if not torch.compiler.is_compiling():  # a compiled step trains, and certifies nothing
-        rounded = torch.tensor(eps, dtype=x.dtype)
+        rounded = torch.tensor(float(eps), dtype=x.dtype)
         eps = (rounded if rounded.item() >= eps else rounded.nextafter(rounded.new_full((), torch.inf))).item()
     return x.new_full((), eps)
 

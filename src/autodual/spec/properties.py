@@ -233,6 +233,10 @@ class _Several(Specification):
             if not isinstance(part, Specification):
                 kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
                 raise ArgumentError(f"{name}: part {number} must be a specification such as Label(labels), got {kind}")
+        if _levels(self.parts) > DEEPEST:
+            raise ArgumentError(
+                f"{name}: specifications are nested deeper than {DEEPEST} levels; write them side by side"
+            )
         object.__setattr__(self, "parts", tuple(self.parts))
 
     @abstractmethod
@@ -263,6 +267,18 @@ class _Several(Specification):
     def __repr__(self) -> str:
         shown = [repr(part) for part in self.parts[:3]] + (["..."] if len(self.parts) > 3 else [])
         return f"{type(self).__name__}({len(self.parts)}: {', '.join(shown)})"
+
+
+DEEPEST = 64
+"""Levels of AllOf and AnyOf inside one another."""
+
+
+def _levels(parts: Sequence[Specification]) -> int:
+    """How deep specifications are nested, those that hold these parts included."""
+    found, inside = 0, list(parts)
+    while inside and found <= DEEPEST:
+        found, inside = found + 1, [part for each in inside if isinstance(each, _Several) for part in each.parts]
+    return found
 
 
 class AllOf(_Several):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape
+from autodual._tensor import Shape, check_dense
 from autodual.kernels.weigh import margin_rows
 
 # What engines are given.
@@ -332,11 +332,20 @@ def check_labels(labels: Tensor, x: Tensor) -> Tensor:
     """The labels as int64; refuses anything but one whole number for each example, on its device."""
     if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}")
+        hint = (
+            "for a regression, ask for Between(lower, upper)"
+            if isinstance(labels, Tensor)
+            else "use torch.as_tensor(labels)"
+        )
+        raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}; {hint}")
     if labels.shape != x.shape[:1]:
-        raise ArgumentError(f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}")
+        raise ArgumentError(
+            f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}; x has the shape {tuple(x.shape)}, "
+            f"whose first dimension is the batch"
+        )
     if labels.device != x.device:
         raise ArgumentError(f"labels and x are on different devices: {labels.device} and {x.device}")
+    check_dense(labels, "labels")
     return labels.long()
 
 
@@ -383,6 +392,7 @@ def whole_numbers(values: object, name: str, dims: tuple[int, ...]) -> Tensor:
 def as_given(values: object, name: str) -> Tensor:
     """What the user gave, as a tensor; refuses what cannot be one. Numbers of Python become float64."""
     if isinstance(values, Tensor):
+        check_dense(values, name)
         return values
     if isinstance(values, str | bytes | type) or values is None:
         raise ArgumentError(f"{name} must be a tensor, a number or lists of numbers, got {values!r}")
