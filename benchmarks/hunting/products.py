@@ -74,7 +74,9 @@ def _around(draw: Draw, table: tuple[tuple[str, str | None], ...], wild: bool) -
         layers, size = [linear(draw, size, after, wild and draw.random() < 0.3)], after
         if draw.random() < 0.3:
             layers.append(Layer(draw.choice(STRAIGHT)))
-    far = not wild and draw.random() < 0.3  # relaxations far from what they relax: nothing but the lines themselves is small here
+    far = (
+        not wild and draw.random() < 0.3
+    )  # relaxations far from what they relax: nothing but the lines themselves is small here
     if far:
         factor = draw.choice((2, 4, 8))
         layers.append(Layer(f"Apply(lambda x: {factor} * x)", exact=f"[{factor} * v for v in x]"))
