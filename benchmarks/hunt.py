@@ -26,10 +26,12 @@ from pathlib import Path
 import torch
 from hunting.check import Finding, Shrinker, suspects
 from hunting.draws import DRAWS as PLAIN
+from hunting.graphs import graphs
 from hunting.products import curves, products
-from hunting.special import SPECIAL
+from hunting.special import SPECIAL as OTHERS
 
 DRAWS = PLAIN | {"curves": curves, "products": products}
+SPECIAL = OTHERS | {"graphs": graphs}
 KINDS = (*DRAWS, *SPECIAL)
 PER_TURN = 10
 """Seeds of a kind before the next kind has its turn; kinds in `SPECIAL` take one."""
