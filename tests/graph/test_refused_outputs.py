@@ -84,3 +84,10 @@ def test_a_module_that_is_no_submodule_is_refused() -> None:
     outside = nn.Linear(4, 3, dtype=DOUBLE)
     with pytest.raises(ad.CaptureError, match="calls a Linear that is not one of its submodules"):
         ad.capture(Net(lambda m, x: outside(x)), batch(2, 4))
+
+
+def test_windows_of_max_pooling_that_hold_padding_alone_are_refused() -> None:
+    pool = nn.MaxPool2d(2, 3, padding=1, dilation=2)
+    assert bool(pool(torch.zeros(1, 1, 1, 1)).isneginf().all())
+    with pytest.raises(ad.ArgumentError, match="holds padding alone on an input of 1"):
+        ad.capture(nn.Sequential(nn.Conv2d(1, 2, 1), pool).eval(), torch.zeros(1, 1, 1, 1))

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autodual._errors import ArgumentError
 from autodual._tensor import Shape, channels_inside, channels_lie_inside
 from autodual.dual.base import AffineDual, Window, parameter, register, rewrite, spectral_norm, weights
 from autodual.dual.normalising import tournament
@@ -406,7 +407,12 @@ def _taps(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil
     taps: list[list[int]] = [[] for _ in range(kernel)]
     for out in range(count):
         window = [out * stride - padding + t * dilation for t in range(kernel)]
-        inside = next(p for p in window if 0 <= p < size)
+        inside = next((p for p in window if 0 <= p < size), None)
+        if inside is None:
+            raise ArgumentError(
+                f"a window of max pooling (kernel {kernel}, dilation {dilation}, padding {padding}) holds padding alone on an input "
+                f"of {size}, so that its largest entry is -inf, which cannot be bounded; use less padding or dilation"
+            )
         for tap, position in zip(taps, window, strict=True):
             tap.append(position if 0 <= position < size else inside)
     return [_as_slice(tap, stride) for tap in taps]
