@@ -183,6 +183,29 @@ def test_of_a_large_network_crown_gets_what_is_open(
         assert record[name] == whole[name]
 
 
+def test_optimised_slopes_are_added_on_request_where_images_are_open(campaign: Campaign) -> None:
+    """Also to a row that is done, and for good."""
+    file, task = campaign.configs / f"{ROW}.yaml", Task(ROW)
+    trained_as_usual = {"engine": "none", "eps": 0.1, "epochs": 6, "limit_train": 300, "limit_test": 15}
+    file.write_text(dump_yaml(read_yaml(file) | trained_as_usual))
+    work_on(campaign, task, Watch())
+    before = kept(campaign, task)
+    assert before["complete"]
+    assert "alpha" not in before["engines"]
+    arrays = np.load(campaign.result(task) / "certificates.npz")
+    decided = np.any([arrays["attacked"], *(arrays[f"{e}_certified_as_run"] for e in ("dual", "ibp", "crown"))], axis=0)
+    work_on(campaign, task, Watch(), Extent(("alpha",)))
+    after, alpha = kept(campaign, task), np.load(campaign.result(task) / "certificates.npz")["alpha_certified"]
+    assert after["complete"]
+    assert 0 < after["engines"]["alpha"]["images"] == (~decided).sum()
+    assert not alpha[decided].any()
+    assert after["engines"]["alpha"]["certified"] == alpha.sum()
+    assert after["certified_best"] == before["certified_best"] + alpha.sum()
+    assert {name: after["engines"][name] for name in before["engines"]} == before["engines"]
+    work_on(campaign, task, Watch())
+    assert kept(campaign, task) == after
+
+
 @pytest.mark.parametrize(("units", "wanted"), [(1, [10]), (10**9, [1] * 10)])
 def test_batches_of_certificates_shrink_with_the_network(
     campaign: Campaign, monkeypatch: pytest.MonkeyPatch, units: int, wanted: list[int]

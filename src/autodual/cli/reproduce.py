@@ -134,7 +134,7 @@ def run(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help="evaluate by this engine now, the others later; dual, ibp, crown; may be repeated",
+            help="evaluate by this engine now, the others later; dual, ibp, crown; or alpha, on request only; may be repeated",
             autocompletion=lambda: ["dual", "ibp", "crown"],
         ),
     ] = None,

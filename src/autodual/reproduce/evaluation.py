@@ -54,6 +54,8 @@ NEEDED: Proving = "dual"
 """The paper's exact bound, by which rows are compared."""
 ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in (NEEDED, "ibp", "crown")}
 """The dearest comes last."""
+ON_REQUEST: dict[str, BoundEngine] = {"alpha": judge.ENGINES["alpha"]}
+"""Engines that a row is complete without: they take seconds for an image, and get only those that are still open."""
 WHOLE_UNITS = 12_000
 """All engines certify all images of networks up to so many units. Of larger ones, where an image may take seconds, only the config's
 own engine and intervals do; others get those images that are still open: the attack does not break them, and no engine before has
@@ -139,7 +141,7 @@ def evaluate_network(
 
     The report is complete when all of `engines_of(config)` have run, now or before.
     """
-    ball, before, own, all_engines = make_ball(config), before or Before(), config.evaluate_engine, engines_of(config)
+    ball, before, own, needed = make_ball(config), before or Before(), config.evaluate_engine, engines_of(config)
     broken = before.broken()
     if broken is None:
         with notes.timed("attack"):
@@ -150,13 +152,13 @@ def evaluate_network(
     if before.figures is not None:
         whole |= {name: getattr(before.figures, name) for name in BY_THE_FIRST}
     arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
-    for name, engine in all_engines.items():
+    for name, engine in (needed | ON_REQUEST).items():
         known = before.engine(name)
         if known is not None:
             ran[name] = known
         elif name in (own, *engines):
             file = run.folder / f"certificates-{name}.jsonl"
-            every = name in (own, "ibp") or generators(dual_network(model, data.scaled(slice(0, 1)))) <= WHOLE_UNITS
+            every = name in (own, "ibp") or (name in needed and _is_small(model, data))
             index = torch.arange(len(data)) if every else _open(ran, arrays)
             try:
                 with notes.timed(name):
@@ -177,8 +179,13 @@ def evaluate_network(
                 whole |= dict(zip(BY_THE_FIRST, figures, strict=True))
                 arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
             report(NetworkFigures(**whole, engines=dict(ran)), arrays, False)
-    if set(ran) == set(all_engines):
+    if set(ran) >= set(needed):
         report(NetworkFigures(**whole, engines=ran, **_best(ran, arrays)), arrays, True)
+
+
+def _is_small(model: nn.Module, data: Examples) -> bool:
+    """Whether every engine can certify every image in a reasonable time."""
+    return generators(dual_network(model, data.scaled(slice(0, 1)))) <= WHOLE_UNITS
 
 
 def _judge(
@@ -192,7 +199,7 @@ def _judge(
     if index is not None:
         data = data.select(index.to(data.labels.device))
     step = at_once(model, data)
-    step = max(1, step // 10) if isinstance(engine, Crown) else step
+    step = max(1, step // 10) if isinstance(engine, Crown) or engine in ON_REQUEST.values() else step
     renewed = RENEWED if index is None else (*RENEWED, "data", "examples")  # other images may be open now
     return judge_to_file(Ledger(file, watch, renewed=renewed, step=step), model, data, ball, engine)
 

@@ -40,6 +40,7 @@ from autodual.reproduce.campaign import (
 )
 from autodual.reproduce.evaluation import (
     NEEDED,
+    ON_REQUEST,
     ROW_ENGINES,
     Arrays,
     Before,
@@ -81,17 +82,19 @@ class Extent:
     """Tasks that run at the same time, for the record."""
 
     def __post_init__(self) -> None:
+        known = (*ROW_ENGINES, *ON_REQUEST)
         for name in self.engines:
-            if name not in ROW_ENGINES:
-                raise ArgumentError(f"engines must be some of {', '.join(ROW_ENGINES)}, got {name!r}")
-        in_order = tuple(name for name in ROW_ENGINES if name == NEEDED or name in self.engines)
+            if name not in known:
+                raise ArgumentError(f"engines must be some of {', '.join(known)}, got {name!r}")
+        in_order = tuple(name for name in known if name == NEEDED or name in self.engines)
         object.__setattr__(self, "engines", in_order)
 
     def reached(self, record: RowRecord | None) -> bool:
         """Whether a record has all of it."""
         figures = None if record is None else record.figures
-        by_engines = isinstance(figures, NetworkFigures) and set(figures.engines) >= set(self.engines)
-        return record is not None and (record.complete or by_engines)
+        if not isinstance(figures, NetworkFigures):
+            return record is not None and record.complete
+        return set(figures.engines) >= set(self.engines)
 
 
 def work_on(campaign: Campaign, task: Task, watch: Watch, extent: Extent | None = None) -> RowRecord | None:
@@ -264,12 +267,12 @@ def run_in_turn(
     campaign: Campaign, tasks: Sequence[Task], clock: Deadline, watch: Callable[[], Watch], say: Say, extent: Extent | None = None
 ) -> JobsOutcome:  # fmt: skip
     """One task after the other. One that fails does not keep the others from running."""
-    outcome = JobsOutcome({}, [])
+    outcome, extent = JobsOutcome({}, []), extent or Extent()
     for number, task in enumerate(tasks):
         if clock.stop():
             outcome.left = list(tasks[number:])
             break
-        done_before = campaign.progress(task).step == Phase.DONE
+        done_before = extent.reached(campaign.record(task))
         try:
             record = work_on(campaign, task, watch(), extent)
         except StoppedError:

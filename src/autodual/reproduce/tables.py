@@ -112,8 +112,8 @@ SINGLE_TEXT = (
     "`evaluate_engine`) certifies, robust error the rest, and error that of clean images. The paper's columns are what it prints, and "
     "its released weights evaluated again by others, both as robust error / error; the difference is that of our robust error to the "
     "printed one. Three more robust errors: as run, for the network as it computes in float32; best, where an image counts as "
-    "certified if one of that bound, `Crown()` and interval bounds certifies it; and PGD, an attack on the running network: the true "
-    "robust error lies between best and PGD."
+    "certified if one of that bound, `Crown()`, interval bounds and, where they have run, optimised slopes certifies it; and PGD, an "
+    "attack on the running network: the true robust error lies between best and PGD."
 )
 AS_ABOVE = "Columns as in the first table of this kind."
 
@@ -166,7 +166,7 @@ def _engines(results: Sequence[RowResults]) -> ResultTable:
     text = (
         "Certified images by engine, and in brackets those certified as run; seed 0. Networks are rounded to float16 first. `Crown()` "
         "is slow on larger networks: it gets the images that the attack does not break and no other engine certifies, as in 12 (11) "
-        "of 430.",
+        "of 430. Optimised slopes (`alpha`, see `AlphaCrown`) get no others on any network.",
     )
     words = frozenset({"row", "recipe", "weights of"})
     return ResultTable("engines", "What each engine certifies", text, header, rows, words=words)
