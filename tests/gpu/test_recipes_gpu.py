@@ -67,6 +67,9 @@ def test_random_starts_follow_from_the_seed_alone(case: str) -> None:
     config, data = config_of(case), load("digits", "train").take(BATCH).to("cuda")
     torch.manual_seed(0)
     network = make_model(config.model, (1, 8, 8), 10).cuda().train()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.momentum = 0.0  # the attack reads running statistics, which would move from step to step
     pace, generator = Pace(config, torch.device("cuda")), torch.Generator("cuda")
     still = torch.optim.SGD(network.parameters(), 0.0, fused=True)
     step = make_step(make_objective(config, network, pace), still, generator, None, BATCH)
