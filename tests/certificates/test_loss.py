@@ -215,3 +215,49 @@ def test_a_loss_that_was_used_can_be_copied(how: str, engine: ad.BoundEngine) ->
         assert not torch.equal(again(x, labels), before)
         torch.manual_seed(0)
         assert torch.equal(loss(x, labels), before)
+
+
+class Attention(nn.Module):
+    """Scores that a large ball makes so large that exponentials overflow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last((x + self.attention(x, x, x, need_weights=False)[0]).mean(1))
+
+
+class TestBoundsThatOverflow:
+    X, LABELS = batch(4, 5, 4).float(), torch.tensor([0, 1, 2, 0])
+
+    @pytest.mark.parametrize("engine", [ad.IBP(), ad.Dual(), ad.Crown(), ad.Projected(k=3)], ids=repr)
+    def test_the_loss_is_infinite_and_a_warning_says_what_overflows(self, engine: ad.BoundEngine) -> None:
+        torch.manual_seed(0)
+        loss = ad.RobustCrossEntropy(Attention(), ad.LinfBall(30.0), engine)
+        told = r"the robust loss is infinite: what enters attention.* has no finite bounds; before it, what enters attention\.exp lies"
+        with pytest.warns(UserWarning, match=told) as warned:
+            assert loss(self.X, self.LABELS).item() == torch.inf
+        assert ("such as Dual()" in str(warned[0].message)) == isinstance(engine, ad.IBP)
+        assert warned[0].filename == __file__
+        assert loss(self.X, self.LABELS).item() == torch.inf  # said once
+        assert "softmax" in str(loss.why_not_finite(self.X, self.LABELS))
+
+    def test_finite_bounds_have_nothing_to_say(self) -> None:
+        loss = ad.RobustCrossEntropy(Attention(), ad.LinfBall(0.01), ad.IBP())
+        assert loss(self.X, self.LABELS).isfinite()
+        assert loss.why_not_finite(self.X, self.LABELS) is None
+
+    def test_a_parameter_that_is_spoilt_is_named(self) -> None:
+        model = mlp(6, 10, 3)
+        with torch.no_grad():
+            model[2].bias[0] = torch.nan
+        loss = ad.RobustCrossEntropy(model, ad.LinfBall(0.01))
+        with pytest.warns(UserWarning, match=r"infinite: the parameter 2\.bias is not finite"):
+            assert loss(X, LABELS).item() == torch.inf
+
+    def test_to_ask_leaves_statistics_alone(self) -> None:
+        model = _normalised().train()
+        before = copy.deepcopy(model.state_dict())
+        ad.RobustCrossEntropy(model, ad.LinfBall(1e30)).why_not_finite(X, LABELS)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -11,6 +11,7 @@ from torch import nn
 
 import autodual as ad
 from autodual.engines import effort
+from autodual.engines.backward.slopes import SlopeSolver
 from autodual.engines.effort import Progress, duration
 
 
@@ -67,6 +68,30 @@ class TestTimeLimit:
         assert all(v is not ad.Verdict.CERTIFIED for v in found.verdicts[7:])
         assert str(found).endswith("5 not reached in time")
         assert json.loads(found.to_json())["reached"] == found.reached.tolist()
+
+    @pytest.mark.parametrize(
+        ("engine", "second"),
+        [(ad.BestOf(ad.Dual(), ad.Crown()), (ad.Crown, "prove")), (ad.AlphaCrown(), (SlopeSolver, "_improve"))],
+        ids=["BestOf", "AlphaCrown"],
+    )
+    def test_what_an_engine_was_kept_from_is_not_reached(
+        self,
+        problem: tuple[nn.Module, torch.Tensor, torch.Tensor],
+        engine: ad.BoundEngine,
+        second: tuple[type, str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Some examples are proved, and the time is up before anything else is tried on the others."""
+        ball = ad.LinfBall(0.09, clip=(0.0, 1.0))
+
+        def late(*_: object) -> None:
+            raise effort.TimeLimitError("late")
+
+        monkeypatch.setattr(*second, late)
+        found = ad.certify(*problem, ball, engine)
+        assert found.reached is not None
+        assert torch.equal(found.reached, found.certified_as_run | ~found.right)
+        assert 0 < int(found.reached.sum()) < len(found.reached)
 
     def test_no_time_at_all(self, problem: tuple[nn.Module, torch.Tensor, torch.Tensor]) -> None:
         found = ad.certify(*problem, BALL, timeout=1e-9)

@@ -100,3 +100,20 @@ def test_faint_maps_have_a_norm() -> None:
 
 def test_what_does_not_depend_on_the_operand_has_norm_zero() -> None:
     assert schur_test(lambda x: torch.zeros(2, 3), torch.ones(2, 4)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("part", [1.0, 0.999])
+def test_an_absolute_without_gradients(part: float) -> None:
+    """Column sums come from gradients; a layer of the user's own may compute |W| x without them, or some of it."""
+    weight = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    class Detached(AffineDual):
+        def linear(self, *operands: Tensor) -> Tensor:
+            return operands[0] @ weight.T
+
+        def absolute(self, *operands: Tensor) -> Tensor:
+            (x,) = operands
+            return (part * x.detach() + (1 - part) * x) @ weight.abs().T
+
+    exact = torch.linalg.matrix_norm(weight, 2).item()
+    assert exact <= Detached().operator_norms(((4,),), weight)[0] <= 5 * exact

@@ -216,6 +216,29 @@ def test_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same(ad.certify_data(MODEL, (IMAGES, LABELS), BALL, batch=15, out=file, resume=True))
 
 
+def test_a_time_limit_in_a_further_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of examples that the last engine was kept from are not written: a later call would not look at these again."""
+    from autodual.engines.effort import TimeLimitError
+
+    file, ball, best = tmp_path / "lines.jsonl", ad.LinfBall(0.09, clip=(0.0, 1.0)), ad.BestOf(ad.Dual(), ad.Crown())
+    whole = ad.certify_data(MODEL, (IMAGES, LABELS), ball, best, batch=15)
+    prove, calls = ad.Crown.prove, list[int]()
+
+    def late(self: ad.Crown, *rest: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise TimeLimitError("late")
+        return prove(self, *rest)
+
+    monkeypatch.setattr(ad.Crown, "prove", late)
+    found = ad.certify_data(MODEL, (IMAGES, LABELS), ball, best, batch=15, out=file)
+    monkeypatch.undo()
+    assert len(file.read_text().splitlines()) == 15 <= int(found.reached.sum()) < 30
+    again = ad.certify_data(MODEL, (IMAGES, LABELS), ball, best, batch=15, out=file, resume=True)
+    assert torch.equal(again.certified, whole.certified)
+    assert bool(again.reached.all())
+
+
 def test_progress_goes_from_nothing_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autodual.engines.effort.PATIENCE", 0.0)
     monkeypatch.setattr("autodual.engines.effort.OFTEN", 0.0)

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import autodual as ad
 from autodual._errors import AutodualError
 from autodual.report import write_report
+from autodual.runs import checkpoint
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
+from autodual.training import loop, step
 from autodual.training.fitting import train
 
 pytest.importorskip("jinja2", reason="the report needs Jinja2")
@@ -36,6 +39,17 @@ def raises(shape, classes):
 
 def no_weights(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.ReLU(), nn.AdaptiveAvgPool1d(classes))
+
+class Steep(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 5), nn.Linear(5, classes)
+
+    def forward(self, x):
+        return self.last(torch.softmax(1e4 * self.first(x.flatten(1)), 1))
+
+def steep(shape, classes):
+    return Steep(classes)
 """
 FAILURES: dict[str, tuple[dict[str, object], str]] = {
     "an operation without a dual layer": ({"model": "models.py:unsupported"}, "'sin' has no dual layer"),
@@ -124,3 +138,33 @@ def test_a_run_that_failed_later_says_why(
     train(config, place / "run", resume=True)
     assert not (place / "run" / "failure.json").exists()
     assert "diverges" not in write_report([place / "run"], place / "page.html").read_text()
+
+
+def test_a_loss_that_is_not_finite_is_named_at_its_step(place: Path) -> None:
+    """On a CPU at once, before it reaches the weights: the newest checkpoint is sound."""
+    config = CONFIG.with_changes(model="models.py:steep", engine="ibp")
+    told = r"stage 0, epoch 0, step 0 \(eps 0\..*\): the loss is inf: what enters .* has no finite bounds; before it, .*exp lies"
+    with pytest.raises(AutodualError, match=told):
+        train(config, place / "run")
+
+
+def test_a_loss_that_nobody_looked_at_is_named_before_its_weights_are_kept(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which no step waits for: at the next checkpoint or at the end of the epoch."""
+    monkeypatch.setattr(step, "values_at_hand", lambda a: False)
+    kept = []
+    save = checkpoint.save
+
+    def notice(folder: Path, model: nn.Module, *rest: object) -> None:
+        kept.append(all(bool(p.isfinite().all()) for p in model.parameters()))
+        save(folder, model, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "save", notice)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    config = CONFIG.with_changes(model="models.py:steep", engine="ibp")
+    with pytest.raises(
+        AutodualError, match=r"stage 0, epoch 0, step 0: the loss is (inf|nan), or was; bounds overflow where"
+    ):
+        train(config, place / "run")
+    assert kept == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import values_at_hand
 from autodual.dual import REGISTRY, DualNetwork, build
+from autodual.dual.convex import DualExp
 from autodual.dual.network import build_and_evaluate
+from autodual.engines.ibp import IBP
 from autodual.engines.prepare import check_finite, check_perturbation, check_placement, require_engine
 from autodual.engines.projected import Projected
 from autodual.engines.results import BoundEngine
 from autodual.engines.streams import Draws
 from autodual.graph import Fingerprint, Network, capture_graph, check_surroundings, private_copy
+from autodual.interval import Interval
 from autodual.sets import InputSet, Perturbation
 from autodual.sets.balls import warn_of_raw_pixels
 from autodual.spec import check_classifier, check_label_range, check_labels, margins
@@ -26,9 +30,10 @@ from autodual.spec import check_classifier, check_label_range, check_labels, mar
 class RobustCrossEntropy(nn.Module):
     """An upper bound on the cross-entropy under any perturbation that `ball` allows. [SPAD Sec. 3.1]
 
-    Call it with (x, labels) for a scalar to minimise. It is a module that contains the model, so it can be wrapped as a whole
-    for distributed training. The model may be in training mode: batch normalisation then uses the statistics of the clean
-    batch, held fixed over the perturbation, and moves its running statistics as usual.
+    Call it with (x, labels) for a scalar to minimise. Where bounds overflow, it is +inf, which has no gradient to follow: on a CPU, a
+    warning says once what overflows, and `why_not_finite` says it anywhere. It is a module that contains the model, so it can be
+    wrapped as a whole for distributed training. The model may be in training mode: batch normalisation then uses the statistics of
+    the clean batch, held fixed over the perturbation, and moves its running statistics as usual.
 
     Args:
         model: Any nn.Module that maps [N, *shape] to scores [N, C].
@@ -56,14 +61,18 @@ class RobustCrossEntropy(nn.Module):
         check_perturbation(ball)
         self.model, self.ball = model, ball
         self._captured: _Captured | None = None
-        self._told_of_units = False
+        self._told_of_units = self._told_of_infinity = False
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and files, without the captured graph, which belongs to this object's model and is captured anew."""
         return {**vars(self), "_captured": None}
 
     def forward(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
-        return F.cross_entropy(self.worst_scores(x, labels, draws), labels.long())
+        found = cross_entropy_of(self.worst_scores(x, labels, draws), labels.long())
+        if values_at_hand(found) and not self._told_of_infinity and not bool(found.isfinite()):
+            self._told_of_infinity = True
+            warnings.warn(f"the robust loss is infinite: {self.why_not_finite(x, labels)}", stacklevel=4)
+        return found
 
     def worst_scores(self, x: Tensor, labels: Tensor, draws: Draws | None = None) -> Tensor:
         """[N, C]: upper bounds on z_j - z_label; zero at the label."""
@@ -108,6 +117,25 @@ class RobustCrossEntropy(nn.Module):
         spec = margins(labels, dual.nodes[dual.output].shape[0], region.centre.dtype)
         return -engine.minimum(dual, region, spec).lower
 
+    def why_not_finite(self, x: Tensor, labels: Tensor) -> str | None:
+        """A sentence about what overflows in the bounds of a batch, and what to do; None if they are finite.
+
+        The model stays as it was, batch normalisation's running statistics included. With `Projected`, random numbers are drawn anew.
+        """
+        self.checked(x, labels)
+        faulty = [name for name, value in self.model.named_parameters() if not bool(value.isfinite().all())]
+        if faulty:
+            return f"the parameter {faulty[0]} is not finite. An earlier step has spoilt it: begin again, with a smaller lr"
+        with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+            model = private_copy(self.model)
+            network = capture_graph(model, x, REGISTRY, may_draw=True)
+            dual = build(network, x if uses_batch_statistics(model) else None)
+            region = self.ball.around(x)
+            found = self.engine.preactivations(dual, region).intervals
+            if bool(self.worst_over(dual, region, labels).isfinite().all()):
+                return None
+        return f"{_first_overflow(dual, found)}. {_advice(dual, self.engine)}"
+
     def draw(self, x: Tensor) -> Draws:
         """Random numbers for one step on inputs like x, to pass in: a compiled step or a CUDA graph cannot draw its own.
 
@@ -148,6 +176,37 @@ class RobustCrossEntropy(nn.Module):
             check_placement(self.model, x, "x")
             captured = self._captured = _Captured(capture_graph(self.model, x, REGISTRY, may_draw=True), inputs, now)
         return captured.network
+
+
+def _advice(network: DualNetwork, engine: BoundEngine) -> str:
+    """What helps against bounds that overflow."""
+    over_intervals = isinstance(engine, IBP) or isinstance(getattr(engine, "intermediate", None), IBP)
+    tighter = "; or a tighter engine, such as Dual()" if over_intervals else ""
+    exponentials = any(isinstance(node.layer, DualExp) for node in network.nodes)
+    smaller = ". Exponentials, as in softmax, overflow in float32 from 89 on: smaller weights before them help, too"
+    return f"Use a smaller eps, or let it grow more slowly from zero{tighter}{smaller if exponentials else ''}"
+
+
+def _first_overflow(network: DualNetwork, found: dict[int, Interval]) -> str:
+    """What the bounds on activations' inputs say about where they stop being finite."""
+    before: int | None = None
+    for index, interval in found.items():
+        if not bool(interval.finite().all()):
+            name = network.nodes[index].name
+            if before is None:
+                return f"what enters {name} has no finite bounds"
+            known = found[before]
+            lower, upper = known.lower.min().item(), known.upper.max().item()
+            told = f"what enters {network.nodes[before].name} lies between {lower:.3g} and {upper:.3g}"
+            return f"what enters {name} has no finite bounds; before it, {told}"
+        before = index
+    return "all activations have inputs with finite bounds, but the scores have not"
+
+
+def cross_entropy_of(worst: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of upper bounds on scores, on average: +inf, which bounds everything, if some are infinite or NaN."""
+    found = F.cross_entropy(worst, labels)
+    return torch.where(found.isnan(), torch.inf, found)
 
 
 @dataclass(frozen=True)

@@ -258,10 +258,20 @@ def prove_in_time(
     right: Tensor,
     effort: Effort,
 ) -> tuple[Proof | ProbableProof, Tensor | None]:
-    """What `prove` finds within a time limit, and which examples [N] it got to; None for all of them."""
+    """What `prove` finds within a time limit, and which examples [N] it got to; None for all of them.
+
+    Where an engine kept what it had when the time was up (`Effort.late`), it got to the examples of that batch that this decides.
+    """
     everyone = torch.arange(len(x), device=x.device)
+    in_full = 0
 
     def of_some(part: slice) -> Proof | ProbableProof:
+        nonlocal in_full
+        found = prove_some(part)
+        in_full = in_full if effort.late else part.stop
+        return found
+
+    def prove_some(part: slice) -> Proof | ProbableProof:
         if part.stop - part.start == len(x):
             return prove(prepared, x, question, ball, engine, right)
         some = everyone[part]
@@ -271,12 +281,15 @@ def prove_in_time(
 
     together = engine.random or ball_of_some(ball, x, everyone[:1]) is None
     parts, done = until_time_is_up(of_some, len(x), together, effort)
-    if done == len(x):
+    if in_full == len(x):
         return join_proofs(parts), None
-    lower = x.new_full((len(x) - done, question.rows(x.dtype).rows.shape[0]), -torch.inf)
-    nothing = Proof(lower, torch.zeros_like(lower), torch.zeros_like(lower))
-    found = join_proofs([*parts, nothing])
-    return found, everyone < done
+    if done < len(x):
+        lower = x.new_full((len(x) - done, question.rows(x.dtype).rows.shape[0]), -torch.inf)
+        parts.append(Proof(lower, torch.zeros_like(lower), torch.zeros_like(lower)))
+    found = join_proofs(parts)
+    decided = proves(question, found.lower, found.slack, found.run_error) | ~right
+    got_to = (everyone < in_full) | ((everyone < done) & decided)
+    return found, None if bool(got_to.all()) else got_to
 
 
 def prove(

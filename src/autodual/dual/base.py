@@ -169,16 +169,20 @@ NORM_SAFETY = 1.01
 def schur_test(absolute: Callable[[Tensor], Tensor], ones: Tensor) -> Tensor:
     """[M]: the root of the largest row sum of |W| times its largest column sum, which the norm of W is never above. [Schur 1911]
 
-    absolute: x -> |W| x for x [M, *shape], where each of the M may have a W of its own.
+    absolute: x -> |W| x for x [M, *shape], where each of the M may have a W of its own. Column sums come from its gradient. Where
+    that is less than the rows say, since `absolute` computes without gradients, the sum of all entries takes their place.
     """
     with torch.inference_mode(False), torch.enable_grad():
         x = ones.clone().requires_grad_()
         rows = absolute(x)
-        if not rows.requires_grad:  # it does not depend on x
-            return ones.new_zeros(len(ones))
-        (columns,) = torch.autograd.grad(rows.sum(), x, materialize_grads=True)
-    largest = [sums.detach().reshape(len(ones), -1).amax(1) for sums in (rows, columns)]
-    return NORM_SAFETY * largest[0].sqrt() * largest[1].sqrt()
+        columns = torch.zeros_like(x)
+        if rows.requires_grad:
+            (columns,) = torch.autograd.grad(rows.sum(), x, materialize_grads=True)
+    by_row, by_column = (sums.detach().reshape(len(sums), -1).expand(len(ones), -1) for sums in (rows, columns))
+    whole = by_row.sum(1)
+    missing = by_column.sum(1) * NORM_SAFETY < whole
+    largest = torch.where(missing, NORM_SAFETY * whole, by_column.amax(1))
+    return NORM_SAFETY * by_row.amax(1).sqrt() * largest.sqrt()
 
 
 def spectral_norm(matrices: Tensor) -> float:

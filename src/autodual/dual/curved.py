@@ -123,7 +123,8 @@ class CurvedDual(ElementwiseDual):
 
     def _last_slope(self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """The largest slope for which a condition on the places of the extremes holds, in its range, to a billionth of it."""
-        return self._bisected(z.detach(), raise_slope)[0]
+        with torch.no_grad():
+            return self._bisected(z.detach(), raise_slope)[0]
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         """Relative errors of the value and, where a function scales its argument first, of the argument."""
@@ -189,9 +190,11 @@ class CurvedDual(ElementwiseDual):
             low, high = self._bisected(z, raise_slope)
             return self._arguments(low, z), self._arguments(high, z)
 
-    @torch.no_grad()
     def _bisected(self, z: Interval, raise_slope: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Two slopes, close to each other, between which `raise_slope`, a function of both places and the middle, becomes false."""
+        """Two slopes, close to each other, between which `raise_slope`, a function of both places and the middle, becomes false.
+
+        Without gradients: the callers see to that, since PyTorch's compiler does not follow a method that is decorated.
+        """
         low, high = self.slope_bracket(z)
         middle = z.centre
         for _ in range(SLOPE_STEPS):

@@ -15,7 +15,7 @@ from autodual.dual import DualNetwork
 from autodual.engines.backward.bands import Solver
 from autodual.engines.backward.crown import Crown
 from autodual.engines.backward.dual import BackwardEngine, Dual, Part, join_bounds, join_preactivations
-from autodual.engines.effort import Budget, TimeLimitError
+from autodual.engines.effort import Budget, TimeLimitError, current
 from autodual.engines.ibp import IntervalBounds, interval_bounds
 from autodual.engines.results import (
     BoundEngine,
@@ -88,7 +88,8 @@ def better_of(one: Proof | ProbableProof, other: Proof | ProbableProof) -> Proof
 def improved(
     found: Proof | ProbableProof, network: DualNetwork, region: InputSet, spec: Spec, prove: Prove
 ) -> Proof | ProbableProof:
-    """`found`, and what `prove` adds for the examples that are open. If the time is up meanwhile, it stays as it is."""
+    """`found`, and what `prove` adds for the examples that are open. If the time is up meanwhile, it stays as it is, and the call is
+    told that these examples were not tried to the end."""
     some = open_examples(network, region, spec, found).nonzero().squeeze(1)
     if len(some) == 0:
         return found
@@ -99,6 +100,9 @@ def improved(
             return better_of(found, prove(network, region, spec, rows))
         other = prove(network, part, spec[some], rows[some])
     except TimeLimitError:
+        effort = current()
+        if effort is not None:
+            effort.late = True
         return found
     lower, slack, run_error = (v.expand(len(region), -1) for v in (found.lower, found.slack, found.run_error))
     before = replace(found, lower=lower[some], slack=slack[some], run_error=run_error[some])

@@ -166,6 +166,8 @@ class Effort:
     timeout: float | None = None
     tell: Callable[[Progress], None] | None = None
     started: float = field(default_factory=lambda: time.monotonic())
+    late: bool = False
+    """Whether the time was up while an engine tried to improve on what others had proved, which was then kept."""
     _passes: list[_Pass] = field(default_factory=list)
     _open: list[_Pass] = field(default_factory=list)
     _told: float = -float("inf")

@@ -29,6 +29,7 @@ from autodual.training.objectives import SUMMARY
 from autodual.training.setup import Pace, make_objective, make_optimiser, set_lr
 from autodual.training.step import (
     Average,
+    NotFiniteError,
     inner,
     kept_random_state,
     make_step,
@@ -159,6 +160,8 @@ class Loop:
     watch: Watch = UNWATCHED
     log: StepLog | None = field(default=None, init=False)
     average: Average | None = field(default=None, init=False)
+    spoilt: Tensor | None = field(default=None, init=False)
+    """The first step of this call whose loss was infinite or NaN, on the device; infinite if there was none."""
 
     def __post_init__(self) -> None:
         self.group = self.watch.group
@@ -230,8 +233,14 @@ class Loop:
                 inner(objective).regularising = pace.regularising
                 if self.average is not None:
                     self.average.before_step(position.step)
-                summary = step(self.data.stored[share.index], self.data.labels[share.index], share.weight)
-                self._count(summary, share, len(index), sums)
+                try:
+                    summary = step(self.data.stored[share.index], self.data.labels[share.index], share.weight)
+                except NotFiniteError as error:
+                    at = f" (eps {size:g})" if trained_eps(config, epoch) is not None else ""
+                    raise NotFiniteError(
+                        f"stage {self.stage}, epoch {epoch}, step {position.step}{at}: {error}"
+                    ) from None
+                self._count(summary, share, len(index), sums, position.step)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
                 told = None if trained_eps(config, epoch) is None else size
@@ -267,7 +276,10 @@ class Loop:
             )
         return self.data.as_input(images)
 
-    def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor) -> None:
+    def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor, step: int) -> None:
+        never, now = (summary.new_full((), value) for value in (math.inf, float(step)))  # nothing waits for the device
+        first = torch.where(summary[0].isfinite(), never, now)
+        self.spoilt = first if self.spoilt is None else torch.minimum(self.spoilt, first)
         if share.counted > 0:
             sums[0] += summary[0] * share.counted
             sums[1:] += summary[1:3]
@@ -276,15 +288,24 @@ class Loop:
 
     def _end_epoch(self, epoch: int, step: int, sums: Tensor, seconds: float | None) -> None:
         loss, robust, wrong = (self.group.add_up_(sums.clone()) / len(self.data)).tolist()
-        if not math.isfinite(loss):
-            raise AutodualError(
-                f"stage {self.stage}, epoch {epoch}: the loss is {loss}; try a smaller lr, clip_gradients, or a slower eps schedule"
-            )
+        self._check(loss)
         figures = {"lr": lr_at(self.config, epoch), "loss": loss, "robust_error": robust, "error": wrong}
         size, spent = trained_eps(self.config, epoch), None if seconds is None else round(seconds, 3)
         line = EpochLine("epoch", self.stage, epoch, step, size, **figures, seconds=spent, examples=len(self.data))
         self.group.by_first(lambda: self.run.record(line))
         self._log("epoch", step, figures if size is None else {"eps": size} | figures)
+
+    def _check(self, loss: float) -> None:
+        """Ends a training whose loss was infinite or NaN at some step, which has spoilt the weights."""
+        if math.isfinite(loss):
+            return
+        first = math.inf if self.spoilt is None else self.spoilt.item()
+        step = int(first) if math.isfinite(first) else None
+        where = "" if step is None else f", epoch {step // batches_in(len(self.data), self.config.batch)}, step {step}"
+        raise NotFiniteError(
+            f"stage {self.stage}{where}: the loss is {loss}, or was; bounds overflow where eps or weights are too large. Try a "
+            f"smaller lr, clip_gradients, or a slower eps schedule (RobustCrossEntropy.why_not_finite says for a batch what overflows)"
+        )
 
     def _log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         if self.log is not None:
@@ -296,6 +317,7 @@ class Loop:
 
     def _save(self, optimiser: torch.optim.Optimizer, position: Position, sums: Tensor) -> None:
         whole = self.group.add_up_(sums.clone())
+        self._check(whole[0].item())  # whoever resumes shall not go on from weights that are spoilt
         if self.log is not None:
             self.log.write()  # first, so that no step is missing from a run that is killed after this checkpoint
 

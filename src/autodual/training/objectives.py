@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual.certificates import RobustCrossEntropy
 from autodual.certificates.attacks import worst_inputs
+from autodual.certificates.loss import cross_entropy_of
 from autodual.dual import DualNetwork
 from autodual.dual.arithmetic import DualScale
 from autodual.dual.piecewise import DualReLU
@@ -134,8 +135,8 @@ def mixed(mix: Mix, worst: Tensor, other: Tensor, labels: Tensor, weight: float 
     """
     if mix == "scores":
         differences = other - other.gather(1, labels[:, None])
-        return F.cross_entropy(weight * worst + (1 - weight) * differences, labels)
-    robust = F.cross_entropy(worst, labels)
+        return cross_entropy_of(weight * worst + (1 - weight) * differences, labels)
+    robust = cross_entropy_of(worst, labels)
     if not isinstance(weight, Tensor) and weight >= 1:
         return robust
     usual = F.cross_entropy(other, labels)
@@ -289,6 +290,11 @@ class Objective(nn.Module):
             return isinstance(engine.intermediate, IBP) and engine.max_bytes is not None
         return isinstance(engine, Projected | IBP)
 
+    def why_not_finite(self, x: Tensor, labels: Tensor) -> str:
+        """A sentence about what makes the loss of a batch infinite or NaN, as far as the bounds over the ball tell, and what to do."""
+        found = None if self.loss is None or self.small_ball is not None else self.loss.why_not_finite(x, labels)
+        return found or "Try a smaller lr, clip_gradients, or a slower eps schedule"
+
     def draw(self, x: Tensor) -> Draws | None:
         """Memory for the projections of steps on batches like x; None if the objective uses none."""
         return self.loss.draw(x) if self.loss is not None and isinstance(self.loss.engine, Projected) else None
@@ -304,11 +310,11 @@ class Objective(nn.Module):
             loss = robust = F.cross_entropy(worst, labels)
         elif self.attack is None and self.crown_weight is None and not self.regularising:
             clean, worst = self.loss.both_scores(x, labels, draws)
-            loss, robust = mixed(self.mix, worst, clean, labels, self.weight), F.cross_entropy(worst.detach(), labels)
+            loss, robust = mixed(self.mix, worst, clean, labels, self.weight), cross_entropy_of(worst.detach(), labels)
         else:
             clean, worst, other, terms = self._bounds(x, labels, draws, generator)
             loss = mixed(self.mix, worst, other, labels, self.weight)
-            loss, robust = loss if terms is None else loss + terms, F.cross_entropy(worst.detach(), labels)
+            loss, robust = loss if terms is None else loss + terms, cross_entropy_of(worst.detach(), labels)
         if self.l1 > 0:
             loss = loss + self.l1 * absolute_weights(self.model)
         wrong = [(scores.detach().argmax(1) != labels).sum().to(loss) for scores in (worst, clean)]

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
+from autodual._errors import AutodualError
+from autodual._tensor import values_at_hand
 from autodual.data import Examples
 from autodual.engines import Draws
 from autodual.runs.config import TrainConfig
@@ -45,8 +47,15 @@ def as_it_is(x: Tensor, generator: torch.Generator) -> Tensor:
     return x
 
 
+class NotFiniteError(AutodualError):
+    """The loss of a step is infinite or NaN; the message says why."""
+
+
 class Step:
     """Minimises an objective, batch by batch.
+
+    On a CPU, and in one process, a loss that is infinite or NaN ends this before it reaches the weights (NotFiniteError); elsewhere,
+    to look at it would wait for the device or leave other processes waiting.
 
     Random numbers are drawn from a generator that the caller seeds before each step, and so are the global ones, for modules that
     draw these. Whatever is done only once, at the first step of a process, leaves both as they were, and the model's buffers.
@@ -71,6 +80,8 @@ class Step:
         draws = self._drawn(x)
         drawn = None if draws is None else draws.renew_(self.generator)
         summary: Tensor = self.objective(x, labels, drawn, self.generator)
+        if values_at_hand(summary) and not bool(summary[0].isfinite()) and isinstance(self.objective, Objective):
+            raise NotFiniteError(f"the loss is {summary[0].item()}: {self.objective.why_not_finite(x, labels)}")
         (summary[0] if weight == 1.0 else weight * summary[0]).backward()
         if self.clip_gradients is not None:
             parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
