@@ -189,16 +189,17 @@ def _patches(  # type: ignore[no-untyped-def]
     return tl.load(source + (corner[:, None] + place[None, :]), mask=valid, other=0.0)
 
 
-@kernels.program(do_not_specialize=["total", "stride_source", "stride_result"])
+_PLACES = ["channels", "group_y", "group_x", "window_y", "window_x", "kernel_y", "kernel_x"]
+_LINES = ["place_y", "place_x", "result_y", "result_x", "offset_y", "offset_x"]
+
+
+@kernels.program(do_not_specialize=["total", "stride_source", "stride_result", "results", *_PLACES, *_LINES])
 def _matrix(  # type: ignore[no-untyped-def]
-    weight, matrix, total, stride_source, stride_result,
-    channels: tl.constexpr, results: tl.constexpr, group_y: tl.constexpr, group_x: tl.constexpr,
-    window_y: tl.constexpr, window_x: tl.constexpr, kernel_y: tl.constexpr, kernel_x: tl.constexpr,
-    place_y: tl.constexpr, place_x: tl.constexpr, result_y: tl.constexpr, result_x: tl.constexpr,
-    offset_y: tl.constexpr, offset_x: tl.constexpr, block: tl.constexpr,
+    weight, matrix, total, stride_source, stride_result, channels, results, group_y, group_x, window_y, window_x, kernel_y, kernel_x,
+    place_y, place_x, result_y, result_x, offset_y, offset_x, block: tl.constexpr,
 ):  # fmt: skip
     """Weights and zeros, as the matrix that windows are multiplied with."""
-    wide: tl.constexpr = group_y * group_x * results
+    wide = group_y * group_x * results
     entry = tl.program_id(0) * block + tl.arange(0, block)
     term, result = entry // wide, entry % wide
     position = term // channels
@@ -283,22 +284,21 @@ def _on_matrix(  # type: ignore[no-untyped-def]
     tl.store(target + number[None, :], total)
 
 
-@kernels.program(do_not_specialize=["count", "whole"])
+@kernels.program(do_not_specialize=["count", "stride_y", "stride_x", *_PLACES])
 def _fold(  # type: ignore[no-untyped-def]
-    sums, result, count, whole,
-    channels: tl.constexpr, results: tl.constexpr, group_y: tl.constexpr, group_x: tl.constexpr, window_x: tl.constexpr,
-    stride_y: tl.constexpr, stride_x: tl.constexpr, kernel_y: tl.constexpr, kernel_x: tl.constexpr, block: tl.constexpr,
+    sums, result, count, whole, channels, group_y, group_x, window_x, kernel_y, kernel_x, stride_y, stride_x,
+    results: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The gradient by the weights of one place of the kernel and one channel: that by the matrix, wherever they stand in it."""
-    wide: tl.constexpr = group_y * group_x * results
+    wide = group_y * group_x * results
     spot, channel = tl.program_id(0) // channels, tl.program_id(0) % channels
     y, x, number = spot // kernel_x, spot % kernel_x, tl.arange(0, results)
     total = tl.zeros([block, results], dtype=tl.float32)
-    for start in range(0, count, block):
-        part = (start + tl.arange(0, block)).to(tl.int64)
-        for member in tl.static_range(group_y * group_x):
-            position = (y + member // group_x * stride_y) * window_x + x + member % group_x * stride_x
-            place = (position * channels + channel) * wide + member * results + number
+    for member in range(group_y * group_x):
+        position = (y + member // group_x * stride_y) * window_x + x + member % group_x * stride_x
+        place = (position * channels + channel) * wide + member * results + number
+        for start in range(0, count, block):
+            part = (start + tl.arange(0, block)).to(tl.int64)
             total += tl.load(sums + part[:, None] * whole + place[None, :], mask=(part < count)[:, None], other=0.0)
     target = result + (number * channels + channel) * (kernel_y * kernel_x) + spot
     tl.store(target, tl.sum(total, 0))
@@ -339,11 +339,11 @@ def _multiplied(
         weight, matrix, matrix.numel(), *strides, channels, results, *windows.group, *windows.size, *weight.shape[2:],
         *windows.by_place, *windows.by_result, *windows.offset, 1024,
     )  # fmt: skip
-    tiles, block = _tiles(size, windows.group, blocks.groups)
+    tiles, rectangle = _tiles(size, windows.group, blocks.groups)
     result = torch.empty(count, *size, results, dtype=torch.bfloat16, device=source.device)
     _product[(triton.cdiv(count, blocks.images), math.prod(tiles))](
         source, matrix, result, count, blocks.images, tiles[1], *source.shape[2:], *size, channels, results, *windows.group,
-        *windows.step, *windows.first, *windows.size, terms, parts, *block, num_warps=blocks.warps, num_stages=blocks.stages,
+        *windows.step, *windows.first, *windows.size, terms, parts, *rectangle, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return result.movedim(-1, 1)
 
@@ -362,18 +362,19 @@ def launch_on_weight(
     pieces = triton.cdiv(math.prod(windows.size) * channels, terms)
     each = triton.cdiv(count, min(count, triton.cdiv(parts, pieces)))
     parts = triton.cdiv(count, each)
-    tiles, block = _tiles(tuple(size), windows.group, blocks.groups)
+    tiles, rectangle = _tiles(tuple(size), windows.group, blocks.groups)
     sums = torch.empty(
         parts, pieces * terms, math.prod(windows.group) * filters, dtype=torch.float32, device=given.device
     )
     _on_matrix[(parts, pieces)](
         images, given, sums, count, each, math.prod(tiles), tiles[1], *images.shape[2:], *size, channels, filters, *windows.group,
-        *windows.step, *windows.first, *windows.size, terms, *block, num_warps=blocks.warps, num_stages=blocks.stages,
+        *windows.step, *windows.first, *windows.size, terms, *rectangle, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     result = torch.empty(filters, channels, *kernel, dtype=torch.float32, device=given.device)
+    block = 4096 // filters  # as many parts at a time as are usual: it waits for the memory once
     _fold[(math.prod(kernel) * channels,)](
-        sums, result, parts, sums[0].numel(), channels, filters, *windows.group, windows.size[1], *stride, *kernel, 64
-    )
+        sums, result, parts, sums[0].numel(), channels, *windows.group, windows.size[1], *kernel, *stride, filters, block
+    )  # fmt: skip
     return result
 
 
