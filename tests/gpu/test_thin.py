@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], Geometry]] = [
 @pytest.fixture(autouse=True)
 def _needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thin, "MANY", 1)
+    monkeypatch.setattr(thin, "faster", lambda *_: (True, True, True))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert kernels.usable("thin", torch.zeros(1, device="cuda")), "this machine's GPU cannot run the kernels"
 
@@ -89,7 +91,7 @@ def test_whatever_the_blocks(blocks: Blocks) -> None:
     _close(thin.launch_convolve(x, weight, geometry, blocks), exact, GRAIN)
     _close(thin.launch_back(given, weight, (17, 21), geometry, blocks).double(), on_x.double(), GRAIN)
     for parts in (1, 3, 100):
-        _close(thin.launch_on_weight(given, x, (4, 4), geometry, blocks, parts), on_weight, 1e-5)
+        _close(thin.launch_on_weight(given, x, (4, 4), geometry, replace(blocks, parts=parts)), on_weight, 1e-5)
 
 
 def test_gradients_are_the_same_every_time(case: tuple[Tensor, Tensor, Geometry]) -> None:

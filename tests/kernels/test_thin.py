@@ -88,6 +88,7 @@ def test_few_channels_small_kernels_and_many_values(monkeypatch: pytest.MonkeyPa
     assert not is_thin(x, weight, ((1, 1), (1, 1), (2, 2)), 1)
     assert not is_thin(x, weight, ((3, 3), (1, 1), (1, 1)), 1)
     assert not is_thin(x, torch.zeros(20, 16, 3, 3), ONE, 1)
+    assert not is_thin(_images(64), torch.zeros(64, 64, 3, 3), ONE, 1)
     assert not is_thin(x, torch.zeros(32, 16, 5, 3), ONE, 1)
     assert not is_thin(x, torch.zeros(32, 16, 3), ONE, 1)
     assert not is_thin(x.float(), weight, ONE, 1)
@@ -130,6 +131,36 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, function in (("convolve", there), ("back", back), ("on_weight", on_weight)):
         monkeypatch.setattr(thin, f"launch_{name}", function)
     return calls
+
+
+@pytest.mark.parametrize(
+    ("filters", "stride", "expected"),
+    [
+        ((16, 16, 3, 3), (1, 1), (True, True, True)),
+        ((32, 16, 4, 4), (2, 2), (True, True, True)),
+        ((32, 32, 4, 4), (2, 2), (False, True, True)),
+        ((64, 32, 3, 3), (1, 1), (False, False, True)),
+        ((64, 64, 3, 3), (1, 1), (False, False, False)),
+    ],
+    ids=str,
+)
+def test_what_is_faster(filters: tuple[int, ...], stride: tuple[int, ...], expected: tuple[bool, ...]) -> None:
+    assert thin.faster(filters, stride) == expected
+
+
+@pytest.mark.parametrize("ours", itertools.product((False, True), repeat=3), ids=str)
+def test_the_library_does_what_it_is_faster_at(
+    ours: tuple[bool, ...], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thin, "faster", lambda *_: ours)
+    x = torch.rand(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(3, 2, 2, 3, dtype=torch.float64, requires_grad=True)
+    found, exact = convolve(x, weight, ONE), F.conv2d(x, weight, None, *ONE)
+    torch.testing.assert_close(found, exact)
+    for mine, its in zip(*(torch.autograd.grad(y.square().sum(), (x, weight)) for y in (found, exact)), strict=True):
+        torch.testing.assert_close(mine, its)
+    names = ("there", "back", "on weight")
+    assert sorted(launched) == sorted(name for name, one in zip(names, ours, strict=True) if one)
 
 
 @pytest.mark.parametrize("geometry", [ONE, ((2, 2), (1, 0), (1, 1))], ids=str)

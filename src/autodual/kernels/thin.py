@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from autodual import kernels
@@ -35,7 +36,20 @@ def is_thin(x: Tensor, weight: Tensor, geometry: Geometry, groups: int) -> bool:
         return False
     if x.dtype != torch.bfloat16 or weight.dtype != torch.float32 or x.numel() < MANY or not products_are_half():
         return False
+    if not any(faster(weight.shape, stride)):
+        return False
     return kernels.usable("thin", x, weight) and torch.cuda.get_device_capability(x.device) >= HOPPER
+
+
+def faster(filters: Shape, stride: Shape) -> tuple[bool, bool, bool]:
+    """Whether programs of ours beat the library's: forward, for the gradient by the operand, and for that by the filters [F, C, h, w].
+
+    They do where few terms meet in a result: channels times places of the kernel. The limits lie between shapes that were measured on
+    an H200 (benchmarks/results/thin_convolutions.md).
+    """
+    results, channels, *kernel = filters
+    places = math.prod(kernel)
+    return channels * places <= 256, results * places <= 288 * math.prod(stride), results * channels * places <= 20_000
 
 
 def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
@@ -47,11 +61,12 @@ def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
 
 
 class _Convolve(torch.autograd.Function):
-    """Where a gradient is to be differentiated again, it is computed plainly."""
+    """The library computes what it is faster at, and a gradient that is to be differentiated again."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        return launch_convolve(x, weight, geometry)
+        ours, _, _ = faster(weight.shape, geometry[0])
+        return launch_convolve(x, weight, geometry) if ours else F.conv2d(x, weight.to(x.dtype), None, *geometry)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -62,13 +77,18 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (given,), (x, weight), geometry = gradients, ctx.saved_tensors, ctx.geometry
         wants_x, wants_weight, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            on_x, on_weight, _ = torch.ops.aten.convolution_backward(
-                given, x, weight.to(x.dtype), None, *geometry, False, (0, 0), 1, (wants_x, wants_weight, False)
-            )
-            return on_x, on_weight.to(weight.dtype) if wants_weight else None, None
-        on_x = launch_back(given, weight, tuple(x.shape[2:]), geometry) if wants_x else None
-        return on_x, launch_on_weight(given, x, tuple(weight.shape[2:]), geometry) if wants_weight else None, None
+        _, ours, ours_on_weight = (False,) * 3 if torch.is_grad_enabled() else faster(weight.shape, geometry[0])
+        on_x = on_weight = None
+        left = wants_x and not ours, wants_weight and not ours_on_weight, False
+        if any(left):
+            half = weight.to(x.dtype)
+            found = torch.ops.aten.convolution_backward(given, x, half, None, *geometry, False, (0, 0), 1, left)
+            on_x, on_weight = found[0], None if found[1] is None else found[1].to(weight.dtype)
+        if wants_x and ours:
+            on_x = launch_back(given, weight, tuple(x.shape[2:]), geometry)
+        if wants_weight and ours_on_weight:
+            on_weight = launch_on_weight(given, x, tuple(weight.shape[2:]), geometry)
+        return on_x, on_weight, None
 
 
 # The Triton programs, and what launches them.
@@ -145,24 +165,29 @@ class Blocks:
     warps: int = 4
     stages: int = 1
     """Loads in flight before they are needed. From 2 on they pass by the fastest cache, in which windows overlap."""
+    parts: int = 264
+    """Programs for the gradient by the weights, in all: two for each multiprocessor of an H200."""
 
 
-def forward_blocks(channels: int, filters: int, kernel: Shape, stride: Shape) -> Blocks:
+# Blocks are the best of those that were tried for each shape on an H200 (benchmarks/results/thin_convolutions.md).
+
+
+def forward_blocks(channels: int, filters: int, stride: Shape) -> Blocks:
     return Blocks(_shared(channels, filters) if max(stride) == 1 else (1, 1))
 
 
-def back_blocks(channels: int, filters: int, kernel: Shape, stride: Shape) -> Blocks:
+def back_blocks(channels: int, filters: int, stride: Shape) -> Blocks:
     """Blocks for the gradient by an operand with these channels."""
     return Blocks(_shared(filters, channels) if max(stride) == 1 else stride)
 
 
-def weight_blocks(channels: int, filters: int, kernel: Shape, stride: Shape) -> Blocks:
+def weight_blocks(channels: int, filters: int, stride: Shape) -> Blocks:
     group = _shared(channels, filters) if max(stride) == 1 else (1, 1)
-    return Blocks(group, warps=8) if channels == 16 else Blocks(group, terms=128)
-
-
-PARTS = 264
-"""Programs for the gradient by the weights, in all: two for each multiprocessor of an H200."""
+    if filters == CHANNELS[2] or channels == CHANNELS[2]:
+        return Blocks(group, terms=128, parts=528)
+    if channels == CHANNELS[1] and max(stride) > 1:
+        return Blocks(group, groups=32, warps=8, stages=3)
+    return Blocks(group, groups=64 if filters == CHANNELS[0] else 128, warps=8)
 
 
 def _shared(source: int, results: int) -> Shape:
@@ -308,7 +333,7 @@ def launch_convolve(images: Tensor, weight: Tensor, geometry: Geometry, blocks: 
     """Images [M, C, H, W] of bfloat16 and filters [F, C, h, w] of float32: [M, F, H', W'] of bfloat16."""
     filters, channels, *kernel = weight.shape
     stride, padding, _ = geometry
-    blocks = forward_blocks(channels, filters, tuple(kernel), stride) if blocks is None else blocks
+    blocks = forward_blocks(channels, filters, stride) if blocks is None else blocks
     size = tuple((n + 2 * p - k) // s + 1 for n, k, s, p in zip(images.shape[2:], kernel, stride, padding, strict=True))
     windows = Windows.forward(blocks.group, tuple(kernel), geometry)
     weight = weight.contiguous()
@@ -318,7 +343,7 @@ def launch_convolve(images: Tensor, weight: Tensor, geometry: Geometry, blocks: 
 def launch_back(given: Tensor, weight: Tensor, size: Shape, geometry: Geometry, blocks: Blocks | None = None) -> Tensor:
     """The gradient by images [M, C, *size], of bfloat16, from that by the result [M, F, H', W']."""
     filters, channels, *kernel = weight.shape
-    blocks = back_blocks(channels, filters, tuple(kernel), geometry[0]) if blocks is None else blocks
+    blocks = back_blocks(channels, filters, geometry[0]) if blocks is None else blocks
     windows = Windows.back(blocks.group, tuple(kernel), geometry)
     weight = weight.contiguous()
     return _multiplied(given, weight, windows, size, (weight.stride(0), weight.stride(1)), blocks)
@@ -349,18 +374,18 @@ def _multiplied(
 
 
 def launch_on_weight(
-    given: Tensor, images: Tensor, kernel: Shape, geometry: Geometry, blocks: Blocks | None = None, parts: int = PARTS
+    given: Tensor, images: Tensor, kernel: Shape, geometry: Geometry, blocks: Blocks | None = None
 ) -> Tensor:
     """The gradient by the filters [F, C, *kernel], of float32, of a convolution of images [M, C, H, W], from that by its result."""
     given, images = _inside(given), _inside(images)
     count, channels = images.shape[:2]
     filters, *size = given.shape[1:]
     stride = geometry[0]
-    blocks = weight_blocks(channels, filters, kernel, stride) if blocks is None else blocks
+    blocks = weight_blocks(channels, filters, stride) if blocks is None else blocks
     windows = Windows.forward(blocks.group, kernel, geometry)
     terms = _terms(windows, channels, blocks.terms)
     pieces = triton.cdiv(math.prod(windows.size) * channels, terms)
-    each = triton.cdiv(count, min(count, triton.cdiv(parts, pieces)))
+    each = triton.cdiv(count, min(count, triton.cdiv(blocks.parts, pieces)))
     parts = triton.cdiv(count, each)
     tiles, rectangle = _tiles(tuple(size), windows.group, blocks.groups)
     sums = torch.empty(
