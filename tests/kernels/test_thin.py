@@ -148,7 +148,7 @@ def test_what_is_faster(filters: tuple[int, ...], stride: tuple[int, ...], expec
     assert thin.faster(filters, stride) == expected
 
 
-@pytest.mark.parametrize("ours", itertools.product((False, True), repeat=3), ids=str)
+@pytest.mark.parametrize("ours", list(itertools.product((False, True), repeat=3)), ids=str)
 def test_the_library_does_what_it_is_faster_at(
     ours: tuple[bool, ...], launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
