@@ -193,6 +193,11 @@ def tf32_convolutions() -> bool:
         return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
+def products_are_half() -> bool:
+    """Whether a GPU is to round the factors of products to bfloat16."""
+    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+
+
 class _MatmulPrecision:
     """`torch.set_float32_matmul_precision` as an attribute, like all other switches."""
 

@@ -20,7 +20,9 @@ from autodual.dual.base import AffineDual, Window, parameter, register, rewrite,
 from autodual.dual.normalising import tournament
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call
+from autodual.kernels import thin
 from autodual.kernels.narrow import Geometry, convolve, is_narrow, is_narrow_back, spread
+from autodual.kernels.thin import is_thin
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 FEW_POSITIONS = 16
@@ -86,6 +88,8 @@ class DualConv(_Convolution):
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         if is_narrow(x, weight, self.groups):
             return convolve(x, weight, None, self.geometry)
+        if is_thin(x, weight, self.geometry, self.groups):
+            return thin.convolve(x, weight, self.geometry)
         return _CONV[self.dims](x, weight, None, *self.geometry, self.groups)
 
     def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:

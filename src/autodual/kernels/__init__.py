@@ -22,11 +22,11 @@ LARGEST_K = 256
 ENOUGH = 1024
 """Programs that fill a GPU."""
 
-Family = Literal["median", "stream", "chord", "narrow", "weigh"]
+Family = Literal["median", "stream", "chord", "narrow", "thin", "weigh"]
 """The name of a file with Triton programs."""
 
-HALVES: frozenset[Family] = frozenset({"median", "stream"})
-"""Families whose samples and streams may be bfloat16; they compute in float32 all the same."""
+HALVES: frozenset[Family] = frozenset({"median", "stream", "thin"})
+"""Families whose samples and streams may be bfloat16; they compute, or at least add up, in float32 all the same."""
 
 tried: dict[tuple[Family, int], bool] = {}
 """Whether the kernels of a family work on the GPU of a number; what was not tried is not there."""

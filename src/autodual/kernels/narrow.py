@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autodual import kernels
-from autodual._tensor import Shape, tf32_convolutions
+from autodual._tensor import Shape, products_are_half, tf32_convolutions
 
 if TYPE_CHECKING:
     import triton
@@ -40,8 +40,7 @@ def is_narrow_back(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """A convolution as by conv2d: [M, C, H, W] -> [M, F, H', W'], channels inside; bfloat16 under autocast, from float32 numbers."""
-    half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-    return _Convolve.apply(x, weight, bias, geometry, torch.bfloat16 if half else torch.float32)
+    return _Convolve.apply(x, weight, bias, geometry, torch.bfloat16 if products_are_half() else torch.float32)
 
 
 def spread(x: Tensor, weight: Tensor, size: Shape, geometry: Geometry) -> Tensor:
