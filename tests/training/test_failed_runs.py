@@ -163,8 +163,6 @@ def test_a_loss_that_nobody_looked_at_is_named_before_its_weights_are_kept(
     monkeypatch.setattr(checkpoint, "save", notice)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     config = CONFIG.with_changes(model="models.py:steep", engine="ibp")
-    with pytest.raises(
-        AutodualError, match=r"stage 0, epoch 0, step 0: the loss is (inf|nan), or was; bounds overflow where"
-    ):
+    with pytest.raises(AutodualError, match=r"stage 0, epoch 0: the loss is (inf|nan); bounds overflow where"):
         train(config, place / "run")
     assert kept == [True]

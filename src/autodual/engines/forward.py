@@ -120,7 +120,7 @@ class ForwardPass(Pass[Centred]):
         interval = self.preactivations[index] = self.interval(source, operands[0])
         band = self.bands[index] = layer.band(interval)
         self.rounding.take(source, interval, None)
-        self.rounding.enter_band(index, interval, band)
+        self.rounding.enter_band(index, interval, band, operands[0].centre)
         result = {}
         for origin in list(operands[0].generators):
             result[origin] = layer.along(band.slope, operands[0].generators[origin])

@@ -355,7 +355,7 @@ class _Found:
         self.bands[index] = self.wide[index] = band = self.network.activation(index).band(interval)
         if isinstance(self.rounding, Rounding):
             self.rounding.note(source, self.rounding.at(source).since)
-            self.rounding.enter_band(index, interval, band)
+            self.rounding.enter_band(index, interval, band, centre)
             self.wide[index] = replace(band, radius=band.radius + SAFETY * self.rounding.errors[index])
 
     def outside(self) -> dict[int, Outside]:

@@ -8,16 +8,16 @@ With u half the machine epsilon, a sum of n products, in any order, fused or not
 
               affine                                 activation
     size_i    |W| size_j + |b|                       max |f|                         >= |z_i|
-    moves_i   |W| moves_j                            |a| radius of the interval + r  >= how far z_i can move
+    moves_i   |W| moves_j                            |a| max |z_j - c_j| + r         >= |z_i - c_i|
     local_i   gamma size_i + gamma' moves_i          the same + error of f           what computing the node adds
               + errors of constants
     since_i   |W| since_j + local_i                  0                               errors since the last activations
 
-gamma belongs to the centre, which goes forward; gamma' to coefficients, which are pulled back and multiplied by how far the node
-moves. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i. Where columns of generators go forward, gamma'
-is the larger of both.) What enters an activation was bounded by
-computed numbers, so it may lie `outside` its interval by the slack of those bounds, where f may stray from its lines. So an activation
-is wrong by
+gamma belongs to the centre c, which goes forward; gamma' to coefficients, which are pulled back and multiplied by how far the node
+may be from its centre. That is half the width of an interval around c, and up to |c - middle| more where another bound has cut the
+interval. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i. Where columns of generators go forward,
+gamma' is the larger of both.) What enters an activation was bounded by computed numbers, so it may lie `outside` its interval by the
+slack of those bounds, where f may stray from its lines. So an activation is wrong by
 
     error_i  =  local_i + strayed_i + |a| since_j + gamma_n r,
 
@@ -115,8 +115,8 @@ class Errors(ABC):
         """Somebody else has bounded a node, and says how far outside values may lie; None: not at all."""
 
     @abstractmethod
-    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
-        """Activation `index` has been relaxed for an interval, by a band."""
+    def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
+        """Activation `index` has been relaxed for an interval, by a band; `centre` goes forward from before it."""
 
     @abstractmethod
     def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
@@ -162,7 +162,7 @@ class NoErrors(Errors):
     def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
         pass
 
-    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
+    def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
         pass
 
     def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
@@ -445,8 +445,9 @@ class Rounding(Errors):
         node = self.at(index)
         return node.since + self._pass.grain_of_features(index) * node.size
 
-    def enter_band(self, index: int, interval: Interval, band: Band) -> None:
-        self.enter(index, interval, (band.slope,), band.radius)
+    def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
+        farthest = torch.maximum(interval.upper - centre, centre - interval.lower)
+        self.enter(index, interval, (band.slope,), band.radius, farthest)
 
     def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
         offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
@@ -461,16 +462,20 @@ class Rounding(Errors):
             return self.error_of_image(index), self.at(index).run
         return self.errors[index], self.run_errors[index]
 
-    def enter(self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor) -> None:
+    def enter(
+        self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor, farthest: Tensor | None = None
+    ) -> None:
         """Finds the errors of an activation that has been relaxed by lines of these slopes.
 
         offset: what its row adds up: the radius of a band, or the larger offset of two lines.
+        farthest: how far from the centre that goes forward its operand may be; half the interval's width when not given, which is
+            enough where no such centre is multiplied with slopes that are not zero.
         """
         layer, operand = self.network.activation(index), self._operand(index)
         outside = self.outside[self.network.source(index)]
         wide, steepest = outside.around(interval), _steepest(slopes)
         size = layer.largest_value(wide)
-        reach = interval.radius + outside.farther
+        reach = (interval.radius if farthest is None else farthest) + outside.farther
         moves = size if self.pulls_centres else layer.along(steepest, reach, plus=offset)
         self.intervals[index] = interval
         local = self._pass.of_sums(index, torch.maximum(size, layer.along(steepest, wide.largest)), moves)

@@ -160,8 +160,6 @@ class Loop:
     watch: Watch = UNWATCHED
     log: StepLog | None = field(default=None, init=False)
     average: Average | None = field(default=None, init=False)
-    spoilt: Tensor | None = field(default=None, init=False)
-    """The first step of this call whose loss was infinite or NaN, on the device; infinite if there was none."""
 
     def __post_init__(self) -> None:
         self.group = self.watch.group
@@ -240,7 +238,7 @@ class Loop:
                     raise NotFiniteError(
                         f"stage {self.stage}, epoch {epoch}, step {position.step}{at}: {error}"
                     ) from None
-                self._count(summary, share, len(index), sums, position.step)
+                self._count(summary, share, len(index), sums)
                 position = Position(self.stage, epoch, batch + 1, position.step + 1)
                 counts = (batch + 1, batches, summary, len(share.index), len(index))
                 told = None if trained_eps(config, epoch) is None else size
@@ -276,10 +274,7 @@ class Loop:
             )
         return self.data.as_input(images)
 
-    def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor, step: int) -> None:
-        never, now = (summary.new_full((), value) for value in (math.inf, float(step)))  # nothing waits for the device
-        first = torch.where(summary[0].isfinite(), never, now)
-        self.spoilt = first if self.spoilt is None else torch.minimum(self.spoilt, first)
+    def _count(self, summary: Tensor, share: Share, whole: int, sums: Tensor) -> None:
         if share.counted > 0:
             sums[0] += summary[0] * share.counted
             sums[1:] += summary[1:3]
@@ -288,24 +283,21 @@ class Loop:
 
     def _end_epoch(self, epoch: int, step: int, sums: Tensor, seconds: float | None) -> None:
         loss, robust, wrong = (self.group.add_up_(sums.clone()) / len(self.data)).tolist()
-        self._check(loss)
+        self._check(loss, epoch)
         figures = {"lr": lr_at(self.config, epoch), "loss": loss, "robust_error": robust, "error": wrong}
         size, spent = trained_eps(self.config, epoch), None if seconds is None else round(seconds, 3)
         line = EpochLine("epoch", self.stage, epoch, step, size, **figures, seconds=spent, examples=len(self.data))
         self.group.by_first(lambda: self.run.record(line))
         self._log("epoch", step, figures if size is None else {"eps": size} | figures)
 
-    def _check(self, loss: float) -> None:
-        """Ends a training whose loss was infinite or NaN at some step, which has spoilt the weights."""
-        if math.isfinite(loss):
-            return
-        first = math.inf if self.spoilt is None else self.spoilt.item()
-        step = int(first) if math.isfinite(first) else None
-        where = "" if step is None else f", epoch {step // batches_in(len(self.data), self.config.batch)}, step {step}"
-        raise NotFiniteError(
-            f"stage {self.stage}{where}: the loss is {loss}, or was; bounds overflow where eps or weights are too large. Try a "
-            f"smaller lr, clip_gradients, or a slower eps schedule (RobustCrossEntropy.why_not_finite says for a batch what overflows)"
-        )
+    def _check(self, loss: float, epoch: int) -> None:
+        """Ends a training whose losses of an epoch add up to infinity or NaN: the step that had it has spoilt the weights."""
+        if not math.isfinite(loss):
+            raise NotFiniteError(
+                f"stage {self.stage}, epoch {epoch}: the loss is {loss}; bounds overflow where eps or weights are too large. Try a "
+                f"smaller lr, clip_gradients, or a slower eps schedule (RobustCrossEntropy.why_not_finite says for a batch what "
+                f"overflows)"
+            )
 
     def _log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         if self.log is not None:
@@ -317,7 +309,7 @@ class Loop:
 
     def _save(self, optimiser: torch.optim.Optimizer, position: Position, sums: Tensor) -> None:
         whole = self.group.add_up_(sums.clone())
-        self._check(whole[0].item())  # whoever resumes shall not go on from weights that are spoilt
+        self._check(whole[0].item(), position.epoch)  # whoever resumes shall not go on from weights that are spoilt
         if self.log is not None:
             self.log.write()  # first, so that no step is missing from a run that is killed after this checkpoint
 

@@ -407,7 +407,7 @@ class DualSolver(Solver):
     def set_band(self, index: int, interval: Interval, band: Band) -> None:
         self.bands[index] = band
         self._ready.pop(index, None)
-        self.rounding.enter_band(index, interval, band)
+        self.rounding.enter_band(index, interval, band, self.centre(self.network.source(index)))
         known = not torch.is_grad_enabled() and self.network.activation(index).elementwise
         alive = alive_channels(*self.rounding.alive(index, band)) if known else None
         if alive is not None:
