@@ -1,6 +1,6 @@
 """MNIST and CIFAR-10 in few, small parts, for a lent machine that is sent little at a time; and back again, byte for byte.
 
-    python benchmarks/lent_data.py pack DATA OUT [--part-mib 43]      here: OUT/a, OUT/b, ... to be carried in one call each
+    python benchmarks/lent_data.py pack DATA OUT [--part-mib 30]      here: OUT/a, OUT/b, ... to be carried in one call each
     python benchmarks/lent_data.py unpack DATA PART [PART ...]        there, in every call: adds to DATA what has arrived by then
 
 CIFAR-10's batches travel as sheets of lossless WebP (half of their size, 99 MiB in all), everything else as it is, deflated. `unpack`
@@ -32,7 +32,7 @@ def main() -> None:
     packing = commands.add_parser("pack")
     packing.add_argument("data", type=Path)
     packing.add_argument("out", type=Path)
-    packing.add_argument("--part-mib", type=float, default=43.0)
+    packing.add_argument("--part-mib", type=float, default=30.0)
     unpacking = commands.add_parser("unpack")
     unpacking.add_argument("data", type=Path)
     unpacking.add_argument("parts", type=Path, nargs="+")
@@ -46,11 +46,11 @@ def main() -> None:
 
 
 def pack(data: Path, out: Path, most_bytes: int) -> list[Path]:
-    """Writes the parts, each in a folder of its own with the list of all files; returns the folders. Training images come first."""
-    files = sorted(
-        (f for f in data.rglob("*") if f.is_file()),
-        key=lambda f: ("train" not in f.name and "data_batch" not in f.name, f),
-    )
+    """Writes the parts, each in a folder of its own with the list of all files; returns the folders.
+
+    MNIST and all test images come first, so that work can begin before the training images of CIFAR-10 have arrived.
+    """
+    files = sorted((f for f in data.rglob("*") if f.is_file()), key=lambda f: ("data_batch" in f.name, f))
     pieces, listed = list[tuple[str, bytes]](), dict[str, dict[str, object]]()
     for file in files:
         content, name = file.read_bytes(), file.relative_to(data).as_posix()
