@@ -114,6 +114,7 @@ def test_beside_the_authors_code(call: Call, authors: ModuleType, weights: Path)
     assert all(row[1] and row[2] for row in rows)
     assert rows[1][-1] == "20 of 20 |"
     assert "## Digits: operations, ms per step" in said
+    assert "## Digits, certificates of 10 images: operations, ms" in said
     assert "aten::" in said
     assert "random images" not in said
 

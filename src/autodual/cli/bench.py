@@ -45,7 +45,7 @@ def bench(
         ),
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="also what takes most time in a step, with shapes")
+        bool, typer.Option("--profile", help="also what takes most time in a step, and in certificates, with shapes")
     ] = False,
     authors: Annotated[bool, typer.Option(help="beside the authors' convex_adversarial, if it can be imported")] = True,
     data_folder: Annotated[

@@ -48,6 +48,8 @@ from autodual.training.setup import make_ball
 
 AGREEMENT = 0.25
 """Relative difference of the two mean losses that is told. At k = 50, single ones of large untrained networks differ by 0.2."""
+PROFILED = 50
+"""Images whose certificates are profiled, at most."""
 BUSY = 0.1
 """Cores that other processes may keep busy while a CPU is measured, before that is told."""
 
@@ -228,6 +230,14 @@ class Bench:
             found, verdicts = self._by_batches(ours, x, labels, 1000 if cuda else 10)
             row |= found | {"peak_bytes": peak.bytes()}
             self.say(f"{problem.title}: {figure(1e3 * found['seconds_per_image'])} ms per exact certificate")
+            if self.profiled:
+                self.check()
+                some = min(PROFILED, found["batch"])
+                kinds = ("kernels", "operations") if cuda else ("operations",)
+                row["profile"] = {
+                    kind: hottest(lambda: ours(x[:some], labels[:some]), self.device, kind, calls=1) for kind in kinds
+                }
+                row["profiled_images"] = some
         if self.authors:
             self._measure_authors_certificates(problem, row, verdicts, model, x, labels)
 
@@ -347,6 +357,9 @@ def markdown(record: dict[str, Any]) -> str:
     for title, row in record["networks"].items():
         for what, found in row.get("profile", {}).items():
             parts += [f"## {title}: {what}, ms per step", _profile_table(found)]
+    for title, row in record["certificates"].items():
+        for what, found in row.get("profile", {}).items():
+            parts += [f"## {title}, certificates of {row['profiled_images']} images: {what}, ms", _profile_table(found)]
     if record["notes"]:
         parts += ["## Notes", "\n".join(f"- {note}" for note in record["notes"])]
     return "\n\n".join(parts) + "\n"
