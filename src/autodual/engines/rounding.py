@@ -336,11 +336,15 @@ class _AffineErrors(Pass[NodeErrors]):
         self.lost = torch.add(self.lost, flat(moves, 1).sum(1), alpha=lost)
 
     def terms(self, index: int) -> tuple[int, int]:
-        """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it."""
+        """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it.
+
+        A node that is read more than once adds up the coefficients that come from all of its readers.
+        """
         if index not in self._counted:
-            layer, shape = self.network.nodes[index].layer, self.network.nodes[index].shape
-            shapes = self.network.operand_shapes(index)
-            self._counted[index] = (0, 0) if layer is None else layer.terms(shapes, shape)
+            node, shapes = self.network.nodes[index], self.network.operand_shapes(index)
+            forward, back = (0, 0) if node.layer is None else node.layer.terms(shapes, node.shape)
+            others = max((len(self.network.readers[source]) - 1 for source in node.inputs), default=0)
+            self._counted[index] = forward, back + others
         return self._counted[index]
 
     def grains(self, index: int) -> tuple[float, float]:
