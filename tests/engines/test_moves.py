@@ -1,4 +1,5 @@
-"""No node is farther from its centre than the rounding analysis has it: an error in a coefficient is multiplied by just that."""
+"""No node is farther from its centre than the rounding analysis has it: an error in a coefficient is multiplied by just that. And no
+centre is larger than it has it: rounding a sum of centres is an error in proportion to those."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 def _farther(model: nn.Module, inputs: ad.InputSet, points: Tensor, engine: ad.BoundEngine, seen: Seen) -> float:
-    """The most that an activation's value, at these points [S, N, ...], is farther from its centre than its `moves`."""
+    """The most that an activation's value, at these points [S, N, ...], is farther from its centre than its `moves`, or that value
+    or centre are larger than its `size`."""
     network = dual_network(model, inputs.centre)
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     with torch.no_grad():
@@ -49,7 +51,9 @@ def _farther(model: nn.Module, inputs: ad.InputSet, points: Tensor, engine: ad.B
         values = OnDemand(network, Evaluation(x))
         for index, entries in seen.items():
             for rounding, centre in entries:
-                beyond = (values.at(index) - centre).abs() - rounding.at(index).moves
+                value, known = values.at(index), rounding.at(index)
+                larger = torch.maximum(value.abs(), centre.abs()) - known.size
+                beyond = torch.maximum((value - centre).abs() - known.moves, larger)
                 worst = max(worst, float(beyond.detach().max()))
     assert seen, "no activation was counted"
     return worst

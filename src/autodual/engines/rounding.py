@@ -7,7 +7,7 @@ With u half the machine epsilon, a sum of n products, in any order, fused or not
 **Bounds.** Node i is z_i = W z_j + b, or z_i = f(z_j) relaxed by f(z) in a z + m +- r on an interval. For every node:
 
               affine                                 activation
-    size_i    |W| size_j + |b|                       max |f|                         >= |z_i|
+    size_i    |W| size_j + |b|                       max |f| and |c_i|               >= |z_i| and |c_i|
     moves_i   |W| moves_j                            |a| max |z_j - c_j| + r         >= |z_i - c_i|
     local_i   gamma size_i + gamma' moves_i          the same + error of f           what computing the node adds
               + errors of constants
@@ -450,8 +450,8 @@ class Rounding(Errors):
         return node.since + self._pass.grain_of_features(index) * node.size
 
     def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
-        farthest = torch.maximum(interval.upper - centre, centre - interval.lower)
-        self.enter(index, interval, (band.slope,), band.radius, farthest)
+        after = self.network.activation(index).along(band.slope, centre) + band.centre
+        self.enter(index, interval, (band.slope,), band.radius, (centre, after))
 
     def enter_lines(self, index: int, interval: Interval, lines: Lines) -> None:
         offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
@@ -467,22 +467,31 @@ class Rounding(Errors):
         return self.errors[index], self.run_errors[index]
 
     def enter(
-        self, index: int, interval: Interval, slopes: tuple[Tensor, ...], offset: Tensor, farthest: Tensor | None = None
+        self,
+        index: int,
+        interval: Interval,
+        slopes: tuple[Tensor, ...],
+        offset: Tensor,
+        centres: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Finds the errors of an activation that has been relaxed by lines of these slopes.
 
         offset: what its row adds up: the radius of a band, or the larger offset of two lines.
-        farthest: how far from the centre that goes forward its operand may be; half the interval's width when not given, which is
-            enough where no such centre is multiplied with slopes that are not zero.
+        centres: the centres that go forward before and after it, which may lie outside of its intervals; none when not given, which
+            is enough where no such centre is multiplied with slopes that are not zero.
         """
         layer, operand = self.network.activation(index), self._operand(index)
         outside = self.outside[self.network.source(index)]
         wide, steepest = outside.around(interval), _steepest(slopes)
-        size = layer.largest_value(wide)
-        reach = (interval.radius if farthest is None else farthest) + outside.farther
+        size, largest, farthest = layer.largest_value(wide), wide.largest, interval.radius
+        if centres is not None:
+            before, after = centres
+            size, largest = torch.maximum(size, after.abs()), torch.maximum(largest, before.abs())
+            farthest = torch.maximum(interval.upper - before, before - interval.lower)
+        reach = farthest + outside.farther
         moves = size if self.pulls_centres else layer.along(steepest, reach, plus=offset)
         self.intervals[index] = interval
-        local = self._pass.of_sums(index, torch.maximum(size, layer.along(steepest, wide.largest)), moves)
+        local = self._pass.of_sums(index, torch.maximum(size, layer.along(steepest, largest)), moves)
         if not layer.exact:
             local = local + layer.error(wide, size, of_sum(MORE_ROUNDINGS, self._pass.dtype))
         else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
