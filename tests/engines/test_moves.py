@@ -84,3 +84,24 @@ def test_a_centre_far_outside_its_interval(engine: ad.BoundEngine, seen: Seen) -
     inputs = ad.LinfBall(1.0).around(torch.zeros(1, 2, dtype=torch.float64))
     corners = torch.tensor([[[a, b]] for a in (-1.0, 0.3, 1.0) for b in (-1.0, 0.0, 1.0)], dtype=torch.float64)
     assert _farther(model, inputs, corners, engine, seen) <= TOLERANCE
+
+
+class _SeenFromACorner(ad.InputSet):
+    """The box [lower, lower + 1], whose `centre` is its lower corner: any point of a set will do."""
+
+    def __init__(self, lower: Tensor) -> None:
+        self.centre = lower
+
+    def minimise(self, coefficients: Tensor) -> Tensor:
+        return (coefficients * self.centre + coefficients.clamp(max=0)).flatten(2).sum(-1)
+
+    def __getitem__(self, examples: slice) -> _SeenFromACorner:
+        return _SeenFromACorner(self.centre[examples])
+
+
+def test_a_set_that_is_not_around_its_centre() -> None:
+    inputs = _SeenFromACorner(torch.full((1, 3), -0.5, dtype=torch.float64))
+    known = Rounding(dual_network(nn.Linear(3, 2).double(), inputs.centre), inputs).at(0)
+    assert (known.moves >= 1 - TOLERANCE).all()
+    corner_and_minimum = 2 * 0.5 * known.size.numel() * torch.finfo(torch.float64).eps / 2
+    assert (known.since >= corner_and_minimum).all()

@@ -239,14 +239,21 @@ class _AffineErrors(Pass[NodeErrors]):
     def input(self) -> NodeErrors:
         box = self.region.box()
         norm = norm_of(self.region)
-        moves = box.largest if self.pulls_centres or norm is None else box.radius
+        # A set of another kind tells its minimum, from which the value at its centre, a second sum, is subtracted.
+        moves, summed = (box.radius, box.radius) if norm is not None else (self._farthest(box), 2 * box.largest)
+        if self.pulls_centres:
+            moves = summed = box.largest
         local = self.of_sums(0, box.largest, moves)
         self.lose(0, moves)
         support = 0.0 if norm is None else norm.lost(of_underflow(math.prod(self.network.nodes[0].shape), self.dtype))
         if support > 0:
             self.lost = self.lost + support
         zero = self.zero_like(box.largest)
-        return NodeErrors(box.largest, moves, local, local + self.grain_of_features(0) * moves, zero, zero, zero)
+        return NodeErrors(box.largest, moves, local, local + self.grain_of_features(0) * summed, zero, zero, zero)
+
+    def _farthest(self, box: Interval) -> Tensor:
+        centre = self.region.centre
+        return torch.maximum(box.upper - centre, centre - box.lower)
 
     def affine(self, index: int, layer: AffineDual, operands: Sequence[NodeErrors]) -> NodeErrors:
         known = [[getattr(o, name) for o in operands] for name in ("size", "moves", "since", "run", "run_since")]
