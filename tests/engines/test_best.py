@@ -114,6 +114,20 @@ class TestSoundness:
         last = network.activations[-1]
         assert not torch.equal(alone[0][last].below, alone[1][last].below), "the engines do not differ"
 
+    @pytest.mark.parametrize("proof", [True, False])
+    def test_at_every_activation_interval_bounds_go_on_from_the_intersection(self, proof: bool) -> None:
+        """The size of an activation, which its rounding is in proportion to, is that of the interval that all have agreed on."""
+        sets = ad.LinfBall(0.3).around(batch(3, 6))
+        network = network_of(mlp(6, 12, 12, 12, 3, seed=2), sets)
+        with torch.no_grad():
+            found = _Lanes.of([ad.Dual(intersect=True), ad.Crown(intersect=True)], network, sets, proof)
+        for lane in found.lanes:
+            assert lane.beside is not None
+            for index, agreed in found.intervals.items():
+                own = lane.beside.at(network.source(index))
+                assert torch.equal(own.lower, agreed.lower)
+                assert torch.equal(own.upper, agreed.upper)
+
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
     def test_nothing_that_is_certified_can_be_broken(self, dtype: torch.dtype) -> None:
         model, x = convnet(dtype), batch(12, 1, 6, 6, dtype=dtype)

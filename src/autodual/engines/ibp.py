@@ -66,10 +66,13 @@ class IntervalBounds:
 
     def intersect(self, index: int, found: Interval) -> Interval:
         """Narrows the interval of a node to what another bound allows, too, and returns it; later nodes are computed from it."""
-        own = self.at(index)
-        both = found.intersect(own)
-        self._intervals.put(index, both)
+        both = found.intersect(self.at(index))
+        self.go_on_from(index, both)
         return both
+
+    def go_on_from(self, index: int, interval: Interval) -> None:
+        """Replaces the interval of a node by a narrower one that others have agreed on."""
+        self._intervals.put(index, interval)
 
 
 class ProvableIntervals(IntervalBounds):
@@ -86,11 +89,17 @@ class ProvableIntervals(IntervalBounds):
 
     def intersect(self, index: int, found: Interval) -> Interval:
         own, its_outside = self.at(index), self.outside(index)
-        both = super().intersect(index, found)
-        outside = outside_of_both(both, [(found, self._rounding.outside[index]), (own, its_outside)])
-        self._rounding.outside[index] = outside
-        self._errors.put(index, outside.farther)
+        both = found.intersect(own)
+        self._rounding.outside[index] = outside_of_both(
+            both, [(found, self._rounding.outside[index]), (own, its_outside)]
+        )
+        self.go_on_from(index, both)
         return both
+
+    def go_on_from(self, index: int, interval: Interval) -> None:
+        """Replaces the interval of a node, and its error by what the rounding was told of how far outside of it values may lie."""
+        super().go_on_from(index, interval)
+        self._errors.put(index, self._rounding.outside[index].farther)
 
 
 def interval_bounds(network: DualNetwork, region: InputSet, rounding: Errors) -> IntervalBounds:
