@@ -364,8 +364,23 @@ ENGINES = [
     ),
     mutation(
         "errors of coefficients times half an interval, however far its centre is", "engines/rounding.py",
-        "(band.slope,), band.radius, farthest)", "(band.slope,), band.radius)",
+        "            farthest = torch.maximum(interval.upper - before, before - interval.lower)\n", "",
         "engines/test_moves.py",
+    ),
+    mutation(
+        "errors of centres in proportion to values that lie in their intervals", "engines/rounding.py",
+        "torch.maximum(size, after.abs())", "size",
+        "engines/test_moves.py",
+    ),
+    mutation(
+        "coefficients of many readers that are added up for nothing", "engines/rounding.py",
+        "forward, back + others", "forward, back",
+        "engines/test_readers.py",
+    ),
+    mutation(
+        "interval bounds that go on from wider intervals than their errors are counted for", "engines/best.py",
+        "            lane.beside.go_on_from(source, both)\n", "            pass\n",
+        "engines/test_best.py",
     ),
     mutation(
         "thin gradients by the library though ours are wanted", "kernels/thin.py",
