@@ -17,7 +17,7 @@ from typing import Literal
 from autodual._errors import ArgumentError
 from autodual._files import read_json
 from autodual.runs.config import TrainConfig, option, read_yaml
-from autodual.runs.folder import Run
+from autodual.runs.folder import FREE, Run
 from autodual.runs.records import (
     AttackFigures,
     CascadeErrors,
@@ -28,6 +28,7 @@ from autodual.runs.records import (
     parse,
     read_if_sound,
 )
+from autodual.runs.schedule import by_epochs
 
 # What the paper reports: its rows in the order in which they are reproduced. [SPAD sec. 4, app. F and G]
 #
@@ -403,13 +404,32 @@ class Campaign:
         """The evaluation of a task, perhaps still without some engines; None where there is none."""
         file = self.result(task) / EVALUATION
         try:
-            return parse(RowRecord, read_json(file)) if file.exists() else None
+            record = parse(RowRecord, read_json(file)) if file.exists() else None
         except ArgumentError:
             raise
         except ValueError:
             raise ArgumentError(
                 f"{file}: is no evaluation of `autodual reproduce`, or damaged; remove it, and run the row again"
             ) from None
+        if record is not None and (record.row, record.recipe) != (task.row, task.recipe):
+            raise ArgumentError(
+                f"{file}: is about {record.row} ({record.recipe}), so it was copied here; remove it, and run the row again"
+            )
+        return record
+
+    def changed_since(self, task: Task) -> str | None:
+        """A sentence about a config that is another one now than that by which the results were made; None if it is the same, or if
+        nothing tells."""
+        file = Run(self.result(task)).config_file
+        if not file.exists() or not self.config_file(task).exists():
+            return None
+        before, now = by_epochs(Run(self.result(task)).config()), by_epochs(self.config(task))
+        for name in (name for name in now if name not in FREE and before[name] != now[name]):
+            return (
+                f"{self.result(task)}: was made by another config: {name} was {before[name]!r}, now {now[name]!r}; put that back, or "
+                f"remove the row's folders in the results and in the work folder, to train it anew"
+            )
+        return None
 
     def progress(self, task: Task) -> RowProgress:
         record = self.record(task)
