@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,11 +41,11 @@ def kept(finished: Campaign, campaign: Campaign) -> Campaign:
 def test_a_record_of_another_row_is_not_shown_as_this_ones(kept: Campaign, tmp_path: Path) -> None:
     shutil.copytree(kept.result(Task(ROW)), kept.result(Task(OTHER)))
     with pytest.raises(
-        ad.ArgumentError, match=rf"{OTHER}/evaluation\.json: is about {ROW} \(paper\), so it was copied"
+        ad.ArgumentError, match=rf"{OTHER}/evaluation\.json: is about '{ROW}' \('paper'\), so it was copied"
     ):
         write_tables(kept, tmp_path / "page.md", tmp_path / "page.html")
     shutil.copyfile(kept.result(Task(ROW)) / "evaluation.json", kept.result(Task(ROW, "best")) / "evaluation.json")
-    with pytest.raises(ad.ArgumentError, match=rf"is about {ROW} \(paper\)"):
+    with pytest.raises(ad.ArgumentError, match=rf"is about '{ROW}' \('paper'\)"):
         kept.record(Task(ROW, "best"))
 
 
@@ -116,3 +117,20 @@ def test_a_row_that_is_done_is_not_that_of_another_config(kept: Campaign) -> Non
     assert "was made by another config" in found.failed[Task(ROW)]
     (kept.result(Task(ROW)) / "config.yaml").unlink()  # as a light pack leaves it: nothing tells
     assert not run_in_turn(kept, [Task(ROW)], Deadline(), Watch, said.append).failed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"robust_error": 0.0},
+        {"robust_error_best": 0.0},
+        {"error": 7.5},
+        {"pgd_error_exact": 1.0},
+        {"engines": {"dual": {"images": 10, "certified": 10, "robust_error": 0.5, "engine": "Dual()"}}},
+    ],
+)
+def test_figures_that_contradict_one_another_are_no_record(kept: Campaign, changes: dict[str, object]) -> None:
+    file = kept.result(Task(ROW)) / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ad.ArgumentError, match="is no evaluation of `autodual reproduce`, or damaged"):
+        kept.record(Task(ROW))

@@ -260,7 +260,7 @@ def test_a_record_takes_no_place_of_another_one(finished: Campaign, campaign: Ca
         (
             replace(DONE, task=Task(OTHER)),
             [_chunk(other, content)],
-            rf"evaluation\.json: in the pack, is about {ROW} \(paper, done\)",
+            rf"evaluation\.json: in the pack, is about '{ROW}' \('paper', done\)",
         ),
         (DONE, [_chunk(RECORD, b"{}")], "is no evaluation of a row, or damaged"),
         (DONE, [], "its record is not there"),

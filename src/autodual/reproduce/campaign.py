@@ -155,6 +155,11 @@ def named_together(name: str) -> tuple[str, ...] | None:
 # What is kept of a row in `results/`: evaluation.json as frozen dataclasses, whose fields stand in the order of the file.
 
 
+def _same(one: float, other: float) -> bool:
+    """Equal but for the last digits."""
+    return abs(one - other) < 1e-9
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineFigures:
     """What one engine certifies; only `engine` and `not_run` where it was too large for the machine."""
@@ -169,6 +174,17 @@ class EngineFigures:
     seconds: float | None = optional()
     device: str | None = optional()
     not_run: str | None = optional()
+
+    def __post_init__(self) -> None:
+        pairs = ((self.certified, self.robust_error), (self.certified_as_run, self.robust_error_as_run))
+        for certified, error in pairs:
+            if (
+                self.images
+                and certified is not None
+                and error is not None
+                and not _same(1 - certified / self.images, error)
+            ):
+                raise ValueError("has an error that its counts do not give")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +203,18 @@ class NetworkFigures:
     certified_best_as_run: int | None = optional()
     robust_error_best: float | None = optional()
     robust_error_best_as_run: float | None = optional()
+
+    def __post_init__(self) -> None:
+        errors = (self.error, self.pgd_error, self.pgd_error_exact, self.robust_error, self.robust_error_as_run)
+        best = (self.robust_error_best, self.robust_error_best_as_run)
+        if not all(each is None or 0 <= each <= 1 for each in (*errors, *best)):
+            raise ValueError("has an error that is no part of 1")
+        whole = [each.robust_error for each in self.engines.values() if each.robust_error is not None]
+        if whole and not any(_same(each, self.robust_error) for each in whole):
+            raise ValueError("has a robust error that no engine found")
+        proved = [each for each in (self.robust_error, self.robust_error_best) if each is not None]
+        if min(proved) < self.pgd_error_exact - 1e-9:
+            raise ValueError("has fewer errors that are left open than those that the attack found")
 
     def __str__(self) -> str:
         """The figures in a line."""
@@ -413,7 +441,8 @@ class Campaign:
             ) from None
         if record is not None and (record.row, record.recipe) != (task.row, task.recipe):
             raise ArgumentError(
-                f"{file}: is about {record.row} ({record.recipe}), so it was copied here; remove it, and run the row again"
+                f"{file}: is about {record.row[:100]!r} ({record.recipe[:100]!r}), so it was copied here; remove it, and run the "
+                f"row again"
             )
         return record
 

@@ -382,7 +382,8 @@ def _check_unit(campaign: Campaign, task: Task, entry: Entry, files: dict[str, b
     if (record.row, record.recipe, record.complete) != (task.row, task.recipe, entry.done):
         state = "done" if record.complete else "not done"
         raise ArgumentError(
-            f"{name}: in the pack, is about {record.row} ({record.recipe}, {state}), and not what the list says; pack the row again"
+            f"{name}: in the pack, is about {record.row[:100]!r} ({record.recipe[:100]!r}, {state}), and not what the "
+            f"list says; pack the row again"
         )
     if WEIGHTS in kept and hashlib.sha256(files[kept[WEIGHTS]]).hexdigest() not in record.weights.sha256:
         raise ArgumentError(
