@@ -112,6 +112,26 @@ def test_a_line_that_cannot_be_right_is_found_without_luck(call: Call, run: Path
     assert "line 6 is certified, but has the label" in said
 
 
+def test_the_probability_in_a_summary_is_compared(call: Call, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    assert call("certify", str(run), *CPU, *QUESTIONS["probable"], "--out", str(out))[0] == 0
+    summary = out.with_name("found.summary.json")
+    summary.write_text(summary.read_text().replace('"delta": 0.01', '"delta": 1e-07'))
+    code, said, _ = check(call, out, "--sample", "1")
+    assert code == 1
+    assert "found.summary.json has 1e-07 as delta, but the lines say 0.01" in said
+
+
+def test_a_certificate_without_a_slack_is_none(call: Call, run: Path) -> None:
+    """Each row must hold by more than its slack, so a slack that is not finite certifies nothing."""
+    file = run / "certificates.jsonl"
+    index = next(i for i, line in enumerate(file.read_text().splitlines()) if json.loads(line)["certified"])
+    edit(file, index, slack=None)
+    code, said, _ = check(call, run, "--sample", "1", "--sample-seed", "0")
+    assert code == 1
+    assert f"line {index + 1} is certified, but has no slack" in said
+
+
 def test_a_cascade_is_checked_as_a_whole(call: Call, cascade_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
     assert call("certify", str(cascade_run), *CPU, "--limit", "8", "--out", str(out))[0] == 0

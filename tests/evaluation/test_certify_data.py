@@ -314,3 +314,34 @@ def test_engines_and_balls_that_prove_nothing() -> None:
         ad.certify_data(MODEL, (IMAGES, LABELS), ad.LinfBall(torch.ones(5)))
     with pytest.raises(ad.ArgumentError, match=r"model must be a torch.nn.Module"):
         ad.certify_data(lambda x: x, (IMAGES, LABELS), BALL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("out", [3, b"lines.jsonl", "a\0b", "a" * 300])
+def test_a_name_that_no_file_can_have(out: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ad.ArgumentError, match=r"out must be a path|cannot be written: File name too long"):
+        ad.certify_data(MODEL, (IMAGES, LABELS), BALL, out=out)
+
+
+@pytest.mark.parametrize("how", ["killed", "a time limit", "another question"])
+def test_no_summary_outlives_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It would answer for lines of another question, perhaps of another network, which it does not name."""
+    from autodual.evaluation import data_set
+
+    file = tmp_path / "lines.jsonl"
+    summary = record_about(file, "summary")
+    ad.certify_data(MODEL, (IMAGES, LABELS), BALL, out=file)
+    assert summary.exists()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    if how == "another question":
+        ad.certify_data(MODEL, (IMAGES, ad.TopK(LABELS, 2)), BALL, out=file, overwrite=True)
+    elif how == "a time limit":
+        ad.certify_data(MODEL, (IMAGES, LABELS), ad.LinfBall(0.3), out=file, overwrite=True, timeout=1e-9)
+    else:
+        monkeypatch.setattr(data_set, "certify", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ad.certify_data(MODEL, (IMAGES, LABELS), ad.LinfBall(0.3), out=file, overwrite=True)
+    assert not summary.exists()

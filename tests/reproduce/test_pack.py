@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
+import tarfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +22,7 @@ from autodual.reproduce.jobs import work_on
 from autodual.reproduce.pack import that_fit, unit_of, unpack, write_pack
 from autodual.training.loop import StoppedError
 
-from .conftest import CASCADE, ROW
+from .conftest import CASCADE, OTHER, ROW
 
 SMALL = 128 * 1024
 
@@ -167,12 +172,7 @@ def test_missing_and_damaged_parts_change_nothing(campaign: Campaign, tmp_path: 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "work/../../evil", "elsewhere/evil"])
 def test_a_pack_writes_nowhere_else(campaign: Campaign, tmp_path: Path, name: str) -> None:
     chunk = pack.Chunk("000000", name, 0, "", 0, 0, False)
-    entry = {
-        "task": {"row": ROW, "recipe": "paper", "seed": 0},
-        "started": "",
-        "progress": [1, 0, 0, 0],
-        "files": [name],
-    }
+    entry = pack.Entry(Task(ROW), "", (1, 0, 0, 0), (name,))
     content = pack._tar([entry], [(chunk, b"")])
     (tmp_path / "evil.tar").write_bytes(content)
     with pytest.raises(ArgumentError, match="a pack holds files below results and work only"):
@@ -181,7 +181,109 @@ def test_a_pack_writes_nowhere_else(campaign: Campaign, tmp_path: Path, name: st
 
 @pytest.mark.parametrize("row", ["../evil", "a/b", ""])
 def test_a_row_of_a_pack_is_no_path(campaign: Campaign, tmp_path: Path, row: str) -> None:
-    entry = {"task": {"row": row, "recipe": "paper", "seed": 0}, "started": "", "progress": [1, 0, 0, 0], "files": []}
+    entry = pack.Entry(Task(row), "", (1, 0, 0, 0), ())
     (tmp_path / "evil.tar").write_bytes(pack._tar([entry], []))
     with pytest.raises(ArgumentError, match="names no row"):
         unpack(campaign, [tmp_path / "evil.tar"])
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_files_of_two_attempts_are_never_mixed(
+    finished: Campaign, campaign: Campaign, tmp_path: Path, light: bool
+) -> None:
+    """Parts of two packs about one row would give the record of the one beside the network of the other."""
+    file = campaign.config_file(Task(ROW))
+    file.write_text(file.read_text().replace("lr: 0.003", "lr: 0.001"))
+    work_on(campaign, Task(ROW), Watch())
+    one, other = (
+        _pack(finished, tmp_path / "a.tar", Task(ROW), light=light),
+        _pack(campaign, tmp_path / "b.tar", Task(ROW)),
+    )
+    there = _elsewhere(campaign, tmp_path)
+    for parts in ([*one, *other], [*other, *one]):
+        with pytest.raises(ArgumentError, match="is of another pack than a part before it; unpack one pack after the"):
+            unpack(there, parts)
+    assert not there.results.exists()
+    assert list(unpack(there, [*other, *other])) == [Task(ROW)]
+
+
+def _made(tmp_path: Path, entry: pack.Entry, chunks: list[tuple[pack.Chunk, bytes]]) -> Path:
+    """A pack of one's own making."""
+    path = tmp_path / "made.tar"
+    path.write_bytes(pack._tar([replace(entry, files=tuple(chunk.file for chunk, _ in chunks))], chunks))
+    return path
+
+
+def _chunk(file: str, content: bytes, number: int = 0, **changes: Any) -> tuple[pack.Chunk, bytes]:
+    sha256 = hashlib.sha256(content).hexdigest()
+    return replace(pack.Chunk(f"{number}", file, len(content), sha256, 0, len(content), False), **changes), content
+
+
+RECORD = f"results/paper/{ROW}/evaluation.json"
+DONE = pack.Entry(Task(ROW), "2999", (3, 0, 0, 0), ())
+FORGED: dict[str, tuple[pack.Entry, str, str]] = {
+    "no member": (DONE, RECORD, r"made\.tar: is no part of a pack, or damaged: 1 is not in it"),
+    "not compressed": (DONE, RECORD, r"damaged: 0 in it cannot be expanded"),
+    "no name": (DONE, "", "'': a pack holds files below results and work only"),
+    "a folder": (DONE, f"work/paper/{ROW}/seed-0/", "a pack holds files below results and work only"),
+    "NUL": (DONE, f"work/paper/{ROW}/seed-0/a\0b", "a pack holds files below results and work only"),
+    "no such result": (DONE, f"results/paper/{ROW}/evil.py", "evil.py: is in the pack as a file of"),
+    "of another row": (DONE, f"results/paper/{OTHER}/evaluation.json", "is in the pack as a file of"),
+    "no state": (replace(DONE, progress=()), RECORD, "has come to no state that a row can have"),
+    "no seed": (replace(DONE, task=Task(ROW, seed=-1)), RECORD, "has come to no state"),
+    "row with NUL": (replace(DONE, task=Task("a\0b")), RECORD, "names no row"),
+    "said to be unfinished": (replace(DONE, progress=(2, 0, 0, 0)), RECORD, "and not what the list says"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_list_is_refused_in_one_line(
+    finished: Campaign, campaign: Campaign, tmp_path: Path, name: str
+) -> None:
+    entry, file, words = FORGED[name]
+    content = (finished.result(Task(ROW)) / "evaluation.json").read_bytes()
+    chunk, packed = _chunk(file, content, compressed=name == "not compressed")
+    path = _made(tmp_path, entry, [(chunk, packed)])
+    if name == "no member":
+        path.write_bytes(path.read_bytes().replace(b'"name": "0"', b'"name": "1"'))
+    with pytest.raises(ArgumentError, match=words):
+        unpack(campaign, [path])
+    assert not campaign.results.exists()
+    assert not campaign.work.exists()
+
+
+def test_a_record_takes_no_place_of_another_one(finished: Campaign, campaign: Campaign, tmp_path: Path) -> None:
+    content = (finished.result(Task(ROW)) / "evaluation.json").read_bytes()
+    weights = (finished.result(Task(ROW, "best")) / "model.safetensors").read_bytes()
+    other = f"results/paper/{OTHER}/evaluation.json"
+    for entry, chunks, words in (
+        (
+            replace(DONE, task=Task(OTHER)),
+            [_chunk(other, content)],
+            rf"evaluation\.json: in the pack, is about '{ROW}' \('paper', done\)",
+        ),
+        (DONE, [_chunk(RECORD, b"{}")], "is no evaluation of a row, or damaged"),
+        (DONE, [], "its record is not there"),
+        (
+            DONE,
+            [_chunk(RECORD, content), _chunk(f"results/paper/{ROW}/model.safetensors", weights, 1)],
+            "are not the weights that its record is about",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            unpack(campaign, [_made(tmp_path, entry, chunks)])
+    assert not campaign.results.exists()
+
+
+def test_links_pipes_and_bombs_are_no_packs(campaign: Campaign, tmp_path: Path) -> None:
+    link = tarfile.TarInfo("0")
+    link.type, link.linkname = tarfile.SYMTYPE, "0"
+    with tarfile.open(tmp_path / "link.tar", "w") as archive:
+        archive.addfile(link)
+    with pytest.raises(ArgumentError, match="'0' in it is no plain file"):
+        unpack(campaign, [tmp_path / "link.tar"])
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(ArgumentError, match="is a pipe, not a file"):
+        unpack(campaign, [tmp_path / "pipe.tar"])
+    chunk, _ = _chunk(RECORD, b"a" * 100, compressed=True)
+    assert len(chunk.content(zlib.compress(bytes(10**7)))) == 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -190,6 +191,8 @@ def certify_data(
     for name, value in (("batch", batch), ("limit", limit)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ArgumentError(f"{name} must be a whole number, at least 1, or None, got {value!r}")
+    if not isinstance(out, str | os.PathLike | None) or (isinstance(out, str) and "\0" in out):
+        raise ArgumentError(f"out must be a path of a file, or None, got {out!r}")
     file = None if out is None else Path(out)
     if file is None and (resume or overwrite):
         raise ArgumentError(f"{'resume' if resume else 'overwrite'} is about the file of lines; name it with out=")
@@ -394,6 +397,8 @@ class _Work:
         ledger = Ledger(file, anew=anew, step=step, wording=FUNCTION)
         lines: list[Any] = list(ledger.fill(kind, problem, self._find, self.data, "certifying"))
         found = self._certificate([*lines, *self.cut], problem, time.monotonic() - began)
+        if file is not None and self.asked is not None:
+            record_about(file, "summary").unlink(missing_ok=True)  # of lines about labels that were there before
         if file is not None and self.asked is None and len(lines) == len(self.data):
             classes = self.data.classes
             summary = judged_summary(Judged.read(lines), self.perturbation, self.engine, problem.basis, classes)

@@ -412,7 +412,7 @@ def recheck(
     if problem.combination is None:
         now, find = problem_of([model], data, ball, engine), partial(judge_lines, model, ball, engine)
         lines = _lines(file, problem, now, CertificateLine, data)
-        return Recheck(problem, CertificateLine, lines, data, find, partial(_beside, file, ball, engine, data))
+        return Recheck(problem, CertificateLine, lines, data, find, partial(_beside, file, problem, ball, engine, data))
     if combination is None:
         raise ArgumentError(f"{file}: is about a cascade, but what it names is none")
     cascade = combination.with_engine(engine)
@@ -460,11 +460,11 @@ def made_with(problem: Problem, data: Examples) -> str:
 
 
 def _beside(
-    file: Path, ball: Perturbation, engine: BoundEngine, data: Examples, lines: list[CertificateLine]
+    file: Path, problem: Problem, ball: Perturbation, engine: BoundEngine, data: Examples, lines: list[CertificateLine]
 ) -> Expected:
     """The summary that `certify` writes, and the evaluation of a run."""
     found = Judged.read(lines)
-    said = plain(judged_summary(found, ball, engine, None, data.classes))
+    said = plain(judged_summary(found, ball, engine, problem.basis, data.classes))
     each = {name: getattr(found, name).tolist() for name in ("labels", "predicted", "certified", "certified_as_run")}
     run = Run(file.parent)
     more: Expected = [(run.evaluation_file, said | each)] if file.name == run.certificates_file.name else []

@@ -17,7 +17,7 @@ from typing import Literal
 from autodual._errors import ArgumentError
 from autodual._files import read_json
 from autodual.runs.config import TrainConfig, option, read_yaml
-from autodual.runs.folder import Run
+from autodual.runs.folder import FREE, Run
 from autodual.runs.records import (
     AttackFigures,
     CascadeErrors,
@@ -28,6 +28,7 @@ from autodual.runs.records import (
     parse,
     read_if_sound,
 )
+from autodual.runs.schedule import by_epochs
 
 # What the paper reports: its rows in the order in which they are reproduced. [SPAD sec. 4, app. F and G]
 #
@@ -154,6 +155,11 @@ def named_together(name: str) -> tuple[str, ...] | None:
 # What is kept of a row in `results/`: evaluation.json as frozen dataclasses, whose fields stand in the order of the file.
 
 
+def _same(one: float, other: float) -> bool:
+    """Equal but for the last digits."""
+    return abs(one - other) < 1e-9
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineFigures:
     """What one engine certifies; only `engine` and `not_run` where it was too large for the machine."""
@@ -168,6 +174,17 @@ class EngineFigures:
     seconds: float | None = optional()
     device: str | None = optional()
     not_run: str | None = optional()
+
+    def __post_init__(self) -> None:
+        pairs = ((self.certified, self.robust_error), (self.certified_as_run, self.robust_error_as_run))
+        for certified, error in pairs:
+            if (
+                self.images
+                and certified is not None
+                and error is not None
+                and not _same(1 - certified / self.images, error)
+            ):
+                raise ValueError("has an error that its counts do not give")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +203,18 @@ class NetworkFigures:
     certified_best_as_run: int | None = optional()
     robust_error_best: float | None = optional()
     robust_error_best_as_run: float | None = optional()
+
+    def __post_init__(self) -> None:
+        errors = (self.error, self.pgd_error, self.pgd_error_exact, self.robust_error, self.robust_error_as_run)
+        best = (self.robust_error_best, self.robust_error_best_as_run)
+        if not all(each is None or 0 <= each <= 1 for each in (*errors, *best)):
+            raise ValueError("has an error that is no part of 1")
+        whole = [each.robust_error for each in self.engines.values() if each.robust_error is not None]
+        if whole and not any(_same(each, self.robust_error) for each in whole):
+            raise ValueError("has a robust error that no engine found")
+        proved = [each for each in (self.robust_error, self.robust_error_best) if each is not None]
+        if min(proved) < self.pgd_error_exact - 1e-9:
+            raise ValueError("has fewer errors that are left open than those that the attack found")
 
     def __str__(self) -> str:
         """The figures in a line."""
@@ -403,13 +432,33 @@ class Campaign:
         """The evaluation of a task, perhaps still without some engines; None where there is none."""
         file = self.result(task) / EVALUATION
         try:
-            return parse(RowRecord, read_json(file)) if file.exists() else None
+            record = parse(RowRecord, read_json(file)) if file.exists() else None
         except ArgumentError:
             raise
         except ValueError:
             raise ArgumentError(
                 f"{file}: is no evaluation of `autodual reproduce`, or damaged; remove it, and run the row again"
             ) from None
+        if record is not None and (record.row, record.recipe) != (task.row, task.recipe):
+            raise ArgumentError(
+                f"{file}: is about {record.row[:100]!r} ({record.recipe[:100]!r}), so it was copied here; remove it, and run the "
+                f"row again"
+            )
+        return record
+
+    def changed_since(self, task: Task) -> str | None:
+        """A sentence about a config that is another one now than that by which the results were made; None if it is the same, or if
+        nothing tells."""
+        file = Run(self.result(task)).config_file
+        if not file.exists() or not self.config_file(task).exists():
+            return None
+        before, now = by_epochs(Run(self.result(task)).config()), by_epochs(self.config(task))
+        for name in (name for name in now if name not in FREE and before[name] != now[name]):
+            return (
+                f"{self.result(task)}: was made by another config: {name} was {before[name]!r}, now {now[name]!r}; put that back, or "
+                f"remove the row's folders in the results and in the work folder, to train it anew"
+            )
+        return None
 
     def progress(self, task: Task) -> RowProgress:
         record = self.record(task)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +24,16 @@ import torch
 from torch import nn
 
 from autodual._errors import ArgumentError, AutodualError
-from autodual._files import encode_tensors, load_tensors, read_content, write_bytes, write_json, write_text
+from autodual._files import (
+    digest,
+    encode_tensors,
+    in_one_line,
+    load_tensors,
+    read_content,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from autodual.evaluation.evaluate import write_arrays
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import (
@@ -104,15 +115,30 @@ def work_on(campaign: Campaign, task: Task, watch: Watch, extent: Extent | None 
     """
     extent = extent or Extent()
     before = campaign.record(task)
+    if before is not None and before.complete:
+        changed = campaign.changed_since(task)
+        if changed is not None:
+            raise ArgumentError(changed)
     if extent.reached(before):
         return before
     run = campaign.run(task)
     if campaign.has_only_results(task):
+        _check_kept_weights(campaign, task)
         _restore(campaign.result(task), run)
     if not extent.evaluate and run.model_file.exists():
         return before
     run_named(campaign.config(task), run.folder, run.begun(), watch, partial(_work, campaign, task, extent))
     return campaign.record(task)
+
+
+def _check_kept_weights(campaign: Campaign, task: Task) -> None:
+    """Refuses weights in the results that are not those of the record beside them."""
+    record, file = campaign.record(task), campaign.result(task) / WEIGHTS
+    if record is not None and digest(file) not in record.weights.sha256:
+        raise ArgumentError(
+            f"{file}: are not the weights that {EVALUATION} beside them is about; put those back, or remove the folder, and run "
+            f"the row again"
+        )
 
 
 def _restore(result: Path, run: Run) -> None:
@@ -153,8 +179,45 @@ def _known_before(campaign: Campaign, task: Task, model: nn.Module) -> Before:
         return Before()
     if record.weights.sha256 != (hashlib.sha256(encode_half(model)).hexdigest(),):
         return Before()
-    with np.load(file) as arrays:
-        return Before(figures, {name: arrays[name] for name in arrays.files})
+    return Before(figures, _read_arrays(file, record, figures))
+
+
+def _read_arrays(file: Path, record: RowRecord, figures: NetworkFigures) -> Arrays:
+    """What the results have about every image. ArgumentError if it is damaged, or not what the figures count."""
+    try:
+        with (
+            in_one_line(file, "cannot be read"),
+            file.open("rb") as stream,
+            np.load(stream, allow_pickle=False) as found,
+        ):
+            arrays = {name: found[name] for name in found.files}
+        counts: dict[str, tuple[float | None, int]] = {
+            "attacked": (figures.pgd_error_exact, record.examples),
+            "attacked_as_run": (figures.pgd_error, record.examples),
+        }
+        for name, ran in figures.engines.items():
+            if ran.not_run is None:
+                counts |= {
+                    f"{name}_certified": (ran.certified, 1),
+                    f"{name}_certified_as_run": (ran.certified_as_run, 1),
+                }
+        wrong = next((name for name, told in counts.items() if not _counts(arrays[name], *told, record.examples)), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} is not what {EVALUATION} counts")
+        return arrays
+    except ArgumentError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        why = f"{error} is not in it" if isinstance(error, KeyError) else error
+        raise ArgumentError(
+            f"{file}: is damaged ({why}); put it back, or remove it, and the row is evaluated anew"
+        ) from None
+
+
+def _counts(column: np.ndarray, told: float | None, of: int, examples: int) -> bool:
+    """Whether a column has a verdict for each image, and as many of them are true as was told, in parts of `of`."""
+    fits = column.dtype == np.bool_ and column.shape == (examples,)
+    return fits and told is not None and abs(int(column.sum()) / of - told) < 1e-9
 
 
 def _take_first_stage(
@@ -172,6 +235,8 @@ def _take_first_stage(
         own, other = by_epochs(config), by_epochs(source.config())
         if any(own[name] != other[name] for name in own if name not in OF_NO_CONSEQUENCE):
             continue
+        if place == campaign.result(single):
+            _check_kept_weights(campaign, single)
         model = fresh_model(config, parts, 0)
         load_model(source.model_file, model, expect_half=True)
         save_model(run.stage_file(0), model)
@@ -306,7 +371,10 @@ def run_side_by_side(
                 while waiting and len(running) < jobs and not clock.asked() and clock.left() > LEAST_SECONDS:
                     task = waiting.pop(0)
                     if extent.reached(campaign.record(task)):
-                        say(f"{task}: done already")
+                        changed = campaign.changed_since(task)
+                        if changed is not None:
+                            outcome.failed[task] = changed
+                        say(f"{task}: {'done already' if changed is None else f'failed: {changed}'}")
                         continue
                     running[task] = _start(campaign, task, clock, jobs, extent, variables)
                     say(f"{task}: begun; see {campaign.log(task)}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from autodual._errors import ArgumentError
-from autodual._files import parse_json, write_bytes
+from autodual._files import check_plain, parse_json, write_bytes
 from autodual.reproduce.campaign import (
     CERTIFICATES,
     EVALUATION,
@@ -29,6 +29,7 @@ from autodual.reproduce.campaign import (
     Campaign,
     Phase,
     RowProgress,
+    RowRecord,
     Task,
     in_order,
 )
@@ -139,6 +140,15 @@ class Chunk:
     length: int
     compressed: bool
 
+    def content(self, packed: bytes) -> bytes:
+        """The bytes themselves, never more than `length`. ValueError if these are not what was packed."""
+        if not self.compressed:
+            return packed
+        try:
+            return zlib.decompressobj().decompress(packed, max(1, self.length))  # 0 stands for no limit
+        except zlib.error as error:
+            raise ValueError(f"{self.name} in it cannot be expanded ({error})") from None
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -149,6 +159,24 @@ class Entry:
     progress: tuple[int, ...]
     """As `RowProgress.measured` has it."""
     files: tuple[str, ...]
+
+    def fault(self) -> str | None:
+        """Why this can be no task."""
+        row = self.task.row
+        if row in ("", ".", "..") or not _is_plain(row) or "/" in row:  # it would become a part of paths
+            return f"{row[:100]!r} in it names no row"
+        if self.task.seed < 0 or len(self.progress) != 4 or self.progress[0] not in (*Phase,) or min(self.progress) < 0:
+            return f"{self.task} in it has come to no state that a row can have"
+        return None
+
+    @property
+    def done(self) -> bool:
+        return self.progress[0] == Phase.DONE
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is one on every system, and looks like what it is."""
+    return name.isprintable() and not set(name) & {"\\", ":"}
 
 
 @dataclass(frozen=True)
@@ -221,18 +249,24 @@ def _tar(entries: list[Entry], chunks: list[tuple[Chunk, bytes]]) -> bytes:
 
 
 def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, Entry], dict[str, bytes]]:
-    """Entries by task, and the whole files by name. ArgumentError for anything that is missing, damaged or no pack."""
+    """Entries by task, and the whole files by name. ArgumentError for anything that is missing, damaged or no pack, and for parts of
+    several packs that are about the same row: files of two attempts are never mixed."""
     units: dict[Task, Entry] = {}
     pieces: dict[str, list[tuple[Chunk, bytes]]] = {}
     for path in parts:
         manifest, members = _members(path)
         for entry in manifest.units:
-            if entry.task.row in ("", ".", "..") or PurePosixPath(entry.task.row).name != entry.task.row:
-                raise ArgumentError(f"{path}: {entry.task.row!r} in it names no row")  # it would become a part of paths
-            units[entry.task] = entry
+            if units.setdefault(entry.task, entry) != entry:
+                raise ArgumentError(
+                    f"{path}: is of another pack than a part before it; unpack one pack after the other"
+                )
         for chunk in manifest.chunks:
-            data = members[chunk.name]
-            pieces.setdefault(chunk.file, []).append((chunk, zlib.decompress(data) if chunk.compressed else data))
+            try:
+                data = chunk.content(members[chunk.name])
+            except (KeyError, ValueError) as error:
+                why = f"{chunk.name} is not in it" if isinstance(error, KeyError) else error
+                raise ArgumentError(f"{path}: is no part of a pack, or damaged: {why}") from None
+            pieces.setdefault(chunk.file, []).append((chunk, data))
     files = {name: _joined(name, found) for name, found in pieces.items()}
     for task, entry in units.items():
         missing = [name for name in entry.files if name not in files]
@@ -245,12 +279,23 @@ def read_pack(parts: Sequence[Path]) -> tuple[dict[Task, Entry], dict[str, bytes
 
 def _members(path: Path) -> tuple[Manifest, dict[str, bytes]]:
     try:
+        check_plain(path)
+        contents: dict[str, bytes] = {}
         with tarfile.open(path, "r:") as archive:
-            contents = {m.name: stream.read() for m in archive if (stream := archive.extractfile(m)) is not None}
+            for member in archive:
+                stream = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+                if stream is None:  # a link may lead round and round, and a file with holes may claim any size
+                    raise ValueError(f"{member.name[:100]!r} in it is no plain file")
+                contents[member.name] = stream.read()
         found = parse_json(contents.pop(MANIFEST))
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ArgumentError(f"{path}: is no part of a pack that this version reads ({FORMAT})")
-        return parse(Manifest, found), contents
+        manifest = parse(Manifest, found)
+        for entry in manifest.units:
+            fault = entry.fault()
+            if fault is not None:
+                raise ValueError(fault)
+        return manifest, contents
     except ArgumentError:
         raise
     except (tarfile.TarError, KeyError, ValueError, OSError) as error:
@@ -259,15 +304,20 @@ def _members(path: Path) -> tuple[Manifest, dict[str, bytes]]:
 
 def _joined(name: str, found: list[tuple[Chunk, bytes]]) -> bytes:
     place = PurePosixPath(name)
-    if place.is_absolute() or ".." in place.parts or place.parts[0] not in ROOTS:
-        raise ArgumentError(f"{name}: a pack holds files below {' and '.join(ROOTS)} only")
+    inside = len(place.parts) > 1 and place.parts[0] in ROOTS and ".." not in place.parts
+    if not inside or place.as_posix() != name or not all(map(_is_plain, place.parts)):
+        raise ArgumentError(f"{name[:200]!r}: a pack holds files below {' and '.join(ROOTS)} only")
     content, whole = b"", found[0][0]
     for chunk, data in sorted(found, key=lambda pair: pair[0].offset):
         if chunk.offset == len(content):  # a part that is named twice adds nothing
             content += data
-    if len(content) != whole.size or hashlib.sha256(content).hexdigest() != whole.sha256:
+    if len(content) != whole.size:
         raise ArgumentError(
             f"{name}: has {len(content)} of {whole.size} bytes in these parts; name all parts of the pack"
+        )
+    if hashlib.sha256(content).hexdigest() != whole.sha256:
+        raise ArgumentError(
+            f"{name}: was changed after it was packed, since its SHA-256 is not that of the list; pack it again"
         )
     return content
 
@@ -279,11 +329,12 @@ def unpack(campaign: Campaign, parts: Sequence[Path]) -> dict[Task, str]:
     finished itself; or the same attempt that has come farther. Whatever the tree has otherwise stays as it is.
     """
     units, files = read_pack(parts)
+    for task, entry in units.items():
+        _check_unit(campaign, task, entry, files)
     said: dict[Task, str] = {}
     for task in in_order(units):
         entry, own = units[task], campaign.progress(task)
-        done = entry.progress[0] == Phase.DONE
-        only_record = done and not any(name.endswith(f"/{CERTIFICATES}") for name in entry.files)
+        only_record = entry.done and not any(name.endswith(f"/{CERTIFICATES}") for name in entry.files)
         if own.step != Phase.NOT_RUN and not _is_newer(entry, _started(campaign, task, own), own):
             said[task] = f"kept as it is here ({own})"
         elif only_record and (campaign.result(task) / CERTIFICATES).exists():
@@ -297,17 +348,53 @@ def unpack(campaign: Campaign, parts: Sequence[Path]) -> dict[Task, str]:
 def _is_newer(packed: Entry, started: str, own: RowProgress) -> bool:
     if packed.started == started:
         return packed.progress > own.measured()
-    return packed.started > started and not (own.step == Phase.DONE and packed.progress[0] != Phase.DONE)
+    return packed.started > started and not (own.step == Phase.DONE and not packed.done)
+
+
+def _split(campaign: Campaign, task: Task, names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Files of the run folder and of the results, each by its name there. ArgumentError for a file that belongs to neither."""
+    run, result = campaign.run(task), campaign.result(task)
+    work = f"work/{run.folder.relative_to(campaign.work).as_posix()}/"
+    results = f"results/{result.relative_to(campaign.results).as_posix()}/"
+    inside, kept = dict[str, str](), dict[str, str]()
+    for name in names:
+        if name.startswith(work):
+            inside[name.removeprefix(work)] = name
+        elif name.removeprefix(results) in RESULT_FILES:
+            kept[name.removeprefix(results)] = name
+        else:
+            raise ArgumentError(f"{name}: is in the pack as a file of {task}, but is none; pack the row again")
+    return inside, kept
+
+
+def _check_unit(campaign: Campaign, task: Task, entry: Entry, files: dict[str, bytes]) -> None:
+    """Refuses a task whose files are not what the list says of them, before anything is written."""
+    _, kept = _split(campaign, task, entry.files)
+    name = kept.get(EVALUATION)
+    if name is None:
+        if entry.done:
+            raise ArgumentError(f"{task}: is done, as the pack says, but its record is not there; pack the row again")
+        return
+    try:
+        record = parse(RowRecord, parse_json(files[name]))
+    except ValueError:
+        raise ArgumentError(f"{name}: in the pack, is no evaluation of a row, or damaged; pack the row again") from None
+    if (record.row, record.recipe, record.complete) != (task.row, task.recipe, entry.done):
+        state = "done" if record.complete else "not done"
+        raise ArgumentError(
+            f"{name}: in the pack, is about {record.row[:100]!r} ({record.recipe[:100]!r}, {state}), and not what the "
+            f"list says; pack the row again"
+        )
+    if WEIGHTS in kept and hashlib.sha256(files[kept[WEIGHTS]]).hexdigest() not in record.weights.sha256:
+        raise ArgumentError(
+            f"{kept[WEIGHTS]}: in the pack, are not the weights that its record is about; pack the row again"
+        )
 
 
 def _put(campaign: Campaign, task: Task, files: dict[str, bytes]) -> None:
     """Files of the run folder take the place of all that is there; then those of the results, the record last."""
     run, result = campaign.run(task), campaign.result(task)
-    places = (f"work/{run.folder.relative_to(campaign.work)}/", f"results/{result.relative_to(campaign.results)}/")
-    inside, kept = (
-        {name.removeprefix(place): content for name, content in files.items() if name.startswith(place)}
-        for place in (place.replace(os.sep, "/") for place in places)
-    )
+    inside, kept = ({short: files[name] for short, name in part.items()} for part in _split(campaign, task, files))
     if inside:
         _replace_run(run, inside)
     for name in RESULT_FILES:

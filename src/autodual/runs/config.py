@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import sys
 import types
@@ -433,10 +434,19 @@ def attacks(config: TrainConfig) -> bool:
     return config.adversarial or config.mix_with == "adversarial" or config.box_part < 1
 
 
+LARGEST_FLOAT, TINY = 1e30, 1e-300
+"""Options beyond the first would overflow in float32, even where they are multiplied by a thousand million."""
+
+
 def _check_values(c: TrainConfig) -> None:
     """Refuse values that an option cannot have: (option, whether it is fine, what is wrong with it)."""
     rules: list[tuple[str, bool, str]] = [
         *((name, v < 2**32, f" must be below 2**32, got {v}") for name, v in asdict(c).items() if isinstance(v, int)),
+        *((name, not isinstance(v, float) or abs(v) <= LARGEST_FLOAT, f" must be at most {LARGEST_FLOAT:g}, got {v}: networks "
+           f"compute in float32") for name, value in asdict(c).items() for v in (value if isinstance(value, tuple) else (value,))),
+        ("lr_factor", math.log(max(c.lr, TINY)) + len(c.lr_milestones or ()) * math.log(max(c.lr_factor, TINY))
+         <= math.log(LARGEST_FLOAT), f" at {len(c.lr_milestones or ())} milestones makes the learning rate larger than "
+         f"{LARGEST_FLOAT:g}, got {c.lr_factor}"),
         *((each.name, v is None or fine(v), f" must {words}, got {v}")
           for each in fields(c) for v in (getattr(c, each.name),) for fine, words in each.metadata["rules"]),
         ("eps", c.eps > 0, f" must be positive, got {c.eps}: at 0 there is nothing to be robust against"),

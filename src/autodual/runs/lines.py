@@ -80,6 +80,8 @@ class CertificateLine(_LabelledLine):
 
     def fault(self, label: int | None = None) -> str | None:
         told = f"the label {self.label}, predicted {self.predicted}"
+        if self.certified and self.slack is None:  # all rows must hold, each with a slack that is finite
+            return "is certified, but has no slack"
         return super().fault(label) or _fault_of_proof(self, self.predicted == self.label, told)
 
 
@@ -258,6 +260,8 @@ def check_way(files: Sequence[Path], resume: bool, overwrite: bool, say: Wording
     if resume and overwrite:
         raise ArgumentError(f"{say.resume} and {say.overwrite} exclude each other: go on with the file, or start anew")
     for file in files:
+        with in_one_line(file, "cannot be written"), suppress(FileNotFoundError, NotADirectoryError):
+            file.stat()  # a name that is too long, or a folder that may not be looked into
         if file.is_dir():
             raise ArgumentError(f"{file}: is a folder; {say.out} names a file")
         if file.exists() and not file.is_file():
@@ -314,6 +318,7 @@ class LineFile(Generic[L]):
         wording: Wording = COMMAND,
     ) -> None:
         self.path, self.note, self.wording = path, record_about(path, "problem"), wording
+        self.summary = record_about(path, "summary")
         self.kind, self.labels, self.say = kind, labels, say
         self.stream: IO[bytes] | None = None
 
@@ -347,6 +352,8 @@ class LineFile(Generic[L]):
             if len(whole) < problem.examples:
                 whole = whole[: len(whole) // batch * batch]
             self.stream.truncate(sum(map(len, lines[: len(whole)])))
+            if len(whole) < problem.examples and read_if_sound(Summary, self.summary) is not None:
+                self.summary.unlink()  # of lines that are not there any more
         write_json(self.note, plain(problem))
         return whole
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from autodual import models
 from autodual._errors import ArgumentError
-from autodual._files import read_content
+from autodual._files import digest, read_content, read_json
 from autodual._tensor import Shape
 from autodual.cascades import Combination, load_combination
 from autodual.data import Examples, Statistics, any_mean_std, form_of, is_factory, mean_std
@@ -159,8 +159,20 @@ def load_pretrained(
         raise ArgumentError(f"{name}: {root} has no weights of such a row; it has those of {known}")
     config, on = trained_config(place), make_device(str(device))
     model = _named(config).to(on).eval()
+    _check_as_recorded(Run(place))
     load_model(Run(place).model_file, model, expect_half=True)
     return TrainedRun(model, make_ball(config), None, config)
+
+
+def _check_as_recorded(run: Run) -> None:
+    """Refuse weights that are not those of the figures beside them, where these tell which."""
+    record = read_json(run.evaluation_file) if run.evaluation_file.exists() else None
+    weights = record.get("weights") if isinstance(record, dict) else None
+    known = weights.get("sha256") if isinstance(weights, dict) else None
+    if isinstance(known, list) and digest(run.model_file) not in known:
+        raise ArgumentError(
+            f"{run.model_file}: are not the weights that {run.evaluation_file.name} beside them is about; get the folder again"
+        )
 
 
 def _results_folder(folder: Path | str | None) -> Path:
