@@ -39,7 +39,8 @@ up to bent_i = max |f(z) - f(z') - a (z - z')|. So a row of the network as it ru
 
     run error  =  sum over activations |nu_i| (bent_i + error of f + |a| run_since_j)  +  |nu| run_since
 
-where run_since adds up, as `since` does, what evaluating the affine nodes since the last activations has added.
+where run_since adds up, as `since` does, what evaluating the affine nodes since the last activations has added, and gamma' |W| run_j:
+coefficients that are pulled back are rounded, and multiplied by the run errors of nodes.
 """
 
 from __future__ import annotations
@@ -199,9 +200,9 @@ LOST = 1024
 
 
 def of_sum(terms: int, dtype: torch.dtype) -> float:
-    """gamma_n of a dtype, enlarged; infinite for more terms than it has digits for."""
+    """gamma_n of a dtype, enlarged for the rounding of a sum of so many errors; infinite for more terms than it has digits for."""
     part = terms * torch.finfo(dtype).eps / 2
-    return SAFETY * part / (1 - part) if part < 1 else math.inf
+    return SAFETY * part / (1 - 2 * part) if part < 1 / 2 else math.inf
 
 
 def of_underflow(terms: int, dtype: torch.dtype) -> float:
@@ -268,9 +269,12 @@ class _AffineErrors(Pass[NodeErrors]):
         drifts = [o.drift for o in operands]
         drift = self.zero_like(size) if self.are_zero(drifts) else layer.linear(*drifts)
         self.lose(index, moves)
-        running, own = self._of_running(index, layer, operands, size, run), 1 + 2 * self.grains(index)[0]
+        running, (forward, back) = self._of_running(index, layer, operands, size, run), self.grains(index)
+        own = 1 + 2 * forward + back
         total = self._scaled(own, self._sum(run, running))
         part = total if run is run_since else self._scaled(own, self._sum(run_since, running))
+        if part is not total and not self.are_zero([run]):  # what pulls this error back is rounded, too
+            part = torch.add(part, run, alpha=own * back)
         return NodeErrors(size, moves, local, since, drift, total, part)
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[NodeErrors]) -> NodeErrors:
@@ -360,8 +364,9 @@ class _AffineErrors(Pass[NodeErrors]):
         return of_sum(forward + MORE_ROUNDINGS, self.dtype), of_sum(back + MORE_ROUNDINGS, self.dtype)
 
     def grain_of_features(self, index: int) -> float:
-        """gamma_n of a sum of coefficients times values over all features of a node, which other such sums are added to."""
-        terms = math.prod(self.network.nodes[index].shape) + len(self.network.nodes) + self.columns
+        """gamma_n of a sum of coefficients times values over all features of a node, which other such sums are added to: two for an
+        activation with two lines, one for a bias."""
+        terms = math.prod(self.network.nodes[index].shape) + 2 * len(self.network.nodes) + self.columns
         return of_sum(terms, self.dtype)
 
     def zero_like(self, values: Tensor) -> Tensor:
@@ -413,6 +418,11 @@ class Rounding(Errors):
     def lost(self) -> Tensor:
         """[N]: what coefficients that underflow on their way back may add to a row of size 1."""
         return self._pass.lost
+
+    @property
+    def run_lost(self) -> Tensor:
+        """[N]: what they may add to the run error of such a row."""
+        return self._run_lost
 
     def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
         if run_error is not None:
@@ -534,7 +544,8 @@ class Rounding(Errors):
         moved = layer.moved(wider, operand.run, zero)
         off_lines = [layer.moved(wider, operand.run, slope) for slope in slopes] or [moved]
         bent = reduce(torch.maximum, off_lines)
-        off_line = layer.along(steepest, operand.run_since, plus=bent)
+        back = self._pass.grains(index)[1]
+        off_line = layer.along(steepest, torch.add(operand.run_since, operand.run, alpha=back), plus=bent)
         if not layer.exact:
             evaluating = layer.error(wider, size + moved, of_sum(MORE_ROUNDINGS, dtype)) + of_underflow(0, dtype)
             evaluating = self._pass.unless_overflowing(evaluating, size + moved)

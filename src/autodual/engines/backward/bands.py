@@ -366,7 +366,7 @@ class Solver(ABC):
         products = sum(math.prod(node.shape) for node in self.network.nodes)
         total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
         slack = total - rows.inner(index, rows.seed, self._drift(index, rounding))
-        run_error = SAFETY * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since))
+        run_error = SAFETY * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since) + rounding.run_lost)
         return lower.T, slack.T, run_error.T
 
     def _drift(self, index: int, rounding: Rounding) -> Tensor:
