@@ -41,7 +41,7 @@ def test_a_campaign(call: Call, place: Path) -> None:
     assert (code, said) == (0, "mnist-small-0.1: taken from the pack (done)\n")
     code, said, _ = call("reproduce", "list", "--results", "elsewhere")
     lines = said.splitlines()
-    assert len(lines) == 1 + 41 + 8 + 1
+    assert len(lines) == 1 + 41 + 8 + 22 + 1
     assert lines[1].split()[:5] == ["mnist-small-0.1", "paper", "4.99", "/", "1.37"]
     assert lines[1].endswith("done (1 of 3 seeds)")
     assert "not run" in lines[3]
@@ -58,8 +58,8 @@ def test_a_campaign(call: Call, place: Path) -> None:
             ["mnist-smal-0.1"],
             "mnist-smal-0.1: no such row (configs/mnist-smal-0.1.yaml does not exist); did you mean mnist-small-0.1?",
         ),
-        (["mnist-large-0.1", "--recipe", "best"], "mnist-large-0.1: has no recipe of ours"),
-        (["mnist-small-0.1", "--recipe", "worst"], "--recipe must be one of paper, best, got 'worst'"),
+        (["mnist-large-0.1", "--recipe", "best"], "mnist-large-0.1: has no config of recipe best"),
+        (["mnist-small-0.1", "--recipe", "worst"], "--recipe must be one of paper, best, modern, got 'worst'"),
         (["table5"], "table5: the paper has the tables table1, table2, table3 and table4"),
         (["mnist-small-0.1", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["mnist-small-0.1", "--configs", "nowhere"], "nowhere: no such folder; go to the source tree"),

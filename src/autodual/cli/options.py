@@ -229,9 +229,9 @@ def configs(incomplete: str) -> list[str]:
 
 def row_names() -> list[str]:
     """Rows of the paper's tables, and names for several of them."""
-    from autodual.reproduce.campaign import BY_NAME
+    from autodual.reproduce.campaign import BY_NAME, MODERN
 
-    return [*BY_NAME, "table1", "table2", "table3", "table4", "all"]
+    return [*BY_NAME, *MODERN, "table1", "table2", "table3", "table4", "all"]
 
 
 def _below(incomplete: str, pattern: str) -> Iterator[Path]:

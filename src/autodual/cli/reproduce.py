@@ -15,6 +15,7 @@ from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer,
 from autodual.reproduce.campaign import (
     BEST,
     BY_NAME,
+    MODERN,
     PART_BYTES,
     RECIPES,
     ROWS,
@@ -72,7 +73,8 @@ FOLDERS = ("configs", "results", "work")
 def list_(places: dict[str, Any]) -> None:
     """All rows in the order of the campaign: the paper's figures, ours, and how far each has come."""
     campaign = Campaign(**places)
-    tasks = in_order([*campaign.tasks(), *(Task(name, "best") for name in BEST)])
+    known = (*(Task(name, "best") for name in BEST), *(Task(name, "modern") for name in MODERN))
+    tasks = in_order([*campaign.tasks(), *known])
     first = [task for task in tasks if task.seed == 0]
     head = ("row", "recipe", "paper: robust / error, %", "ours", "state")
     lines = [_line(campaign, task) for task in first]
@@ -123,7 +125,10 @@ def run(
     ],
     recipe: Annotated[
         str,
-        typer.Option(help="paper: its settings; best: ours, from CONFIGS/best", autocompletion=lambda: list(RECIPES)),
+        typer.Option(
+            help="paper: its settings; best: ours, from CONFIGS/best; modern: later methods, from CONFIGS/modern",
+            autocompletion=lambda: list(RECIPES),
+        ),
     ] = "paper",
     minutes: Annotated[
         float | None, typer.Option(help="stop after so long, with a checkpoint; the same command goes on")
@@ -150,10 +155,9 @@ def run(
     tasks = chosen_tasks(rows, _recipe(recipe), [seed] if seed is not None else range(seeds), campaign)
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
-    from autodual.reproduce.evaluation import ROW_ENGINES
     from autodual.reproduce.jobs import Deadline, Extent, run_in_turn, run_side_by_side
 
-    extent = Extent(tuple(engine or ROW_ENGINES), evaluation, max(side_by_side, jobs))
+    extent = Extent(tuple(engine) if engine else None, evaluation, max(side_by_side, jobs))
     with Signals() as signals:
         clock = Deadline.within(minutes, signals.stop, until)
         if jobs > 1:

@@ -1,6 +1,7 @@
-"""The rows of the paper's tables, what is kept of each, where the campaign keeps its files, and how far each row has come.
+"""The rows of the paper's tables and of what came after it, what is kept of each, where the campaign keeps its files, and how far
+each row has come.
 
-configs/ROW.yaml             the paper's settings; configs/best/ROW.yaml ours
+configs/ROW.yaml             the paper's settings; configs/best/ROW.yaml ours; configs/modern/ROW.yaml later methods
 WORK/RECIPE/ROW/seed-N/      run folder: checkpoints, lines of certificates; large, and only needed until the row is done
 RESULTS/RECIPE/ROW/          what is kept of seed 0; of other seeds in RESULTS/RECIPE/ROW/seed-N/
 """
@@ -18,6 +19,8 @@ from autodual._errors import ArgumentError
 from autodual._files import read_json
 from autodual.runs.config import TrainConfig, option, read_yaml
 from autodual.runs.folder import FREE, Run
+from autodual.runs.recipes import COMPARED_ROWS
+from autodual.runs.recipes import RECIPES as METHODS
 from autodual.runs.records import (
     AttackFigures,
     CascadeErrors,
@@ -114,6 +117,23 @@ BEST = (
     "cifar-small-l2",
 )
 """Rows that are also trained as well as we can, from `configs/best/`."""
+
+MODERN_FIRST = (
+    "mnist-0.3-ibp",
+    "cifar-2-mtl-ibp",
+    "mnist-0.1-ibp",
+    "cifar-8-mtl-ibp",
+    "cifar-2-crown-ibp",
+    "cifar-2-sabr",
+)
+_known = {
+    f"{problem}-{name}": (problem, name)
+    for problem in COMPARED_ROWS
+    for name, method in METHODS.items()
+    if name != "paper" and problem in method.rows
+}
+MODERN = {name: _known[name] for name in dict.fromkeys((*MODERN_FIRST, *_known))}
+"""Rows of later methods, from `configs/modern/`, in the order in which they are trained: data with eps, and the method."""
 
 SEEDED = tuple(row.name for row in ROWS[:4])
 """Rows that are trained with three seeds, to tell a difference from noise."""
@@ -215,6 +235,13 @@ class NetworkFigures:
         proved = [each for each in (self.robust_error, self.robust_error_best) if each is not None]
         if min(proved) < self.pgd_error_exact - 1e-9:
             raise ValueError("has fewer errors that are left open than those that the attack found")
+
+    @property
+    def least_robust_errors(self) -> tuple[float, float]:
+        """Robust error, and that as run: of the best of the engines, or of the row's own while others are still to come."""
+        if self.robust_error_best is None or self.robust_error_best_as_run is None:
+            return self.robust_error, self.robust_error_as_run
+        return self.robust_error_best, self.robust_error_best_as_run
 
     def __str__(self) -> str:
         """The figures in a line."""
@@ -328,8 +355,8 @@ class RowRecord:
 
 # Where files lie, and how far each row has come.
 
-Recipe = Literal["paper", "best"]
-RECIPES: tuple[Recipe, ...] = ("paper", "best")
+Recipe = Literal["paper", "best", "modern"]
+RECIPES: tuple[Recipe, ...] = ("paper", "best", "modern")
 EVALUATION = "evaluation.json"
 CERTIFICATES = "certificates.npz"
 WEIGHTS = "model.safetensors"
@@ -391,7 +418,7 @@ class Campaign:
     device: str = option("auto", "auto, cpu, cuda ...")
 
     def config_file(self, task: Task) -> Path:
-        folder = self.configs / "best" if task.recipe == "best" else self.configs
+        folder = self.configs if task.recipe == "paper" else self.configs / task.recipe
         return folder / f"{task.row}.yaml"
 
     def config(self, task: Task) -> TrainConfig:
@@ -412,8 +439,10 @@ class Campaign:
             return f"{self.configs}: no such folder; go to the source tree, or name its configs with --configs"
         known = sorted(path.stem for path in file.parent.glob("*.yaml"))
         near = difflib.get_close_matches(task.row, [*known, "table1", "table2", "table3", "table4", "all"], 1)
-        if task.recipe == "best" and task.row in BY_NAME:
-            return f"{task.row}: has no recipe of ours ({file} does not exist); there are {', '.join(known) or 'none'}"
+        if task.row in MODERN and task.recipe != "modern":
+            return f"{task.row}: is a row of later methods; ask for it by --recipe modern"
+        if task.recipe != "paper" and task.row in BY_NAME:
+            return f"{task.row}: has no config of recipe {task.recipe} ({file} does not exist); there are {', '.join(known) or 'none'}"
         hint = f"did you mean {near[0]}?" if near else "`autodual reproduce list` shows all"
         return f"{task.row}: no such row ({file} does not exist); {hint}"
 
@@ -500,18 +529,25 @@ class Campaign:
 
 
 def in_order(tasks: Iterable[Task]) -> list[Task]:
-    """Sorts tasks as the campaign goes: rows in the order of `ROWS`, others behind them by name; more seeds after all first ones."""
-    places = {row.name: number for number, row in enumerate(ROWS)}
+    """Sorts tasks as the campaign goes: by recipe, rows in the order of `ROWS` and of `MODERN`, others behind them by name; more seeds
+    after all first ones."""
+    places = {name: number for number, name in enumerate((*BY_NAME, *MODERN))}
     return sorted(
-        set(tasks), key=lambda task: (task.seed, task.recipe != "paper", places.get(task.row, len(ROWS)), task.row)
+        set(tasks),
+        key=lambda task: (task.seed, RECIPES.index(task.recipe), places.get(task.row, len(places)), task.row),
     )
 
 
 def chosen_tasks(names: Iterable[str], recipe: Recipe, seeds: Iterable[int], campaign: Campaign) -> list[Task]:
-    """The tasks that a command names, each once. In our recipe, a table stands for those of its rows that have one."""
+    """The tasks that a command names, each once. In our recipe, a table stands for those of its rows that have one; of later methods,
+    `all` stands for all of their rows."""
     rows: dict[str, None] = {}
     for name in names:
         together = named_together(name)
+        if together is not None and recipe == "modern":
+            if name != "all":
+                raise ArgumentError(f"{name}: the paper's tables have no rows of later methods; name rows, or all")
+            together = tuple(MODERN)
         for row in (name,) if together is None else together:
             if together is None or recipe == "paper" or campaign.config_file(Task(row, recipe)).is_file():
                 rows[row] = None

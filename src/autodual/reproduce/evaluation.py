@@ -42,7 +42,7 @@ from autodual.evaluation.judge import (
 )
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
-from autodual.runs.config import Proving, TrainConfig
+from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.lines import AttackLine, CascadeAttackLine, lines_of
 from autodual.runs.records import AttackFigures, CascadeErrors, parse, plain, read
@@ -50,10 +50,8 @@ from autodual.sets import Perturbation
 from autodual.training.setup import make_ball
 from autodual.training.stages import Parts, attack_batch, attacked_part, certify_all
 
-NEEDED: Proving = "dual"
-"""The paper's exact bound, by which rows are compared."""
-ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in (NEEDED, "ibp", "crown")}
-"""The dearest comes last."""
+ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("dual", "ibp", "crown")}
+"""The paper's exact bound comes first, the dearest last."""
 ON_REQUEST: dict[str, BoundEngine] = {"alpha": judge.ENGINES["alpha"]}
 """Engines that a row is complete without: they take seconds for an image, and get only those that are still open."""
 WHOLE_UNITS = 12_000
@@ -63,11 +61,20 @@ certified them. What is best is the same."""
 CLAIMS = ("certified", "certified_as_run")
 
 
-def engines_of(config: TrainConfig) -> dict[str, BoundEngine]:
-    """The config's own engine first, whose figures are the row's: without it there is no evaluation. Others may be too large for
-    this machine."""
-    own = config.evaluate_engine
-    return {own: judge.ENGINES[own]} | ROW_ENGINES
+def engines_of(config: TrainConfig, small: bool) -> dict[str, BoundEngine]:
+    """The engines that a row is complete with. The first one's figures are the row's: without it there is no evaluation. Others may
+    be too large for this machine.
+
+    small: whether every engine can certify every image in a reasonable time. If not, what `best` tries on an image one after the other
+    are engines of their own, since the dear ones of them need not try what the attack breaks; and where interval bounds are as good as
+    any, which `best-ibp` says, the dear ones are left out.
+    """
+    own, others = config.evaluate_engine, ROW_ENGINES
+    if not small and own == "best-ibp":
+        others = {"ibp": others["ibp"]}
+    if not small and own == "best":
+        own = "best-ibp"
+    return {own: judge.ENGINES[own]} | others
 
 
 @dataclass(frozen=True)
@@ -134,14 +141,17 @@ BY_THE_FIRST = ("error", "collapsed", "robust_error", "robust_error_as_run")
 
 def evaluate_network(
     config: TrainConfig, run: Run, model: nn.Module, data: Examples, notes: Notes, watch: Watch, report: Report,
-    engines: Collection[str] = tuple(ROW_ENGINES), before: Before | None = None,
+    engines: Collection[str] | None = None, before: Before | None = None,
 ) -> None:  # fmt: skip
-    """Certifies every image by these engines and by the config's own, and attacks it. Fails if the attack breaks what an engine has
-    certified.
+    """Certifies every image by these engines (or by all that the row needs) and by the row's own, and attacks it. Fails if the attack
+    breaks what an engine has certified.
 
     The report is complete when all of `engines_of(config)` have run, now or before.
     """
-    ball, before, own, needed = make_ball(config), before or Before(), config.evaluate_engine, engines_of(config)
+    ball, before, small = make_ball(config), before or Before(), _is_small(model, data)
+    needed = engines_of(config, small)
+    own, *_ = needed
+    engines = tuple(needed) if engines is None else engines
     broken = before.broken()
     if broken is None:
         with notes.timed("attack"):
@@ -152,13 +162,13 @@ def evaluate_network(
     if before.figures is not None:
         whole |= {name: getattr(before.figures, name) for name in BY_THE_FIRST}
     arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
-    for name, engine in (needed | ON_REQUEST).items():
+    for name, engine in (needed | ROW_ENGINES | ON_REQUEST).items():
         known = before.engine(name)
         if known is not None:
             ran[name] = known
         elif name in (own, *engines):
             file = run.folder / f"certificates-{name}.jsonl"
-            every = name in (own, "ibp") or (name in needed and _is_small(model, data))
+            every = name in (own, "ibp") or (name in needed and small)
             index = torch.arange(len(data)) if every else _open(ran, arrays)
             try:
                 with notes.timed(name):

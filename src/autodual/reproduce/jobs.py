@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ from autodual.reproduce.campaign import (
     Campaign,
     NetworkFigures,
     Phase,
+    Recipe,
     RowFigures,
     RowRecord,
     Task,
@@ -50,7 +52,6 @@ from autodual.reproduce.campaign import (
     WeightsRecord,
 )
 from autodual.reproduce.evaluation import (
-    NEEDED,
     ON_REQUEST,
     ROW_ENGINES,
     Arrays,
@@ -73,8 +74,8 @@ from autodual.training.stages import Parts, fresh_model, train_cascade, trained_
 
 # One row: trained, rounded, evaluated, kept.
 
-KEPT_BYTES = 2**20
-"""Weights of the paper's recipe stay in `results/` up to this size; those of our own recipe always do."""
+KEPT_BYTES: dict[Recipe, float] = {"paper": 2**20, "best": math.inf, "modern": 10 * 2**20}
+"""Weights stay in `results/` up to this size; all results together have 40 MiB."""
 OF_NO_CONSEQUENCE = (
     "cascade", "cascade_kind", "data_folder", "device", "tensorboard", "limit_test", "evaluate_every", "evaluate_examples",
     "skip_curve", "evaluate_engine",
@@ -86,24 +87,22 @@ OF_NO_CONSEQUENCE = (
 class Extent:
     """How much of a task is wanted now."""
 
-    engines: Collection[str] = tuple(ROW_ENGINES)
-    """The exact bound is always among them."""
+    engines: Collection[str] | None = None
+    """Beside the row's own, which always runs first; all that the row needs when None."""
     evaluate: bool = True
     side_by_side: int = 1
     """Tasks that run at the same time, for the record."""
 
     def __post_init__(self) -> None:
         known = (*ROW_ENGINES, *ON_REQUEST)
-        for name in self.engines:
+        for name in self.engines or ():
             if name not in known:
                 raise ArgumentError(f"engines must be some of {', '.join(known)}, got {name!r}")
-        in_order = tuple(name for name in known if name == NEEDED or name in self.engines)
-        object.__setattr__(self, "engines", in_order)
 
     def reached(self, record: RowRecord | None) -> bool:
         """Whether a record has all of it."""
         figures = None if record is None else record.figures
-        if not isinstance(figures, NetworkFigures):
+        if not isinstance(figures, NetworkFigures) or self.engines is None:
             return record is not None and record.complete
         return set(figures.engines) >= set(self.engines)
 
@@ -269,7 +268,7 @@ def _keep_weights(folder: Path, task: Task, config: TrainConfig, run: Run, model
     """Writes the weights that were certified where there is room for them."""
     files = [encode_half(model) for model in models]
     size = sum(map(len, files))
-    kept = config.cascade == 1 and (task.recipe == "best" or size <= KEPT_BYTES)
+    kept = config.cascade == 1 and size <= KEPT_BYTES[task.recipe]
     if kept:
         write_bytes(folder / WEIGHTS, files[0])
     held_out = f"best validation on {config.validation:.0%} of the training images"
@@ -403,7 +402,7 @@ def _start(
         "until": None if clock.deadline is None else f"{time.time() + clock.left():.3f}",
     }  # fmt: skip
     options = [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
-    options += [text for name in extent.engines for text in ("--engine", name)]
+    options += [text for name in extent.engines or () for text in ("--engine", name)]
     options += [] if extent.evaluate else ["--no-evaluation"]
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     environment = {"OMP_NUM_THREADS": threads, **os.environ, **variables}

@@ -21,6 +21,7 @@ from autodual.report.svg import Svg
 from autodual.report.verdicts import Rates, rates_chart
 from autodual.reproduce.campaign import (
     BEST,
+    MODERN,
     RECIPES,
     ROWS,
     SEEDS,
@@ -37,6 +38,7 @@ from autodual.reproduce.campaign import (
 )
 from autodual.reproduce.evaluation import ROW_ENGINES
 from autodual.runs.folder import Run
+from autodual.runs.recipes import RECIPES as METHODS
 from autodual.runs.records import EpochLine, read
 
 NOT_RUN, NOT_COMPLETE = "not run", "not complete"
@@ -44,6 +46,13 @@ SPEEDS = "speeds.json"
 TITLE = "Results"
 F = TypeVar("F", NetworkFigures, CascadeFigures)
 SUBTITLE = "the rows of Wong, Schmidt, Metzen and Kolter (2018), reproduced"
+
+DataAndEps = tuple[str, str]
+PROBLEMS: dict[DataAndEps, str] = {
+    ("MNIST", "0.1"): "mnist-0.1", ("CIFAR-10", "2/255"): "cifar-2", ("CIFAR-10", "8/255"): "cifar-8", ("MNIST", "0.3"): "mnist-0.3",
+    ("MNIST", "1.58"): "mnist-l2", ("CIFAR-10", "36/255"): "cifar-l2",
+}  # fmt: skip
+"""Short names of what rows are about, in the order of the rows."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,7 @@ def build_tables(campaign: Campaign) -> list[ResultTable]:
         _singles("linf", "Single networks, l-infinity", 2, single),
         _singles("width", "Width and depth", 3, single),
         _singles("l2", "Single networks, l2", 4, single),
+        _modern(campaign),
         _engines([result for result in single if result.first is not None]),
         _cascades("cascades", "Cascades, l-infinity", 2, cascades),
         _cascades("cascades-l2", "Cascades, l2", 4, cascades),
@@ -149,6 +159,49 @@ def _single(result: RowResults) -> list[str]:
         *start, _percent(1 - robust), f"{_percent(robust)} / {_clean(result)}", *theirs, f"{100 * robust - row.paper[0]:+.2f}",
         result.percent("robust_error_as_run"), result.percent("robust_error_best") or NOT_COMPLETE, result.percent("pgd_error"),
     ]  # fmt: skip
+
+
+BEST_OF_THE_FIELD: dict[str, tuple[str, str, str]] = {
+    "mnist-0.1": ("", "97.95", "IBP, Shi et al. 2021"),
+    "mnist-0.3": ("98.35", "93.63", "IBP, CTRAIN 2026"),
+    "cifar-2": ("74.33", "59.56", "MTL-IBP, CTRAIN 2026"),
+    "cifar-8": ("52.70", "35.41", "MTL-IBP, CTRAIN 2026"),
+}
+"""The best that was published for networks of this size without branch and bound: natural and certified accuracy, and by whom."""
+MODERN_TEXT = (
+    "Networks and methods that came after the paper, in `configs/modern/`. An image counts as certified if one of the engines that "
+    "have run certifies it, without branch and bound; PGD is the accuracy under attack. Options are those of the source, mostly "
+    "tuned on test data; we have not tuned them. Minutes are those of training, on the device that is named."
+)
+
+
+def _modern(campaign: Campaign) -> ResultTable:
+    """Later methods by data and eps, each group below the paper's best network and the best that others published."""
+    header = ("row", "network", "natural", "certified", "as run", "PGD", "minutes", "source: natural / certified")
+    rows = list[list[str]]()
+    for problem, (natural, certified, source) in BEST_OF_THE_FIELD.items():
+        rivals = [row for row in ROWS if PROBLEMS[row.data, row.eps] == problem and not row.is_cascade]
+        paper = min(rivals, key=lambda row: row.paper[0])
+        robust, error = paper.paper
+        rows.append(
+            [f"{problem}: the paper", paper.network, f"{100 - error:.2f}", f"{100 - robust:.2f}", *[""] * 3, paper.name]
+        )
+        rows.append([f"{problem}: the field", "", natural, certified, *[""] * 3, source])
+        rows += [_modern_row(campaign, name) for name, (about, _) in MODERN.items() if about == problem]
+    words = frozenset({*header[:2], header[-1]})
+    return ResultTable("modern", "Past the paper", (MODERN_TEXT,), header, rows, words=words)
+
+
+def _modern_row(campaign: Campaign, name: str) -> list[str]:
+    problem, method = MODERN[name]
+    source, record = METHODS[method].rows[problem], campaign.record(Task(name, "modern"))
+    network = str(source.options.get("model", ""))
+    if record is None or not isinstance(record.figures, NetworkFigures):
+        return [name, network, NOT_RUN, *[""] * 4, source.source]
+    found, seconds = record.figures, record.training.seconds.get("training")
+    errors = (found.error, *found.least_robust_errors, found.pgd_error)
+    minutes = "" if seconds is None else f"{seconds / 60:.1f} ({record.training.device})"
+    return [name, network, *(_percent(1 - each) for each in errors), minutes, source.source]
 
 
 def _engines(results: Sequence[RowResults]) -> ResultTable:
@@ -307,14 +360,7 @@ class Drawing:
     chart: Svg | None
 
 
-DataAndEps = tuple[str, str]
-"""Data and eps."""
-CASCADE_FIGURES: dict[DataAndEps, str] = {
-    ("MNIST", "0.1"): "mnist-0.1", ("CIFAR-10", "2/255"): "cifar-2", ("CIFAR-10", "8/255"): "cifar-8", ("MNIST", "0.3"): "mnist-0.3",
-    ("MNIST", "1.58"): "mnist-l2", ("CIFAR-10", "36/255"): "cifar-l2",
-}  # fmt: skip
-"""Cascades that share data and eps, in the order of the rows."""
-TONE_OF = dict(zip(CASCADE_FIGURES, TONES, strict=True))
+TONE_OF = dict(zip(PROBLEMS, TONES, strict=True))
 
 
 def draw_figures(campaign: Campaign) -> list[Drawing]:
@@ -323,7 +369,7 @@ def draw_figures(campaign: Campaign) -> list[Drawing]:
         *_prices(campaign),
         Drawing("projections", "Projections against the exact bound", training, _training(campaign, training)),
     ]
-    for (data, eps), name in CASCADE_FIGURES.items():
+    for (data, eps), name in PROBLEMS.items():
         rows, title = [row for row in ROWS if row.is_cascade and (row.data, row.eps) == (data, eps)], f"{data} {eps}"
         chart, names = _by_stage(campaign, title, rows), [row.name for row in rows]
         pictures.append(Drawing(f"cascades-{name}", f"Cascades by stage, {title}", names, chart))
@@ -369,6 +415,13 @@ def _prices(campaign: Campaign) -> Iterator[Drawing]:
             if recipe == "paper":
                 printed = _spot("", "published", f"The paper's {full}", row.paper[1] / 100, row.paper[0] / 100)
                 theirs.setdefault(problem, []).append(printed)
+    for name, (about, _) in MODERN.items():
+        record = campaign.record(Task(name, "modern"))
+        if record is not None and isinstance(record.figures, NetworkFigures):
+            problem = next(problem for problem, short in PROBLEMS.items() if short == about)
+            robust, _ = record.figures.least_robust_errors
+            spot = _spot(name, TONE_OF[problem], name, record.figures.error, robust)
+            ours.setdefault(problem, []).append(spot)
     # Among all, a problem is named once.
     every = [
         replace(one, label="" if n else " ".join(problem)) for problem in ours for n, one in enumerate(ours[problem])
@@ -378,7 +431,7 @@ def _prices(campaign: Campaign) -> Iterator[Drawing]:
     yield Drawing(
         "price-of-proof", f"{PRICE}; grey: the paper's; on the line both are equal", [row.name for row in rows], chart
     )
-    for problem, name in CASCADE_FIGURES.items():
+    for problem, name in PROBLEMS.items():
         title, spots = " ".join(problem), ours.get(problem, [])
         chart = price_of_proof(title, [*theirs.get(problem, []), *spots]) if len(spots) > 1 else None
         names = [row.name for row in rows if (row.data, row.eps) == problem]

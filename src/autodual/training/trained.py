@@ -54,7 +54,7 @@ from autodual.training.setup import (
     with_columns,
 )
 
-KEPT_RECIPES = ("best", "paper")
+KEPT_RECIPES = ("best", "modern", "paper")
 RESULTS_VARIABLE = "AUTODUAL_RESULTS"
 
 
@@ -116,13 +116,13 @@ def load_run(folder: Path | str, model: nn.Module | None = None, device: torch.d
 def load_pretrained(
     name: str, recipe: str | None = None, folder: Path | str | None = None, device: torch.device | str = "cpu"
 ) -> TrainedRun:
-    """Load the network of a reproduced row of the paper, ready for certify(), attack() and the like.
+    """Load the network of a reproduced row, of the paper or of what came after it, ready for certify(), attack() and the like.
 
     Weights do not come with an installed package.
 
     Args:
         name: The row, such as "mnist-small-0.1"; `autodual reproduce list` has them all.
-        recipe: "best" for ours, "paper" for the paper's settings; when None, ours where there is one.
+        recipe: "best" for ours, "paper" for the paper's settings, "modern" for later methods; when None, ours where there is one.
         folder: The `results/` of a source tree; when None, $AUTODUAL_RESULTS, or that of the source tree that this package is
             imported from.
         device: Where the network is put.

@@ -1,0 +1,88 @@
+"""Rows of later methods: every one has a config and a place in the table, and engines that its network can pay for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autodual._errors import ArgumentError
+from autodual.evaluation.processes import Watch
+from autodual.reproduce import evaluation
+from autodual.reproduce.campaign import MODERN, Campaign, Task, chosen_tasks
+from autodual.reproduce.evaluation import engines_of
+from autodual.reproduce.jobs import work_on
+from autodual.reproduce.tables import build_tables, to_markdown
+from autodual.runs.config import TrainConfig, dump_yaml
+
+from .conftest import TINY, kept
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TASK = Task("mnist-0.3-ibp", "modern")
+
+
+@pytest.fixture
+def modern(campaign: Campaign) -> Campaign:
+    """A campaign that has one row of a later method, too."""
+    folder = campaign.configs / "modern"
+    folder.mkdir()
+    options = TINY | {"engine": "ibp", "k": None, "evaluate_engine": "best-ibp"}
+    (folder / f"{TASK.row}.yaml").write_text(
+        dump_yaml({name: value for name, value in options.items() if value is not None})
+    )
+    return campaign
+
+
+def _line(campaign: Campaign) -> str:
+    text = to_markdown(build_tables(campaign))
+    return next(line for line in text.splitlines() if line.startswith(f"| {TASK.row} |"))
+
+
+def test_every_config_is_a_row_and_every_row_has_a_config() -> None:
+    assert set(MODERN) == {path.stem for path in (CONFIGS / "modern").glob("*.yaml")}
+    tasks = chosen_tasks(["all"], "modern", [0], Campaign(CONFIGS))
+    assert [task.row for task in tasks] == list(MODERN)
+
+
+@pytest.mark.parametrize(
+    ("own", "small", "names"),
+    [
+        ("dual", False, ["dual", "ibp", "crown"]),
+        ("best-ibp", True, ["best-ibp", "dual", "ibp", "crown"]),
+        ("best-ibp", False, ["best-ibp", "ibp"]),
+        ("best", True, ["best", "dual", "ibp", "crown"]),
+        ("best", False, ["best-ibp", "dual", "ibp", "crown"]),
+    ],
+)
+def test_engines_of_a_row(own: str, small: bool, names: list[str]) -> None:
+    assert list(engines_of(TrainConfig(evaluate_engine=own), small)) == names  # type: ignore[arg-type]
+
+
+def test_the_table_shows_what_the_best_of_the_engines_certifies(modern: Campaign) -> None:
+    assert "| not run |" in _line(modern)
+    work_on(modern, TASK, Watch())
+    record = kept(modern, TASK)
+    assert record["complete"]
+    cells = [cell.strip() for cell in _line(modern).strip("|").split("|")]
+    wanted = [record[name] for name in ("error", "robust_error_best", "robust_error_best_as_run", "pgd_error")]
+    assert [float(cell) for cell in cells[2:6]] == pytest.approx([100 - 100 * error for error in wanted], abs=0.006)
+    assert cells[6].endswith("(cpu)")
+
+
+def test_where_intervals_are_as_good_as_any_no_dear_engine_runs_on_a_large_network(
+    modern: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "WHOLE_UNITS", 10)
+    work_on(modern, TASK, Watch())
+    record = kept(modern, TASK)
+    assert record["complete"]
+    assert list(record["engines"]) == ["best-ibp", "ibp"]
+
+
+def test_tables_of_the_paper_have_no_such_rows(modern: Campaign) -> None:
+    with pytest.raises(
+        ArgumentError, match="table2: the paper's tables have no rows of later methods; name rows, or all"
+    ):
+        chosen_tasks(["table2"], "modern", [0], modern)
+    with pytest.raises(ArgumentError, match="mnist-0.3-ibp: is a row of later methods; ask for it by --recipe modern"):
+        modern.config(Task(TASK.row))
