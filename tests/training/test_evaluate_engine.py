@@ -70,7 +70,7 @@ def test_certify_takes_the_runs_engine_unless_it_is_told_another(run: Path, monk
 
 @pytest.mark.parametrize("units", [10**9, 0])
 def test_a_row_counts_by_its_configs_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: int) -> None:
-    """Of a large network, other engines but intervals only see what is still open."""
+    """A large network whose intervals are as good as any is not certified by the dear engines as well."""
     monkeypatch.setattr(evaluation, "WHOLE_UNITS", units)
     (tmp_path / "configs").mkdir()
     values = options("ibp") | TINY | {"limit_test": 30, "evaluate_every": 0}
@@ -80,12 +80,10 @@ def test_a_row_counts_by_its_configs_engine(tmp_path: Path, monkeypatch: pytest.
     assert record is not None
     assert record.complete
     figures: Any = record.figures
-    assert list(figures.engines) == ["best-ibp", "dual", "ibp", "crown"]
+    assert list(figures.engines) == (["best-ibp", "dual", "ibp", "crown"] if units else ["best-ibp", "ibp"])
     assert figures.robust_error == figures.engines["best-ibp"].robust_error
-    assert figures.engines["best-ibp"].images == figures.engines["ibp"].images == 30
     arrays = np.load(campaign.result(Task("mnist-small-0.1")) / "certificates.npz")
-    open_ = ~(arrays["attacked"] | arrays["best-ibp_certified_as_run"])
-    assert figures.engines["dual"].images == (30 if units else open_.sum())
+    assert all(engine.images == 30 for engine in figures.engines.values())
     any_ = np.any([arrays[f"{name}_certified"] for name in figures.engines], axis=0)
     assert figures.certified_best == any_.sum() >= figures.engines["best-ibp"].certified
 

@@ -66,7 +66,7 @@ def test_the_folder_is_named_by_argument_variable_or_source_tree(
         (("nothing",), "nothing: .* has no weights of such a row; it has those of other, row"),
         (("large",), "large: was reproduced, but its weights are too large .* `autodual reproduce large`"),
         (("other", "best"), "other: .* has no weights of such a row"),
-        (("row", "worst"), "recipe must be one of best, paper"),
+        (("row", "worst"), "recipe must be one of best, modern, paper"),
         (("paper/row",), "name must be that of a row, .* use ad.load_run"),
     ],
 )
