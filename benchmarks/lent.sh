@@ -23,6 +23,11 @@ campaign() {  # campaign NAME ROW ... [--recipe best] [--side-by-side N]: rows o
     )
 }
 
+on_cores() {  # on_cores NAME ROW [--recipe best]: evaluates a trained row on the machine's cores, so that the GPU trains meanwhile
+    background "$1" python3 -m torch.distributed.run --standalone --nproc-per-node $(($(nproc) - 4)) -m autodual reproduce run "${@:2}" \
+        --results "$LENT/tree/results" --work "$LENT/work" --until "$(cat "$LENT/until")" --device cpu
+}
+
 watch_for() {  # watch_for SECONDS: waits, then shows how far everything is. The machine is given back after 30 idle seconds.
     sleep "$1"
     for log in "$LENT"/logs/*.log; do echo "== $log" && tail -c 400 "$log" | tr '\r' '\n' | tail -n 2; done

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.options import row_names, with_config_options
-from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer, print_table
+from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer, print_table, several_processes, speaks
 from autodual.reproduce.campaign import (
     BEST,
     BY_NAME,
@@ -147,7 +147,8 @@ def run(
     side_by_side: Annotated[int, typer.Option(hidden=True)] = 1,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Train and evaluate rows, or what is left to do of them; what is finished is not done again."""
+    """Train and evaluate rows, or what is left to do of them; what is finished is not done again. torchrun shares the evaluation of a
+    trained row between processes."""
     campaign = Campaign(**places)
     for name, value in (("--jobs", jobs), ("--seeds", seeds)):
         if value < 1:
@@ -155,6 +156,10 @@ def run(
     tasks = chosen_tasks(rows, _recipe(recipe), [seed] if seed is not None else range(seeds), campaign)
     for task in tasks:
         campaign.config(task)  # refuses a name that does not exist before anything is begun
+    if several_processes() and (len(tasks) > 1 or jobs > 1):
+        raise ArgumentError(
+            f"under torchrun, one row is evaluated, by all processes; got {len(tasks)} rows, {jobs} jobs"
+        )
     from autodual.reproduce.jobs import Deadline, Extent, run_in_turn, run_side_by_side
 
     extent = Extent(tuple(engine) if engine else None, evaluation, max(side_by_side, jobs))
@@ -172,10 +177,12 @@ def run(
         if signals.received is not None:
             raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
     if outcome.left:
-        print(f"time is up: {len(outcome.left)} of {len(tasks)} are not finished; the same command goes on")
+        _say(f"time is up: {len(outcome.left)} of {len(tasks)} are not finished; the same command goes on")
     if outcome.failed:
         names = "; ".join(f"{task}: {reason}" for task, reason in outcome.failed.items())
-        raise AutodualError(f"{len(outcome.failed)} of {len(tasks)} failed: {names}")
+        error = AutodualError(f"{len(outcome.failed)} of {len(tasks)} failed: {names}")
+        error.told = not speaks()
+        raise error
 
 
 def _recipe(text: str) -> Recipe:
@@ -186,7 +193,8 @@ def _recipe(text: str) -> Recipe:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    if speaks():
+        print(line, flush=True)
 
 
 @app.command()

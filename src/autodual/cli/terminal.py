@@ -31,6 +31,11 @@ def speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def several_processes() -> bool:
+    """Whether torchrun has started more than one process."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Rows with columns of one width each; the first row is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

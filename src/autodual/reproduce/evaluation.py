@@ -40,7 +40,7 @@ from autodual.evaluation.judge import (
     judge_to_file,
     problem_of,
 )
-from autodual.evaluation.processes import Watch
+from autodual.evaluation.processes import ALONE, Group, Watch
 from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
@@ -87,16 +87,17 @@ class Spent:
 
 @dataclass
 class Notes:
-    """Keeps what was spent on a row up to date, in its file."""
+    """Keeps what was spent on a row up to date, in its file, which the first of several processes writes."""
 
     file: Path
     spent: Spent
+    group: Group = ALONE
 
     @classmethod
-    def of(cls, run: Run, side_by_side: int) -> Notes:
+    def of(cls, run: Run, side_by_side: int, group: Group) -> Notes:
         file = run.folder / "campaign.json"
-        before = read(Spent, file) if file.exists() else Spent({}, 1)
-        notes = cls(file, Spent(before.seconds, max(side_by_side, before.side_by_side)))
+        before = group.by_first(lambda: read(Spent, file) if file.exists() else Spent({}, 1))
+        notes = cls(file, Spent(before.seconds, max(side_by_side, before.side_by_side)), group)
         notes.write()
         return notes
 
@@ -110,7 +111,8 @@ class Notes:
             self.write()
 
     def write(self) -> None:
-        write_json(self.file, plain(self.spent))
+        if self.group.first:
+            write_json(self.file, plain(self.spent))
 
 
 Arrays = dict[str, np.ndarray]

@@ -152,9 +152,13 @@ def _restore(result: Path, run: Run) -> None:
 def _work(
     campaign: Campaign, task: Task, extent: Extent, config: TrainConfig, run: Run, parts: Parts, watch: Watch
 ) -> None:
-    if not watch.group.alone:
-        raise ArgumentError("reproduce runs in one process per row; use --jobs instead of torchrun")
-    notes = Notes.of(run, extent.side_by_side)
+    group = watch.group
+    if not group.alone and (config.cascade > 1 or not extent.evaluate or not group.by_first(run.model_file.exists)):
+        raise ArgumentError(
+            f"{task}: several processes may share the evaluation of a single network that is trained, and nothing else; train it in "
+            f"one process (--no-evaluation), or several rows side by side (--jobs), without torchrun"
+        )
+    notes = Notes.of(run, extent.side_by_side, group)
     with notes.timed("training"):
         if config.cascade == 1:
             models = [trained_network(config, run, parts, watch)]
@@ -162,7 +166,10 @@ def _work(
             _take_first_stage(campaign, task, config, run, parts, watch)
             models = train_cascade(config, run, parts, watch)
             save_model(run.model_file, models[0])  # says that all stages are trained
-    keep = partial(_keep, campaign, task, config, run, models, notes)
+
+    def keep(figures: RowFigures, arrays: Arrays, complete: bool) -> None:
+        group.by_first(lambda: _keep(campaign, task, config, run, models, notes, figures, arrays, complete))
+
     if extent.evaluate and config.cascade == 1:
         before = _known_before(campaign, task, models[0])
         evaluate_network(config, run, models[0], parts.test, notes, watch, keep, extent.engines, before)
