@@ -227,14 +227,17 @@ def test_batches_of_certificates_shrink_with_the_network(
 def test_an_evaluation_goes_on_from_the_results_alone(
     campaign: Campaign, finished: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the run folder is gone, the network is taken from the results; it is not trained again."""
+    """Where the run folder is gone, the network is taken from the results; it is not trained again, and its seconds still count."""
     task = Task(ROW)
     work_on(campaign, task, Watch(), Extent(("dual",)))
+    before = kept(campaign, task)["training"]
     shutil.rmtree(campaign.work)
     assert str(campaign.progress(task)) == "trained; evaluated by dual"
     monkeypatch.setattr(stages.Loop, "fit", None)
     work_on(campaign, task, Watch())
     _assert_same(campaign.result(task), finished.result(task))
+    after = kept(campaign, task)["training"]
+    assert all(after["seconds"][name] >= spent > 0 for name, spent in before["seconds"].items())
 
 
 def test_a_finished_row_needs_neither_data_nor_config(finished: Campaign, tmp_path: Path) -> None:

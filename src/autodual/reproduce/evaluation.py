@@ -94,9 +94,10 @@ class Notes:
     group: Group = ALONE
 
     @classmethod
-    def of(cls, run: Run, side_by_side: int, group: Group) -> Notes:
+    def of(cls, run: Run, side_by_side: int, group: Group, known: Spent) -> Notes:
+        """known: what the results say, where the run folder has no such file."""
         file = run.folder / "campaign.json"
-        before = group.by_first(lambda: read(Spent, file) if file.exists() else Spent({}, 1))
+        before = group.by_first(lambda: read(Spent, file) if file.exists() else known)
         notes = cls(file, Spent(before.seconds, max(side_by_side, before.side_by_side)), group)
         notes.write()
         return notes

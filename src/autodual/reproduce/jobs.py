@@ -158,7 +158,9 @@ def _work(
             f"{task}: several processes may share the evaluation of a single network that is trained, and nothing else; train it in "
             f"one process (--no-evaluation), or several rows side by side (--jobs), without torchrun"
         )
-    notes = Notes.of(run, extent.side_by_side, group)
+    record = group.by_first(lambda: campaign.record(task))
+    known = Spent({}, 1) if record is None else Spent(record.training.seconds, record.training.side_by_side)
+    notes = Notes.of(run, extent.side_by_side, group, known)
     with notes.timed("training"):
         if config.cascade == 1:
             models = [trained_network(config, run, parts, watch)]
