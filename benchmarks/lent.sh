@@ -28,15 +28,23 @@ on_cores() {  # on_cores NAME ROW [--recipe best]: evaluates a trained row on th
         --results "$LENT/tree/results" --work "$LENT/work" --until "$(cat "$LENT/until")" --device cpu
 }
 
-watch_for() {  # watch_for SECONDS: waits, then shows how far everything is. The machine is given back after 30 idle seconds.
+watch_for() {  # watch_for SECONDS [OUT]: waits, shows how far everything is, and brings back what there is by then, unfinished rows too
     sleep "$1"
     for log in "$LENT"/logs/*.log; do echo "== $log" && tail -c 400 "$log" | tr '\r' '\n' | tail -n 2; done
     nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader
     echo "$(($(cat "$LENT/until") - $(date +%s))) seconds are left"
+    [ -z "${2:-}" ] || pack_into "$2"
+}
+
+pack_into() {  # pack_into OUT: up to three times, since a campaign that goes on may remove a checkpoint while it is read
+    for _ in 1 2 3; do
+        rm -f "$1"/back-*.tar
+        python3 -m autodual reproduce pack "$1/back.tar" --most-mib 60 --results "$LENT/tree/results" --work "$LENT/work" && return
+    done
 }
 
 finish() {  # finish OUT: asks all campaigns to stop, and packs what they have done
     pkill -TERM -f 'autodual reproduce [r]un'
     while pgrep -f 'autodual reproduce [r]un' > /dev/null; do sleep 1; done
-    python3 -m autodual reproduce pack "$1/back.tar" --most-mib 60 --results "$LENT/tree/results" --work "$LENT/work"
+    pack_into "$1"
 }
