@@ -10,7 +10,7 @@ from machine import ROOT
 
 from autodual._files import write_text
 from autodual.report.svg import CHARACTER, Svg, element, group
-from autodual.reproduce.tables import STYLE
+from autodual.reproduce.figures import STYLE
 
 FIGURES = ROOT / "docs" / "figures"
 GAP, TITLE, LEGEND = 26.0, 30.0, 22.0

@@ -23,7 +23,7 @@ from autodual.cli.options import DATASETS, MODELS
 from autodual.data.known import KNOWN
 from autodual.evaluation.judge import ENGINES
 from autodual.evaluation.processes import StoppedError
-from autodual.reproduce.campaign import ROWS
+from autodual.reproduce.rows import ROWS
 from autodual.training import fitting
 from autodual.training.setup import PLAIN, SIZED
 

@@ -11,7 +11,7 @@ import torch
 
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import Campaign, Phase, Task
-from autodual.reproduce.jobs import work_on
+from autodual.reproduce.one_row import work_on
 from autodual.reproduce.pack import unit_of, unpack, write_pack
 from autodual.runs.config import dump_yaml
 from autodual.runs.records import plain

@@ -10,7 +10,7 @@ import pytest
 
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import Campaign, Task
-from autodual.reproduce.jobs import work_on
+from autodual.reproduce.one_row import work_on
 from autodual.runs.config import dump_yaml
 from autodual.runs.records import plain
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from autodual.reproduce.campaign import BEST, BY_NAME, ROWS, SEEDED, SIZES, Campaign, Row, Task, chosen_tasks
+from autodual.reproduce.campaign import Campaign, Task, chosen_tasks
+from autodual.reproduce.rows import BEST, BY_NAME, ROWS, SEEDED, SIZES, Row
 from autodual.runs.config import TrainConfig, read_yaml
 from autodual.runs.schedule import in_epochs
 

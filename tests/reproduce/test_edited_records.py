@@ -12,17 +12,11 @@ import pytest
 
 import autodual as ad
 from autodual.evaluation.processes import Watch
-from autodual.reproduce.campaign import Campaign, NetworkFigures, Task
-from autodual.reproduce.jobs import (
-    Deadline,
-    Extent,
-    _check_kept_weights,
-    _read_arrays,
-    run_in_turn,
-    run_side_by_side,
-    work_on,
-)
-from autodual.reproduce.tables import write_tables
+from autodual.reproduce.campaign import Campaign, Task
+from autodual.reproduce.jobs import Deadline, run_in_turn, run_side_by_side
+from autodual.reproduce.one_row import Extent, _check_kept_weights, _read_arrays, work_on
+from autodual.reproduce.page import write_tables
+from autodual.reproduce.records import NetworkFigures
 
 from .conftest import CASCADE, OTHER, ROW
 

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autodual.reproduce.campaign import ROWS, Campaign, Task
-from autodual.reproduce.tables import alone, draw_figures, write_figures
+from autodual.reproduce.campaign import Campaign, Task
+from autodual.reproduce.figures import alone, draw_figures, write_figures
+from autodual.reproduce.rows import ROWS
 
 from .conftest import CASCADE, ROW, kept
 

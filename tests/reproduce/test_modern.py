@@ -9,9 +9,10 @@ import pytest
 from autodual._errors import ArgumentError
 from autodual.evaluation.processes import Watch
 from autodual.reproduce import evaluation
-from autodual.reproduce.campaign import MODERN, Campaign, Task, chosen_tasks
+from autodual.reproduce.campaign import Campaign, Task, chosen_tasks
 from autodual.reproduce.evaluation import engines_of
-from autodual.reproduce.jobs import work_on
+from autodual.reproduce.one_row import work_on
+from autodual.reproduce.rows import MODERN
 from autodual.reproduce.tables import build_tables
 from autodual.runs.config import TrainConfig, dump_yaml
 

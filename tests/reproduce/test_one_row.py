@@ -23,7 +23,7 @@ from autodual.evaluation import judge
 from autodual.evaluation.processes import Watch
 from autodual.reproduce import evaluation
 from autodual.reproduce.campaign import Campaign, Phase, Task
-from autodual.reproduce.jobs import Extent, work_on
+from autodual.reproduce.one_row import Extent, work_on
 from autodual.runs.config import dump_yaml, read_yaml
 from autodual.training import stages
 from autodual.training.loop import StoppedError

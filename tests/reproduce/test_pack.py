@@ -18,7 +18,7 @@ from autodual import ArgumentError
 from autodual.evaluation.processes import Watch
 from autodual.reproduce import pack
 from autodual.reproduce.campaign import Campaign, Phase, Task
-from autodual.reproduce.jobs import work_on
+from autodual.reproduce.one_row import work_on
 from autodual.reproduce.pack import that_fit, unit_of, unpack, write_pack
 from autodual.training.loop import StoppedError
 

@@ -13,7 +13,7 @@ import pytest
 from autodual._errors import ArgumentError
 from autodual.evaluation.processes import Group, Watch
 from autodual.reproduce.campaign import Campaign, Task
-from autodual.reproduce.jobs import Extent, work_on
+from autodual.reproduce.one_row import Extent, work_on
 from torchrun import ALONE, TOGETHER, call
 
 from .conftest import CASCADE, ROW

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from autodual.reproduce.campaign import ROWS, Campaign, Task
-from autodual.reproduce.tables import build_tables, draw_figures, to_markdown, to_page
+from autodual.reproduce.campaign import Campaign, Task
+from autodual.reproduce.figures import draw_figures
+from autodual.reproduce.page import to_markdown, to_page
+from autodual.reproduce.rows import ROWS
+from autodual.reproduce.tables import build_tables
 
 from .conftest import CASCADE, ROW, kept
 

@@ -11,7 +11,7 @@ import pytest
 
 from autodual import ArgumentError
 from autodual._files import to_json
-from autodual.reproduce.campaign import RowRecord
+from autodual.reproduce.records import RowRecord
 from autodual.runs.folder import Run
 from autodual.runs.lines import Asked, CertificateLine, Problem, SortingLine
 from autodual.runs.records import Basis, CurvePoint, Environment, Evaluation, Summary, parse, plain, read, read_if_sound

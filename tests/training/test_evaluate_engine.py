@@ -15,7 +15,7 @@ from autodual.evaluation.judge import ENGINES
 from autodual.evaluation.processes import Watch
 from autodual.reproduce import evaluation
 from autodual.reproduce.campaign import Campaign, Task
-from autodual.reproduce.jobs import work_on
+from autodual.reproduce.one_row import work_on
 from autodual.runs.config import Proving, TrainConfig, dump_yaml
 from autodual.runs.folder import Run
 from autodual.runs.recipes import RECIPES, options

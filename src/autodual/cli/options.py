@@ -229,7 +229,7 @@ def configs(incomplete: str) -> list[str]:
 
 def row_names() -> list[str]:
     """Rows of the paper's tables, and names for several of them."""
-    from autodual.reproduce.campaign import BY_NAME, MODERN
+    from autodual.reproduce.rows import BY_NAME, MODERN
 
     return [*BY_NAME, *MODERN, "table1", "table2", "table3", "table4", "all"]
 

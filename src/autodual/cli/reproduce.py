@@ -12,25 +12,9 @@ from typer.core import TyperGroup
 from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.options import row_names, with_config_options
 from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer, print_table, several_processes, speaks
-from autodual.reproduce.campaign import (
-    BEST,
-    BY_NAME,
-    MODERN,
-    PART_BYTES,
-    RECIPES,
-    ROWS,
-    SEEDED,
-    SEEDS,
-    Campaign,
-    NetworkFigures,
-    Phase,
-    Recipe,
-    RowFigures,
-    Task,
-    chosen_tasks,
-    in_order,
-    named_together,
-)
+from autodual.reproduce.campaign import PART_BYTES, Campaign, Phase, Task, chosen_tasks, in_order
+from autodual.reproduce.records import NetworkFigures, RowFigures
+from autodual.reproduce.rows import BEST, BY_NAME, MODERN, RECIPES, ROWS, SEEDED, SEEDS, Recipe, named_together
 
 if TYPE_CHECKING:
     from autodual.reproduce.pack import Unit
@@ -160,7 +144,8 @@ def run(
         raise ArgumentError(
             f"under torchrun, one row is evaluated, by all processes; got {len(tasks)} rows, {jobs} jobs"
         )
-    from autodual.reproduce.jobs import Deadline, Extent, run_in_turn, run_side_by_side
+    from autodual.reproduce.jobs import Deadline, run_in_turn, run_side_by_side
+    from autodual.reproduce.one_row import Extent
 
     extent = Extent(tuple(engine) if engine else None, evaluation, max(side_by_side, jobs))
     with Signals() as signals:
@@ -264,7 +249,7 @@ def tables(
     page: Annotated[Path | None, typer.Option(help="the HTML page; index.html in the results when not given")] = None,
 ) -> None:
     """Build the tables from the records in the results, as Markdown and as an HTML page."""
-    from autodual.reproduce.tables import write_tables
+    from autodual.reproduce.page import write_tables
 
     campaign = Campaign(**places)
     target = page or campaign.results / "index.html"
@@ -279,7 +264,7 @@ def figures(
     places: dict[str, Any], out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("docs/figures")
 ) -> None:
     """Draw those of the paper's figures whose rows have run."""
-    from autodual.reproduce.tables import write_figures
+    from autodual.reproduce.figures import write_figures
 
     drawn = write_figures(Campaign(**places), out)
     answer(figures={name: None if path is None else str(path) for name, path in drawn.items()})

@@ -41,7 +41,7 @@ from autodual.evaluation.judge import (
     problem_of,
 )
 from autodual.evaluation.processes import ALONE, Group, Watch
-from autodual.reproduce.campaign import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
+from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.lines import AttackLine, CascadeAttackLine, lines_of

@@ -1,58 +1,23 @@
-"""The paper's tables with our figures beside its own, as Markdown and as one HTML page, and its figures, from the records alone.
-
-Nothing here depends on the time or the machine: equal records make equal files.
-"""
+"""The paper's tables with our figures beside its own, from the records alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import mean
-from textwrap import fill
 from typing import TypeVar
 
-from autodual._files import write_text
-from autodual.report.blocks import Block, Figure, Figures, Section, Table, Text
-from autodual.report.page import render_sections
-from autodual.report.plots import ERROR_AXIS, Axis, Series, Spot, line_chart, price_of_proof
-from autodual.report.svg import Svg
-from autodual.report.verdicts import Rates, rates_chart
-from autodual.reproduce.campaign import (
-    BEST,
-    MODERN,
-    RECIPES,
-    ROWS,
-    SEEDS,
-    SIZES,
-    Campaign,
-    CascadeFigures,
-    EngineFigures,
-    Errors,
-    NetworkFigures,
-    Recipe,
-    Row,
-    RowRecord,
-    Task,
-)
+from autodual.report.verdicts import Rates
+from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.evaluation import ROW_ENGINES
-from autodual.runs.folder import Run
+from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
+from autodual.reproduce.rows import BEST, MODERN, PROBLEMS, ROWS, SEEDS, SIZES, Errors, Recipe, Row
 from autodual.runs.recipes import RECIPES as METHODS
-from autodual.runs.records import EpochLine, read
+from autodual.runs.records import read
 
 NOT_RUN, NOT_COMPLETE = "not run", "not complete"
 SPEEDS = "speeds.json"
-TITLE = "Results"
 F = TypeVar("F", NetworkFigures, CascadeFigures)
-SUBTITLE = "the rows of Wong, Schmidt, Metzen and Kolter (2018), reproduced"
-
-DataAndEps = tuple[str, str]
-PROBLEMS: dict[DataAndEps, str] = {
-    ("MNIST", "0.1"): "mnist-0.1", ("CIFAR-10", "2/255"): "cifar-2", ("CIFAR-10", "8/255"): "cifar-8", ("MNIST", "0.3"): "mnist-0.3",
-    ("MNIST", "1.58"): "mnist-l2", ("CIFAR-10", "36/255"): "cifar-l2",
-}  # fmt: skip
-"""Short names of what rows are about, in the order of the rows."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +58,7 @@ class RowResults:
     def percent(self, name: str) -> str:
         """The average over the seeds; nothing where none has this figure."""
         found = self.values(name)
-        return _percent(mean(found)) if found else ""
+        return percent(mean(found)) if found else ""
 
 
 def build_tables(campaign: Campaign) -> list[ResultTable]:
@@ -137,7 +102,7 @@ def _singles(key: str, title: str, number: int, results: Sequence[RowResults]) -
         rows.append(_single(result))
         found, robust = result.figures(NetworkFigures), result.values("robust_error")
         if len(robust) > 1:
-            ends = f"{_percent(min(robust))} to {_percent(max(robust))}"
+            ends = f"{percent(min(robust))} to {percent(max(robust))}"
             spreads.append(
                 f"{result.row.name} ({result.recipe}) is the average of {len(robust)} seeds, robust error {ends}."
             )
@@ -156,7 +121,7 @@ def _single(result: RowResults) -> list[str]:
         return [*start, NOT_RUN, "", *theirs, *[""] * 4]
     robust = mean(found)
     return [
-        *start, _percent(1 - robust), f"{_percent(robust)} / {_clean(result)}", *theirs, f"{100 * robust - row.paper[0]:+.2f}",
+        *start, percent(1 - robust), f"{percent(robust)} / {_clean(result)}", *theirs, f"{100 * robust - row.paper[0]:+.2f}",
         result.percent("robust_error_as_run"), result.percent("robust_error_best") or NOT_COMPLETE, result.percent("pgd_error"),
     ]  # fmt: skip
 
@@ -192,7 +157,7 @@ def _modern(campaign: Campaign) -> ResultTable:
     for problem, (natural, certified, source) in BEST_OF_THE_FIELD.items():
         singles = [row for row in ROWS if PROBLEMS[row.data, row.eps] == problem and not row.is_cascade]
         paper = min(singles, key=lambda row: row.paper[0])
-        printed = [_percent(1 - value / 100) for value in reversed(paper.paper)]
+        printed = [percent(1 - value / 100) for value in reversed(paper.paper)]
         rows.append(
             [f"{problem}: the paper", paper.network, *printed, *[""] * 3, f"its best single network, {paper.name}"]
         )
@@ -221,7 +186,7 @@ def _past_the_paper(task: Task, network: str, record: RowRecord, found: NetworkF
         record.training.seconds.get("training"),
     )
     minutes = "" if seconds is None else f"{seconds / 60:.1f} ({record.training.device})"
-    return [name, network, *(_percent(1 - each) for each in errors), minutes, what]
+    return [name, network, *(percent(1 - each) for each in errors), minutes, what]
 
 
 def _engines(results: Sequence[RowResults]) -> ResultTable:
@@ -286,13 +251,13 @@ def _cascade(result: RowResults) -> list[str]:
     best, attacked = ["", "", NOT_COMPLETE], NOT_COMPLETE
     if found.best_sound is not None:
         chosen = found.best_sound
-        best = [_percent(chosen.sound_certified_error), _percent(chosen.sound_certified_error_as_run), chosen.chosen]
+        best = [percent(chosen.sound_certified_error), percent(chosen.sound_certified_error_as_run), chosen.chosen]
     if found.attack is not None:
-        beside = _percent(found.attack.on_attacked.stage_certified_error)
-        attacked = f"{_percent(found.attack.attacked_error)} ({beside}; {found.attack.attacked_examples} images)"
+        beside = percent(found.attack.on_attacked.stage_certified_error)
+        attacked = f"{percent(found.attack.attacked_error)} ({beside}; {found.attack.attacked_examples} images)"
     return [
-        *start, _percent(found.errors.stage_certified_error), attacked, _percent(found.errors.sound_certified_error),
-        _percent(found.errors.sound_certified_error_as_run), *best, _clean(result), str(len(record.weights.sha256)),
+        *start, percent(found.errors.stage_certified_error), attacked, percent(found.errors.sound_certified_error),
+        percent(found.errors.sound_certified_error_as_run), *best, _clean(result), str(len(record.weights.sha256)),
     ]  # fmt: skip
 
 
@@ -352,188 +317,5 @@ def _errors(errors: Errors | None) -> str:
     return "" if errors is None else f"{errors[0]:.2f} / {errors[1]:.2f}"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}"
-
-
-# The paper's figures that records can be drawn from. A figure whose rows have not run is not drawn.
-
-TONES = {
-    "run-1": "#0b5cad", "run-2": "#b3420a", "run-3": "#00705a", "run-4": "#8a3b8f", "run-5": "#775a00", "run-6": "#4b535d",
-}  # fmt: skip
-STYLE = "".join([
-    "text{font:12px system-ui,sans-serif;fill:#1b1f24}.tick,.name{fill:#57606a}.rule{stroke:#d8dee4}.axis,.mark{stroke:#6e7781}",
-    ".line{fill:none;stroke-width:2;stroke-linejoin:round}.halo{stroke:#fff;stroke-width:4px;paint-order:stroke}.hover{fill:none}",
-    *(f".f-{tone}{{fill:{colour}}}.s-{tone}{{stroke:{colour}}}text.t-{tone}{{fill:{colour}}}" for tone, colour in TONES.items()),
-    ".f-published{fill:#afb8c1}",
-])  # fmt: skip
-"""Style sheet of a picture that stands alone, on white."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure of the paper; `chart` is None where none of its rows has run."""
-
-    name: str
-    title: str
-    rows: Sequence[str]
-    chart: Svg | None
-
-
-TONE_OF = dict(zip(PROBLEMS, TONES, strict=True))
-
-
-def draw_figures(campaign: Campaign) -> list[Drawing]:
-    training = ("mnist-small-0.1", "mnist-small-exact-0.1")
-    pictures = [
-        *_prices(campaign),
-        Drawing("projections", "Projections against the exact bound", training, _training(campaign, training)),
-    ]
-    for (data, eps), name in PROBLEMS.items():
-        rows, title = [row for row in ROWS if row.is_cascade and (row.data, row.eps) == (data, eps)], f"{data} {eps}"
-        chart, names = _by_stage(campaign, title, rows), [row.name for row in rows]
-        pictures.append(Drawing(f"cascades-{name}", f"Cascades by stage, {title}", names, chart))
-    return pictures
-
-
-def write_figures(campaign: Campaign, folder: Path) -> dict[str, Path | None]:
-    """Writes FOLDER/NAME.svg for every picture that can be drawn; None for the others, whose file is removed."""
-    written: dict[str, Path | None] = {}
-    for picture in draw_figures(campaign):
-        path = folder / f"{picture.name}.svg"
-        if picture.chart is None:
-            path.unlink(missing_ok=True)
-        else:
-            write_text(path, alone(picture.chart))
-        written[picture.name] = None if picture.chart is None else path
-    return written
-
-
-def alone(chart: Svg) -> str:
-    """A chart as a file of its own."""
-    head, rest = chart[: chart.index(">")], chart[chart.index(">") + 1 :]
-    size = 'xmlns="http://www.w3.org/2000/svg" width="640" height="416"'
-    ground = '<rect width="100%" height="100%" fill="#fff"></rect>'
-    return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{STYLE}</style>{ground}{rest}\n"
-
-
-PRICE = "Accuracy against certified accuracy"
-
-
-def _prices(campaign: Campaign) -> Iterator[Drawing]:
-    """All single networks, and those with equal data and eps by themselves, where there are several. Grey is what the paper prints."""
-    rows = [row for row in ROWS if not row.is_cascade]
-    ours, theirs = dict[DataAndEps, list[Spot]](), dict[DataAndEps, list[Spot]]()
-    for row in rows:
-        for recipe in RECIPES:
-            record, problem = campaign.record(Task(row.name, recipe)), (row.data, row.eps)
-            if record is None or not isinstance(record.figures, NetworkFigures):
-                continue
-            label, tone = f"{row.network}{', best' if recipe == 'best' else ''}", TONE_OF[problem]
-            errors, full = (record.figures.error, record.figures.robust_error), f"{row.data} {row.eps}, {label}"
-            ours.setdefault(problem, []).append(_spot(label, tone, full, *errors))
-            if recipe == "paper":
-                printed = _spot("", "published", f"The paper's {full}", row.paper[1] / 100, row.paper[0] / 100)
-                theirs.setdefault(problem, []).append(printed)
-    for name, (about, _) in MODERN.items():
-        record = campaign.record(Task(name, "modern"))
-        if record is not None and isinstance(record.figures, NetworkFigures):
-            problem = next(problem for problem, short in PROBLEMS.items() if short == about)
-            robust, _ = record.figures.least_robust_errors
-            spot = _spot(name, TONE_OF[problem], name, record.figures.error, robust)
-            ours.setdefault(problem, []).append(spot)
-    # Among all, a problem is named once.
-    every = [
-        replace(one, label="" if n else " ".join(problem)) for problem in ours for n, one in enumerate(ours[problem])
-    ]
-    grey = [spot for spots in theirs.values() for spot in spots]
-    chart = price_of_proof("all rows", [*grey, *every]) if every else None
-    yield Drawing(
-        "price-of-proof", f"{PRICE}; grey: the paper's; on the line both are equal", [row.name for row in rows], chart
-    )
-    for problem, name in PROBLEMS.items():
-        title, spots = " ".join(problem), ours.get(problem, [])
-        chart = price_of_proof(title, [*theirs.get(problem, []), *spots]) if len(spots) > 1 else None
-        names = [row.name for row in rows if (row.data, row.eps) == problem]
-        yield Drawing(f"price-of-proof-{name}", f"{PRICE}, {title}; grey: the paper's", names, chart)
-
-
-def _spot(label: str, tone: str, full: str, error: float, robust: float) -> Spot:
-    told = f"{full}: accuracy {_percent(1 - error)}, certified accuracy {_percent(1 - robust)}"
-    return Spot(label, 1 - error, 1 - robust, tone, told)
-
-
-def _training(campaign: Campaign, rows: Sequence[str]) -> Svg | None:
-    """Robust error on the training images, epoch by epoch, as training estimates it."""
-    series = []
-    for (tone, row), label in zip(zip(TONES, rows, strict=False), ("k = 50", "exact"), strict=True):
-        lines = (line for line in Run(campaign.result(Task(row))).metrics() if isinstance(line, EpochLine))
-        points = [(float(line.epoch + 1), line.robust_error) for line in lines if line.stage == 0]
-        series += [Series(label, points, tone)] if points else []
-    title, across = "Robust error while training, MNIST small 0.1", Axis("epoch", zero=False)
-    return line_chart(title, across, ERROR_AXIS, series) if series else None
-
-
-def _by_stage(campaign: Campaign, title: str, rows: Sequence[Row]) -> Svg | None:
-    """Stage-certified error on test images of the first one, two ... stages together."""
-    series = []
-    for tone, row in zip(TONES, rows, strict=False):
-        record = campaign.record(Task(row.name))
-        if record is None or not isinstance(record.figures, CascadeFigures):
-            continue
-        certified = accumulate(stage.certified_correct for stage in record.figures.stages)
-        points = [(float(number), 1 - count / record.examples) for number, count in enumerate(certified, 1)]
-        series.append(Series(row.network, points, tone, dots=True))
-    words, across = f"Stage-certified error by number of stages, {title}", Axis("stages", zero=False, whole=True)
-    return line_chart(words, across, ERROR_AXIS, series) if series else None
-
-
-# All of it as Markdown and as a page.
-
-INTRODUCTION = (
-    "`autodual reproduce tables` builds this page from the records in `results/`; do not edit it.",
-    "All figures are per cent of the 10,000 test images unless they say otherwise. The paper chose its networks by their test error, "
-    "so its figures are optimistic. Ours are of the last epoch, or of the best one on held-out training images where the table of "
-    "engines says so; test images were used once, at the end. Recipe paper: the paper's settings with our estimator. Recipe best: the "
-    "same network and eps, trained as well as we can. [Reproduce](reproduce.md) says how to run a row.",
-)
-
-
-def to_markdown(tables: Sequence[ResultTable], pictures: Sequence[Drawing] = ()) -> str:
-    """Tables as Markdown. Pictures that were drawn are shown from `figures/`, where `autodual reproduce figures` puts them."""
-    parts = [f"# {TITLE}", *map(_wrapped, INTRODUCTION)]
-    for table in tables:
-        lines = ["| " + " | ".join(cells) + " |" for cells in (table.header, *table.rows)]
-        rule = "|" + "|".join("---" if name in table.words else "---:" for name in table.header) + "|"
-        parts += [f"## {table.title}", *map(_wrapped, table.text)]
-        parts += ["\n".join([lines[0], rule, *lines[1:]]) if table.rows else "No row has run yet."]
-    drawn = [picture for picture in pictures if picture.chart is not None]
-    parts += ["## Figures"] if drawn else []
-    parts += [f"![{picture.title}](figures/{picture.name}.svg)\n\n{picture.title}." for picture in drawn]
-    return "\n\n".join(parts) + "\n"
-
-
-def _wrapped(text: str) -> str:
-    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def to_page(tables: Sequence[ResultTable], pictures: Sequence[Drawing] = ()) -> str:
-    """One self-contained HTML page, with a chart of what is attacked, unknown and proved where rows have run."""
-    about = [Text(text.partition(" [")[0].replace("`", "")) for text in INTRODUCTION]
-    sections = [Section("about", "How to read this page", about)]
-    for table in tables:
-        blocks: list[Block] = [Text(text.replace("`", "")) for text in table.text]
-        blocks.append(Table(table.header, table.rows, table.words) if table.rows else Text("No row has run yet."))
-        if table.shown:
-            blocks.append(rates_chart(table.title, table.shown))
-        sections.append(Section(table.key, table.title, blocks))
-    drawn = [Figure(picture.title, picture.chart) for picture in pictures if picture.chart is not None]
-    if drawn:
-        sections.append(Section("pictures", "Figures", [Figures(drawn)]))
-    return render_sections(TITLE, SUBTITLE, sections)
-
-
-def write_tables(campaign: Campaign, markdown: Path, page: Path) -> None:
-    tables, pictures = build_tables(campaign), draw_figures(campaign)
-    write_text(markdown, to_markdown(tables, pictures))
-    write_text(page, to_page(tables, pictures))
