@@ -24,6 +24,7 @@ from autodual._tensor import full_precision
 from autodual.cascades import Cascade, Combination, RoutedCascade, SumEnsemble
 from autodual.cascades.records import CascadeCertificate
 from autodual.certificates.attacks import attack
+from autodual.certificates.certificate import collapse
 from autodual.data import Examples
 from autodual.engines import BoundEngine, Crown, Dual
 from autodual.engines.prepare import dual_network
@@ -40,7 +41,7 @@ from autodual.evaluation.judge import (
     judge_to_file,
     problem_of,
 )
-from autodual.evaluation.processes import ALONE, Group, Watch
+from autodual.evaluation.processes import ALONE, Group, Watch, batch_size
 from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
@@ -55,9 +56,11 @@ ROW_ENGINES: dict[str, BoundEngine] = {name: judge.ENGINES[name] for name in ("d
 ON_REQUEST: dict[str, BoundEngine] = {"alpha": judge.ENGINES["alpha"]}
 """Engines that a row is complete without: they take seconds for an image, and get only those that are still open."""
 WHOLE_UNITS = 12_000
-"""All engines certify all images of networks up to so many units. Of larger ones, where an image may take seconds, only the config's
-own engine and intervals do; others get those images that are still open: the attack does not break them, and no engine before has
-certified them. What is best is the same."""
+"""All engines certify all images of networks up to so many units. Of larger ones, where an image may take seconds, only intervals do.
+The config's own engine gets those that the attack does not break, which is all that can be certified, and `CHECKED` others; further
+engines get those that are still open, which no engine before has certified. What is best is the same."""
+CHECKED = 200
+"""Images that the attack has broken, and that are certified all the same: that no engine succeeds tests both."""
 CLAIMS = ("certified", "certified_as_run")
 
 
@@ -171,8 +174,10 @@ def evaluate_network(
             ran[name] = known
         elif name in (own, *engines):
             file = run.folder / f"certificates-{name}.jsonl"
-            every = name in (own, "ibp") or (name in needed and small)
+            every = name == "ibp" or (name in needed and small)
             index = torch.arange(len(data)) if every else _open(ran, arrays)
+            if name == own and not every:
+                index = torch.cat([index, broken.exact.nonzero().squeeze(1)[:CHECKED]]).sort().values
             try:
                 with notes.timed(name):
                     judged = _judge(file, model, data, None if every else index, ball, engine, watch)
@@ -185,12 +190,18 @@ def evaluate_network(
             columns = _columns(name, judged, index, len(data), exact=name == own)
             certified, as_run = (torch.from_numpy(columns[f"{name}_{claim}"]) for claim in CLAIMS)
             check_claims(file, certified, as_run, broken, watch.say)
-            ran[name] = _figures(judged, engine, data, notes.spent.seconds[name])
+            ran[name] = figures = _figures(
+                judged, engine, data, notes.spent.seconds[name], decides=every or name == own
+            )
             arrays |= columns
             if name == own:
-                figures = (judged.error, judged.collapse(data.classes), judged.robust_error, judged.robust_error_as_run)
-                whole |= dict(zip(BY_THE_FIRST, figures, strict=True))
-                arrays |= {"labels": _small(judged.labels), "predicted": _small(judged.predicted)}
+                labels = data.labels.cpu()
+                predicted = judged.predicted if every else _predictions(model, data)
+                wrong = (predicted != labels).double().mean().item()
+                collapsed = collapse(predicted.tolist(), labels.tolist(), judged.margins.tolist(), data.classes)
+                of_own = wrong, collapsed, figures.robust_error, figures.robust_error_as_run
+                whole |= dict(zip(BY_THE_FIRST, of_own, strict=True))
+                arrays |= {"labels": _small(labels), "predicted": _small(predicted)}
             report(NetworkFigures(**whole, engines=dict(ran)), arrays, False)
     if set(ran) >= set(needed):
         report(NetworkFigures(**whole, engines=ran, **_best(ran, arrays)), arrays, True)
@@ -226,14 +237,23 @@ def _open(ran: dict[str, EngineFigures], arrays: Arrays) -> Tensor:
     return torch.from_numpy((~decided).nonzero()[0])
 
 
-def _figures(judged: Judged, engine: BoundEngine, data: Examples, seconds: float) -> EngineFigures:
-    """Counts; and errors, where all images were tried."""
+def _predictions(model: nn.Module, data: Examples) -> Tensor:
+    """The label of every image."""
+    size = batch_size(data)
+    with torch.no_grad(), full_precision():
+        parts = [model(data.scaled(slice(start, start + size))).argmax(1) for start in range(0, len(data), size)]
+    return torch.cat(parts).cpu()
+
+
+def _figures(judged: Judged, engine: BoundEngine, data: Examples, seconds: float, decides: bool) -> EngineFigures:
+    """Counts; and errors, where the images that were tried decide for all: none of the others can be certified."""
     device, tried = data.device, len(judged.labels)
-    every = tried == len(data)
+    certified, as_run = int(judged.certified.sum()), int(judged.certified_as_run.sum())
     return EngineFigures(
-        images=tried, certified=int(judged.certified.sum()), certified_as_run=int(judged.certified_as_run.sum()),
-        robust_error=judged.robust_error if every else None, robust_error_as_run=judged.robust_error_as_run if every else None,
-        engine=repr(engine), seconds=seconds, device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        images=len(data) if decides else tried, tried=tried if decides and tried < len(data) else None,
+        certified=certified, certified_as_run=as_run, robust_error=1 - certified / len(data) if decides else None,
+        robust_error_as_run=1 - as_run / len(data) if decides else None, engine=repr(engine), seconds=seconds,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     )  # fmt: skip
 
 

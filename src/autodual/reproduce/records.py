@@ -21,10 +21,12 @@ class EngineFigures:
     """What one engine certifies; only `engine` and `not_run` where it was too large for the machine."""
 
     images: int | None = optional()
+    tried: int | None = optional()
+    """How many of these images were tried, if not all: the attack has broken the others, so that they cannot be certified."""
     certified: int | None = optional()
     certified_as_run: int | None = optional()
     robust_error: float | None = optional()
-    """None where only some of the images were tried."""
+    """None where only images that were still open count."""
     robust_error_as_run: float | None = optional()
     engine: str
     seconds: float | None = optional()

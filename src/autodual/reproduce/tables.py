@@ -202,9 +202,9 @@ def _engines(results: Sequence[RowResults]) -> ResultTable:
         best = f"{figures.certified_best} ({figures.certified_best_as_run})" if record.complete else NOT_RUN
         rows.append([result.row.name, result.recipe, str(record.examples), *counts, best, record.weights.chosen])
     text = (
-        "Certified images by engine, and in brackets those certified as run; seed 0. Networks are rounded to float16 first. `Crown()` "
-        "is slow on larger networks: it gets the images that the attack does not break and no other engine certifies, as in 12 (11) "
-        "of 430. Optimised slopes (`alpha`, see `AlphaCrown`) get no others on any network.",
+        "Certified images by engine, and in brackets those certified as run; seed 0. Networks are rounded to float16 first. On "
+        "larger networks, images that the attack breaks are not tried, and `Crown()`, the slowest, tries only those that no other "
+        "engine certifies, as in 12 (11) of 430. Optimised slopes (`alpha`, see `AlphaCrown`) get no others on any network.",
     )
     words = frozenset({"row", "recipe", "weights of"})
     return ResultTable("engines", "What each engine certifies", text, header, rows, words=words)
