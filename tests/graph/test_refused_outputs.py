@@ -48,6 +48,11 @@ def test_other_outputs_are_refused(compute: Callable[[Any, Tensor], Any]) -> Non
         pytest.param(
             lambda m, x: m.fc(x).max(0).values, "dimension 0 must stay the batch", id="maximum over the batch"
         ),
+        pytest.param(
+            lambda m, x: torch.stack([m.fc(x), x[:, :3]]).mean(0),
+            r"Write torch.stack\(tensors, 1\)",
+            id="stack before the batch",
+        ),
         pytest.param(lambda m, x: m.fc(x) - m.fc(x).max(), "max: its result has shape", id="maximum of everything"),
         pytest.param(lambda m, x: m.fc(x) - m.fc(x).amax(()), "amax: its result has shape", id="amax of everything"),
         pytest.param(lambda m, x: m.fc(x).sum().item(), "sum: its result has shape", id="number from a tensor"),

@@ -376,9 +376,10 @@ def _check_value(value: Any, where: str, sample: Tensor) -> None:
             f"keep one precision throughout"
         )
     if value.dim() == 0 or value.shape[0] != len(sample):
+        moved = ". Write torch.stack(tensors, 1) or x.unsqueeze(1)" if len(sample) in value.shape[1:2] else ""
         raise CaptureError(
             f"{where}: its result has shape {tuple(value.shape)} when it is traced with a batch of {len(sample)}; dimension 0 must "
-            f"stay the batch, because certificates are per example"
+            f"stay the batch, because certificates are per example{moved}"
         )
 
 
