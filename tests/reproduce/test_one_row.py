@@ -198,6 +198,29 @@ def test_of_a_large_network_engines_get_what_can_be_certified(
         assert record[name] == whole[name]
 
 
+@pytest.mark.parametrize(("missing", "again"), [(0, False), (1, True)], ids=["finished", "a line is missing"])
+def test_a_finished_attack_counts_on_another_machine(
+    campaign: Campaign, finished: Campaign, monkeypatch: pytest.MonkeyPatch, missing: int, again: bool
+) -> None:
+    task, attacked = Task(ROW), list[int]()
+    shutil.copytree(finished.work, campaign.work)
+    folder, attack = campaign.run(task).folder, evaluation.attack
+    for old in folder.glob("certificates-*"):
+        old.unlink()
+    lines, note = folder / "attack.jsonl", folder / "attack.problem.json"
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[: -missing or None]))
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"device": "cuda", "torch": "2.0.0"}))
+
+    def counted(*args: Any) -> Any:
+        attacked.append(len(args[1]))
+        return attack(*args)
+
+    monkeypatch.setattr(evaluation, "attack", counted)
+    work_on(campaign, task, Watch())
+    assert bool(attacked) == again
+    _assert_same(campaign.result(task), finished.result(task))
+
+
 def test_optimised_slopes_are_added_on_request_where_images_are_open(campaign: Campaign) -> None:
     """Also to a row that is done, and for good."""
     file, task = campaign.configs / f"{ROW}.yaml", Task(ROW)

@@ -451,6 +451,17 @@ def _lines(file: Path, problem: Problem, now: Problem, kind: type[L], data: Exam
     return list(parse_lines(kind, lines, data.labels.tolist()))
 
 
+def finished_lines(file: Path, problem: Problem, kind: type[L], data: Examples) -> list[L] | None:
+    """The lines of a file that has all that `problem` asks for, on whichever machine they were found; None if any is missing."""
+    note = record_about(file, "problem")
+    noted = read_problem(note) if file.exists() and note.exists() else None
+    if noted is None or noted.difference(problem, *RENEWED) is not None:
+        return None
+    found = list(parse_lines(kind, split_lines(read_content(file, LINES_LIMIT)), data.labels.tolist()))
+    lines = [line for line in found if not isinstance(line, str)]
+    return lines if len(lines) == len(found) == len(data) else None
+
+
 def made_with(problem: Problem, data: Examples) -> str:
     """A clause about what computed the file, where that is not what computes now."""
     now = {"device": data.device.type} | versions()
