@@ -16,7 +16,7 @@ from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.jobs import Deadline, run_in_turn, run_side_by_side
 from autodual.reproduce.one_row import Extent, _check_kept_weights, _read_arrays, work_on
 from autodual.reproduce.page import write_tables
-from autodual.reproduce.records import NetworkFigures
+from autodual.runs.row_records import NetworkFigures
 
 from .conftest import CASCADE, OTHER, ROW
 

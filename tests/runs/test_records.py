@@ -11,10 +11,10 @@ import pytest
 
 from autodual import ArgumentError
 from autodual._files import to_json
-from autodual.reproduce.records import RowRecord
 from autodual.runs.folder import Run
 from autodual.runs.lines import Asked, CertificateLine, Problem, SortingLine
 from autodual.runs.records import Basis, CurvePoint, Environment, Evaluation, Summary, parse, plain, read, read_if_sound
+from autodual.runs.row_records import RowRecord
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = sorted(path.parent for path in RESULTS.glob("**/metrics.jsonl"))

@@ -13,8 +13,8 @@ from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.options import row_names, with_config_options
 from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer, print_table, several_processes, speaks
 from autodual.reproduce.campaign import PART_BYTES, Campaign, Phase, Task, chosen_tasks, in_order
-from autodual.reproduce.records import NetworkFigures, RowFigures
 from autodual.reproduce.rows import BEST, BY_NAME, MODERN, RECIPES, ROWS, SEEDED, SEEDS, Recipe, named_together
+from autodual.runs.row_records import NetworkFigures, RowFigures
 
 if TYPE_CHECKING:
     from autodual.reproduce.pack import Unit

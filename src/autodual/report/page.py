@@ -34,6 +34,7 @@ from autodual.report.sections.curves import EPOCHS, Curve, History, epsilon_axis
 from autodual.report.sections.result import cascade_name
 from autodual.report.verdicts import Rates, cascade_doubts, doubts, rates_chart
 from autodual.runs.records import Environment, plain
+from autodual.runs.row_records import NetworkFigures
 
 if TYPE_CHECKING:
     import jinja2
@@ -127,6 +128,8 @@ def _chapter(index: int, runs: Sequence[RunFiles]) -> Chapter:
     if run.measured():
         notes = [*([] if why is None else [f"This run failed: {why}"]), *notes]
         for maker in makers():
+            if maker.first_stage and run.row is not None:
+                continue  # it is about the examples one by one
             made = maker.make(run)
             part = "first stage alone" if maker.first_stage and run.is_cascade() else ""
             sections += [] if made is None else [replace(made, of=part)]
@@ -214,6 +217,8 @@ class Compared:
         if run.evaluation is not None:
             whole = f"{name}, first stage alone" if run.is_cascade() else name
             rates.append(Rates.of(whole, run.evaluation, run.is_sample(run.evaluation.examples)))
+        if run.row is not None and isinstance(run.row.figures, NetworkFigures):
+            rates.append(Rates.of_row(name, run.row.examples, run.row.figures))
         return cls(index, run, rates, History.of(run.metrics))
 
     @property
@@ -234,7 +239,13 @@ class Compared:
 
     @property
     def perturbation(self) -> str:
-        return "" if self.run.evaluation is None else tidy(self.run.evaluation.perturbation)
+        return "" if self.run.judged is None else tidy(self.run.judged.perturbation)
+
+    @property
+    def engine(self) -> str:
+        if self.run.evaluation is not None:
+            return self.run.evaluation.engine
+        return "" if self.run.row is None else "the best of several"
 
 
 def comparison_of(folders: Sequence[RunFiles]) -> Section:
@@ -266,11 +277,11 @@ def comparison_of(folders: Sequence[RunFiles]) -> Section:
 
 def _doubts(runs: Sequence[Compared]) -> list[str]:
     """What keeps the numbers of these runs from being compared, or believed."""
-    known = [run.run.evaluation for run in runs if run.run.evaluation is not None]
+    known = [run.run.judged for run in runs if run.run.judged is not None]
     differing: dict[str, set[Any]] = {
         "perturbations": {record.perturbation for record in known},
         "numbers of examples": {record.examples for record in known},
-        "engines": {record.engine for record in known},
+        "engines": {run.engine for run in runs} - {""},
         "data": {run.data for run in runs} - {""},
     }
     found = [name for name, values in differing.items() if len(values) > 1]
@@ -377,9 +388,8 @@ def _overlay(
 def _conditions(runs: Sequence[Compared]) -> Table:
     rows = []
     for run in runs:
-        record, seconds = run.run.evaluation, run.history.seconds()
-        examples, engine = (None, DASH) if record is None else (record.examples, record.engine)
-        time = duration(seconds) if seconds else DASH
-        rows.append([run.name, count(examples), time, run.data or DASH, run.perturbation or DASH, engine])
+        record, seconds = run.run.judged, run.history.seconds()
+        examples, time = None if record is None else record.examples, duration(seconds) if seconds else DASH
+        rows.append([run.name, count(examples), time, run.data or DASH, run.perturbation or DASH, run.engine or DASH])
     header = ("Run", "Examples", "Training", "Data", "Perturbation", "Engine")
     return Table(header, rows, frozenset({"Run", "Data", "Perturbation", "Engine"}))

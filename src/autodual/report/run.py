@@ -27,6 +27,7 @@ from autodual.runs.records import (
     plain,
     read_if_sound,
 )
+from autodual.runs.row_records import CascadeFigures, RowRecord
 
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 EVALUATION, GALLERY, CASCADE = "evaluation.json", "gallery.npz", "cascade.json"
@@ -70,7 +71,8 @@ class RunFiles:
     """What the config says; None where that cannot be read, too."""
     environment: Environment | None
     metrics: tuple[MetricsLine, ...]
-    evaluation: Evaluation | None
+    judged: Evaluation | RowRecord | None
+    """What evaluation.json holds."""
     cascade: CascadeSummary | None
     gallery: tuple[Picture, ...]
     failure: Failure | None
@@ -85,6 +87,16 @@ class RunFiles:
     def has(self, file: str) -> bool:
         """Whether the file is there, whole or not."""
         return file not in self.problems or not self.problems[file].missing
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What a run is worth, example by example."""
+        return self.judged if isinstance(self.judged, Evaluation) else None
+
+    @property
+    def row(self) -> RowRecord | None:
+        """What `autodual reproduce` keeps of a row in the place of an evaluation: figures, and nothing example by example."""
+        return self.judged if isinstance(self.judged, RowRecord) else None
 
     def measured(self) -> bool:
         """Whether there is anything to show, or something that is damaged."""
@@ -132,16 +144,40 @@ def read_run(folder: Path) -> RunFiles:
     if damaged:
         words = "1 line was no record" if damaged == 1 else f"{damaged} lines were no records"
         problems[METRICS] = FileProblem(f"{METRICS} is damaged: {words} and left out.")
-    evaluation = attempt(EVALUATION, lambda path: _same_lengths(_record(Evaluation, path)), None)
-    cascade = attempt(CASCADE, lambda path: _record(CascadeSummary, path), None)
+    judged = attempt(EVALUATION, lambda path: _evaluation(path), None)
+    of_row = _cascade_of_row(judged) if isinstance(judged, RowRecord) else None
+    cascade = of_row or attempt(CASCADE, lambda path: _record(CascadeSummary, path), None)
     gallery = attempt(GALLERY, _read_gallery, tuple[Picture, ...]())
     failure = read_if_sound(Failure, run.failure_file)
     name = folder.resolve().name or str(folder)
-    return RunFiles(name, config, settings, environment, metrics, evaluation, cascade, gallery, failure, problems)
+    if isinstance(judged, RowRecord):
+        name = f"{judged.row} ({judged.recipe})"  # folders of several recipes have one name
+    return RunFiles(name, config, settings, environment, metrics, judged, cascade, gallery, failure, problems)
+
+
+def _evaluation(path: Path) -> Evaluation | RowRecord:
+    """The evaluation of a run, or of a row."""
+    values = _object(path)
+    return _sound(RowRecord, values) if "row" in values else _same_lengths(_sound(Evaluation, values))
+
+
+def _cascade_of_row(row: RowRecord) -> CascadeSummary | None:
+    """What a row says of its cascade; None for a single network."""
+    figures = row.figures
+    if not isinstance(figures, CascadeFigures):
+        return None
+    return CascadeSummary(
+        kind=figures.kind, perturbation=row.perturbation, engine=figures.cascade_engine, examples=row.examples, stages=figures.stages,
+        errors=figures.errors, no_wrong_certificate=figures.no_wrong_certificate, collapsed=figures.collapsed, attack=figures.attack,
+    )  # fmt: skip
 
 
 def _record(kind: type[R], path: Path) -> R:
     """The record that a file holds. ValueError: a clause that says what is wrong with it."""
+    return _sound(kind, _object(path))
+
+
+def _object(path: Path) -> dict[str, Any]:
     content = read_content(path, LIMIT)
     try:
         values = parse_json(content)
@@ -149,6 +185,10 @@ def _record(kind: type[R], path: Path) -> R:
         values = None
     if not isinstance(values, dict):
         raise ValueError("is not one JSON object")
+    return values
+
+
+def _sound(kind: type[R], values: dict[str, Any]) -> R:
     found = parse(kind, values)
     wrong = _impossible(plain(found))
     if wrong is not None:

@@ -12,6 +12,7 @@ from autodual.certificates.certificate import collapse
 from autodual.report.blocks import INTERVAL, SPACE, Tile, Tiles, Wide, count, likely, out_of, percent
 from autodual.report.svg import Bar, Segment, bar_chart, nice_step
 from autodual.runs.records import AttackFigures, CascadeErrors, CascadeSummary, Evaluation
+from autodual.runs.row_records import NetworkFigures
 
 LEGEND = (
     ("proved", "proved robust"),
@@ -68,6 +69,12 @@ class Rates:
             name, record.error, record.pgd_error, record.robust_error, None, record.examples, record.robust_error_as_run,
             record.pgd_error_exact, sample,
         )  # fmt: skip
+
+    @classmethod
+    def of_row(cls, name: str, examples: int, figures: NetworkFigures) -> Rates:
+        """Rates of the single network of a row, by the best of its engines."""
+        robust, as_run = figures.least_robust_errors
+        return cls(name, figures.error, figures.pgd_error, robust, None, examples, as_run, figures.pgd_error_exact)
 
     @classmethod
     def of_errors(

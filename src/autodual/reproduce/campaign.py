@@ -15,11 +15,11 @@ from pathlib import Path
 
 from autodual._errors import ArgumentError
 from autodual._files import read_json
-from autodual.reproduce.records import EVALUATION, WEIGHTS, NetworkFigures, RowRecord
 from autodual.reproduce.rows import BY_NAME, MODERN, RECIPES, ROWS, Recipe, named_together
 from autodual.runs.config import TrainConfig, option, read_yaml
 from autodual.runs.folder import FREE, Run
 from autodual.runs.records import Failure, parse, read_if_sound
+from autodual.runs.row_records import EVALUATION, WEIGHTS, NetworkFigures, RowRecord
 from autodual.runs.schedule import by_epochs
 
 PART_BYTES = 15 * 2**20

@@ -43,11 +43,11 @@ from autodual.evaluation.judge import (
     problem_of,
 )
 from autodual.evaluation.processes import ALONE, Group, Watch, batch_size
-from autodual.reproduce.records import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
 from autodual.runs.config import TrainConfig
 from autodual.runs.folder import Run
 from autodual.runs.lines import AttackLine, CascadeAttackLine, lines_of
 from autodual.runs.records import AttackFigures, CascadeErrors, parse, plain, read
+from autodual.runs.row_records import BestSound, CascadeFigures, Choice, EngineFigures, NetworkFigures, RowFigures
 from autodual.sets import Perturbation
 from autodual.training.setup import make_ball
 from autodual.training.stages import Parts, attack_batch, attacked_part, certify_all

@@ -11,11 +11,11 @@ from autodual._files import write_text
 from autodual.report.plots import ERROR_AXIS, Axis, Series, Spot, line_chart, price_of_proof
 from autodual.report.svg import Svg
 from autodual.reproduce.campaign import Campaign, Task
-from autodual.reproduce.records import CascadeFigures, NetworkFigures
 from autodual.reproduce.rows import MODERN, PROBLEMS, RECIPES, ROWS, DataAndEps, Row
 from autodual.reproduce.tables import percent
 from autodual.runs.folder import Run
 from autodual.runs.records import EpochLine
+from autodual.runs.row_records import CascadeFigures, NetworkFigures
 
 TONES = {
     "run-1": "#0b5cad", "run-2": "#b3420a", "run-3": "#00705a", "run-4": "#8a3b8f", "run-5": "#775a00", "run-6": "#4b535d",

@@ -20,8 +20,8 @@ from autodual._errors import AutodualError
 from autodual.evaluation.processes import Watch
 from autodual.reproduce.campaign import Campaign, Phase, Task
 from autodual.reproduce.one_row import Extent, work_on
-from autodual.reproduce.records import RowRecord
 from autodual.runs.lines import Say
+from autodual.runs.row_records import RowRecord
 from autodual.training.loop import StoppedError
 
 LEAST_SECONDS = 5.0

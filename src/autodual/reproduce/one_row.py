@@ -40,7 +40,12 @@ from autodual.reproduce.evaluation import (
     evaluate_cascade,
     evaluate_network,
 )
-from autodual.reproduce.records import (
+from autodual.reproduce.rows import Recipe
+from autodual.runs.checkpoint import encode_half, load_model, save_model
+from autodual.runs.config import TrainConfig, dump_yaml
+from autodual.runs.folder import METRICS_LIMIT, Run
+from autodual.runs.records import Environment, EpochLine, plain, read
+from autodual.runs.row_records import (
     CERTIFICATES,
     EVALUATION,
     WEIGHTS,
@@ -50,11 +55,6 @@ from autodual.reproduce.records import (
     TrainingRecord,
     WeightsRecord,
 )
-from autodual.reproduce.rows import Recipe
-from autodual.runs.checkpoint import encode_half, load_model, save_model
-from autodual.runs.config import TrainConfig, dump_yaml
-from autodual.runs.folder import METRICS_LIMIT, Run
-from autodual.runs.records import Environment, EpochLine, plain, read
 from autodual.runs.schedule import by_epochs
 from autodual.training.fitting import run_named, trained_network
 from autodual.training.setup import make_ball

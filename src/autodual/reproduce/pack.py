@@ -22,10 +22,10 @@ from pathlib import Path, PurePosixPath
 from autodual._errors import ArgumentError
 from autodual._files import check_plain, parse_json, write_bytes
 from autodual.reproduce.campaign import PART_BYTES, Campaign, Phase, RowProgress, Task, in_order
-from autodual.reproduce.records import CERTIFICATES, EVALUATION, WEIGHTS, RowRecord
 from autodual.runs import checkpoint
 from autodual.runs.folder import Run
 from autodual.runs.records import Environment, parse, plain, read
+from autodual.runs.row_records import CERTIFICATES, EVALUATION, WEIGHTS, RowRecord
 
 FORMAT = "autodual pack 1"
 MANIFEST = "manifest.json"

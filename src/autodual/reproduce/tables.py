@@ -10,10 +10,10 @@ from typing import TypeVar
 from autodual.report.verdicts import Rates
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.evaluation import ROW_ENGINES
-from autodual.reproduce.records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
 from autodual.reproduce.rows import BEST, MODERN, PROBLEMS, ROWS, SEEDS, SIZES, Errors, Recipe, Row
 from autodual.runs.recipes import RECIPES as METHODS
 from autodual.runs.records import read
+from autodual.runs.row_records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
 
 NOT_RUN, NOT_COMPLETE = "not run", "not complete"
 SPEEDS = "speeds.json"

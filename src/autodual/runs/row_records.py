@@ -1,4 +1,4 @@
-"""What is kept of a row in `results/`: evaluation.json as frozen dataclasses, whose fields stand in the order of the file."""
+"""What is kept of a reproduced row: its evaluation.json as frozen dataclasses, whose fields stand in the order of the file."""
 
 from __future__ import annotations
 
