@@ -1,4 +1,4 @@
-"""What a row of the tables reaches, of which `autodual reproduce` keeps figures, and nothing image by image."""
+"""What a row of the tables reaches, of which other figures are kept than of a run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ def row(run: RunFiles) -> Section | None:
         blocks.append(Note("Some engines have not run yet: autodual reproduce run goes on with this row."))
     if isinstance(figures, NetworkFigures):
         blocks += _network(figures, record)
-    blocks.append(
-        Text(f"{_weights(record.weights)} Of a row there are no figures image by image; autodual certify finds them.")
-    )
+    kept = "Verdicts and margins of every image are in certificates.npz."
+    blocks.append(Text(f"{_weights(record.weights)} {kept}"))
     return Section("row", "Result of the row", blocks)
 
 
