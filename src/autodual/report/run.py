@@ -95,7 +95,7 @@ class RunFiles:
 
     @property
     def row(self) -> RowRecord | None:
-        """What `autodual reproduce` keeps of a row in the place of an evaluation: figures; its verdicts and margins by example are in another file."""
+        """What `autodual reproduce` keeps of a row instead; verdicts and margins by example are in another file."""
         return self.judged if isinstance(self.judged, RowRecord) else None
 
     def measured(self) -> bool:
