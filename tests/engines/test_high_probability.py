@@ -11,7 +11,7 @@ from torch import nn
 import autodual as ad
 from autodual.dual import DualNetwork
 from autodual.engines import effort, high_probability
-from autodual.engines.backward.bands import RadiusPass
+from autodual.engines.backward.bands import PulledRadii
 from autodual.engines.effort import Budget
 from autodual.engines.high_probability import (
     ConfidenceRadius,
@@ -77,7 +77,7 @@ def _all_covered(network: DualNetwork, region: ad.InputSet, engine: ad.HighProba
     bands = {i: network.activation(i).band(v) for i, v in found.items()}
     covered = torch.ones(len(region), dtype=torch.bool)
     for index, interval in found.items():
-        exact = RadiusPass(network, region, bands, Budget.unlimited()).of_units(network.nodes[index].inputs[0])[0]
+        exact = PulledRadii(network, region, bands, Budget.unlimited()).of_units(network.nodes[index].inputs[0])[0]
         covered &= (interval.radius >= exact * (1 - 1e-12)).flatten(1).all(1)
     return covered
 

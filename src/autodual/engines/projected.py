@@ -13,7 +13,7 @@ from autodual import kernels
 from autodual._errors import ArgumentError, UnsoundError
 from autodual._tensor import channels_inside
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
-from autodual.engines.backward.bands import Centres, RadiusPass
+from autodual.engines.backward.bands import Centres, PulledRadii
 from autodual.engines.backward.rows import DenseRows, Patches
 from autodual.engines.effort import Budget
 from autodual.engines.results import (
@@ -153,7 +153,7 @@ class Relaxed:
         centres = OnDemand(network, Centres(region, bands))
         for index in network.activations:
             source = network.source(index)
-            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source).below
+            radius = PulledRadii(network, region, bands, budget, static=True).of_units(source).below
             intervals[index] = Interval.around(centres.at(source), radius)
             bands[index] = network.activation(index).band(intervals[index])
         return cls(intervals, bands, centres)
@@ -161,9 +161,9 @@ class Relaxed:
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
         """[N, K]: the exact dual objective for these bands. [SPAD Thm 1]"""
         rows = DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *network.nodes[network.output].shape))
-        radius = RadiusPass(network, region, self.bands, Budget.unlimited(), static=True)
+        radii = PulledRadii(network, region, self.bands, Budget.unlimited(), static=True)
         centre = rows.inner(network.output, rows.seed, self.centres.at(network.output))
-        return (centre - radius.of_rows(network.output, rows)).T
+        return (centre - radii.of_rows(network.output, rows)).T
 
 
 def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: Projected, last: bool) -> Relaxed:
@@ -175,7 +175,7 @@ def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: 
     for index in network.activations:
         source = network.source(index)
         if source not in known and math.prod(network.nodes[source].shape) <= engine.exact_narrow:
-            known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source).below
+            known[source] = PulledRadii(network, region, bands, Budget.unlimited(), static=True).of_units(source).below
         elif source not in known:
             known[source] = read(streams.at(source), engine.estimator)
         centre, radius = channels_inside(centres.at(source)), channels_inside(known[source])
@@ -232,7 +232,7 @@ def exact_first_sources(network: DualNetwork, region: InputSet, k: int) -> set[i
 def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
     if _is_product(network, region, target):
         return walk(network, _Product(region), target)
-    return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target).below
+    return PulledRadii(network, region, {}, Budget.unlimited(), static=True).of_units(target).below
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _mixes_once(network: DualNetwork, target: int) -> bool:
 
 def _fits(network: DualNetwork, region: InputSet, target: int, k: int) -> bool:
     """Whether pulling back all units of a node holds no more values, per example, than k projections of it do."""
-    plan = RadiusPass(network, region, {}, Budget.unlimited(), static=True).plan(target)
+    plan = PulledRadii(network, region, {}, Budget.unlimited(), static=True).plan(target)
     units = math.prod(network.nodes[target].shape)
     if isinstance(plan, Patches):
         patch = math.prod(plan.network.nodes[0].shape)
