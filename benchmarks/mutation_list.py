@@ -771,7 +771,7 @@ CASCADES = [
     ),
     mutation(
         "slack of one model for the sum", "cascades/stage.py",
-        "slack = slacks.sum(0) + size * of_sum(", "slack = slacks.amin(0) + size * of_sum(",
+        "slack = slacks.sum(0) + size * gamma_of_sum(", "slack = slacks.amin(0) + size * gamma_of_sum(",
         "cascades/test_rounding.py::test_a_sum_of_bounds_has_the_slack_of_all_of_them",
     ),
 ]

@@ -31,7 +31,7 @@ from autodual.engines.backward.rows import (
 )
 from autodual.engines.backward.settling import Settling, blocks
 from autodual.engines.effort import Budget, even_split, reached
-from autodual.engines.rounding import SAFETY, Errors, Rounding, of_underflow
+from autodual.engines.rounding import SAFETY, Errors, Rounding, underflow_of_sum
 from autodual.interval import Interval
 from autodual.kernels.weigh import weigh, weighable, weighted_l1
 from autodual.sets import InputSet, NormSet, norm_of
@@ -381,7 +381,7 @@ class Solver(ABC):
         lower, error, run_error = self.lower(index, rows, as_run=True)
         total = SAFETY * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
         products = sum(math.prod(node.shape) for node in self.network.nodes)
-        total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
+        total = total + underflow_of_sum(products, spec.rows.dtype)  # of coefficients times values and times errors
         slack = total - rows.inner(index, rows.seed, self._drift(index, rounding))
         run_error = SAFETY * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since) + rounding.run_lost)
         return lower.T, slack.T, run_error.T
