@@ -595,7 +595,7 @@ ENGINES = [
     ),
     mutation(
         "lanes go on without the error of the others", "engines/best.py",
-        "            rounding.outside[source] = outside\n", "            pass\n",
+        "            rounding.take(source, both, outside)\n", "            pass\n",
         "engines/test_best.py",
     ),
 ]

@@ -90,9 +90,8 @@ class ProvableIntervals(IntervalBounds):
     def intersect(self, index: int, found: Interval) -> Interval:
         own, its_outside = self.at(index), self.outside(index)
         both = found.intersect(own)
-        self._rounding.outside[index] = outside_of_both(
-            both, [(found, self._rounding.outside[index]), (own, its_outside)]
-        )
+        found_outside = self._rounding.outside[index]
+        self._rounding.take(index, both, outside_of_both(both, [(found, found_outside), (own, its_outside)]))
         self.go_on_from(index, both)
         return both
 
@@ -160,9 +159,10 @@ class IBP(BoundEngine):
         found: dict[int, Interval] = {}
         for index in rounding.network.activations:
             source = rounding.network.source(index)
-            found[index], rounding.outside[source] = intervals.at(source), intervals.outside(source)
-            flat = torch.zeros_like(found[index].lower)
-            rounding.enter(index, found[index], (flat,), rounding.network.activation(index).image(found[index]).radius)
+            found[index] = interval = intervals.at(source)
+            rounding.take(source, interval, intervals.outside(source))
+            zero_slope = torch.zeros_like(interval.lower)
+            rounding.enter(index, interval, (zero_slope,), rounding.network.activation(index).image(interval).radius)
         return found
 
 

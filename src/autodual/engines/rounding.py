@@ -96,7 +96,19 @@ def outside_of_both(interval: Interval, found: list[tuple[Interval, Outside]]) -
 
 
 class Errors(ABC):
-    """Hears what happens while bounds are computed. `Rounding` finds the errors of all of it; `NoErrors` does not listen."""
+    """Hears what happens while bounds are computed. `Rounding` finds the errors of all of it; `NoErrors` does not listen.
+
+    A computation goes from activation to activation, in the network's order, and calls for each of them:
+
+    1. one of `note`, `note_some` and `take`, when the node that enters it has been bounded: how far outside may values lie? `take`
+       may follow `note`, when the bounds are cut with others. `Settling`, which chooses units to bound, asks `with_room` and `as_run`
+       before that, and `reach` after it.
+    2. `enter_band` or `enter_lines`, when the activation has been relaxed for these bounds: `errors` and `run_errors` have its own.
+    3. `alive` and `of_activation`, before rows are pulled back through it.
+
+    A node that enters several activations need be told of only once. In the end, `outside_of` says what 1. has found. Where a step was
+    left out, `Rounding` raises an error: it looks up what is not there yet.
+    """
 
     errors: dict[int, Tensor]
     """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
@@ -113,7 +125,8 @@ class Errors(ABC):
 
     @abstractmethod
     def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
-        """Somebody else has bounded a node, and says how far outside values may lie; None: not at all."""
+        """A node has bounds from elsewhere, or cut with others, and whoever made them says how far outside values may lie; None: not
+        at all."""
 
     @abstractmethod
     def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
