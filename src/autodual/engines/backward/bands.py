@@ -491,10 +491,15 @@ class DualSolver(Solver):
         return PulledRadii(self._slim, self.region, bands, self.budget, constant, errors=known, run_errors=run_errors)
 
 
-def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
-    """Interval bounds as a dual problem: the activations that rows of the output meet first are replaced by the interval of their
-    values. Rows go no farther, so nothing before these activations is computed."""
-    network = solver.network
+def interval_solver(
+    network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors, intervals: dict[int, Interval]
+) -> DualSolver:
+    """A solver that bounds linear functions of the output as interval arithmetic does; `intervals` are of what enters activations.
+
+    The activations that rows of the output meet first get a constant band, slope 0, around the interval of their values. Rows go no
+    farther, so nothing before these activations is computed.
+    """
+    solver = DualSolver(network, region, budget, rounding)
     waiting, seen = [network.output], set[int]()
     while waiting:
         index = waiting.pop()
