@@ -22,7 +22,7 @@ from autodual.engines.high_probability import (
     smallest_k,
 )
 from autodual.engines.prepare import dual_network
-from autodual.engines.streams import COLUMNS, GAUSS, INPUT, Draws, draw
+from autodual.engines.streams import CAUCHY, COLUMNS, GAUSS, Draws, draw
 from autodual.kernels.stream import Angles
 from small import batch, mlp
 
@@ -282,7 +282,7 @@ def _numbers(draws: Draws) -> torch.Tensor:
     return torch.cat([t.flatten() for part in parts for t in (part.angles, part.turns) if t is not None])
 
 
-@pytest.mark.parametrize("term", [INPUT, GAUSS, COLUMNS])
+@pytest.mark.parametrize("term", [CAUCHY, GAUSS, COLUMNS])
 def test_projections_in_parts_read_as_they_do_together(term: int) -> None:
     samples, reading = torch.randn(30, 2, 5, dtype=torch.float64), ConfidenceRadius(30, 1, 1.3, 1.2)
     total = None
