@@ -125,8 +125,7 @@ class Errors(ABC):
 
     @abstractmethod
     def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
-        """A node has bounds from elsewhere, or cut with others, and whoever made them says how far outside values may lie; None: not
-        at all."""
+        """A node has bounds from elsewhere, or cut with others; their maker says how far outside values may lie; None: not at all."""
 
     @abstractmethod
     def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
@@ -240,8 +239,8 @@ class NodeErrors:
     run: Tensor
     """run_i: at least |fl z_i - z_i|, the error of the node as the network runs."""
     run_since: Tensor
-    """The part of `run` that affine nodes since the last activations have added: errors of activations are pulled back along the rows
-    instead. Zero for an activation."""
+    """What affine nodes since the last activations have added to `run`, and what rounds where the rest of it, which comes from
+    activations, is pulled back along rows. Zero for an activation."""
 
 
 class _AffineErrors(Pass[NodeErrors]):
@@ -267,9 +266,8 @@ class _AffineErrors(Pass[NodeErrors]):
             moves = summed = box.largest
         local = self.error_of_sums(0, box.largest, moves)
         self.lose(0, moves)
-        support = (
-            0.0 if norm is None else norm.lost(underflow_of_sum(math.prod(self.network.nodes[0].shape), self.dtype))
-        )
+        underflow = underflow_of_sum(math.prod(self.network.nodes[0].shape), self.dtype)
+        support = 0.0 if norm is None else norm.lost(underflow)
         if support > 0:
             self.lost = self.lost + support
         zero = self.zero_like(box.largest)
@@ -343,11 +341,9 @@ class _AffineErrors(Pass[NodeErrors]):
         total, gamma = size + before, gamma_of_sum(terms, dtype)
         share = gamma if counted is None else ((counted.to(before) + MORE_ROUNDINGS) * (gamma / terms)).clamp(max=gamma)
         error = total * share + underflow_of_sum(terms, dtype)
-        more, computed = (
-            layer.run_error(gamma_of_sum(MORE_ROUNDINGS, dtype), *sizes),
-            self._constants_apart(index, sizes),
-        )
+        more = layer.run_error(gamma_of_sum(MORE_ROUNDINGS, dtype), *sizes)
         error = error if more is None else error + more
+        computed = self._constants_apart(index, sizes)
         if computed is not None:
             error = error + (SAFETY if dtype == torch.float32 else COMPUTED) * computed
         # An average is divided after it was summed.
