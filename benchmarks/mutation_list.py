@@ -595,7 +595,7 @@ ENGINES = [
     ),
     mutation(
         "lanes go on without the error of the others", "engines/best.py",
-        "            rounding.outside[source] = outside\n", "            pass\n",
+        "            rounding.take(source, both, outside)\n", "            pass\n",
         "engines/test_best.py",
     ),
 ]
@@ -771,7 +771,7 @@ CASCADES = [
     ),
     mutation(
         "slack of one model for the sum", "cascades/stage.py",
-        "slack = slacks.sum(0) + size * of_sum(", "slack = slacks.amin(0) + size * of_sum(",
+        "slack = slacks.sum(0) + size * gamma_of_sum(", "slack = slacks.amin(0) + size * gamma_of_sum(",
         "cascades/test_rounding.py::test_a_sum_of_bounds_has_the_slack_of_all_of_them",
     ),
 ]

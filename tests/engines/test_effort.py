@@ -133,9 +133,9 @@ def test_patches_are_cut_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     x, model = x.double(), model.double()
     whole = ad.certify(model, x, labels, ad.LinfBall(0.01))
     pieces = []
-    before = bands.RadiusPass._of_lines
+    before = bands.PulledRadii._of_lines
     monkeypatch.setattr(
-        bands.RadiusPass,
+        bands.PulledRadii,
         "_of_lines",
         lambda self, patches, *rest: pieces.append(patches.lines) or before(self, patches, *rest),
     )

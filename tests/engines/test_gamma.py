@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from autodual.engines.rounding import of_sum, of_underflow
+from autodual.engines.rounding import gamma_of_sum, underflow_of_sum
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -18,13 +18,13 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def test_a_sum_of_so_many_terms(terms: int, dtype: torch.dtype) -> None:
     part = terms * Fraction(torch.finfo(dtype).eps) / 2
     gamma = part / (1 - part)
-    assert gamma <= Fraction(of_sum(terms, dtype)) <= Fraction(6, 5) * gamma
+    assert gamma <= Fraction(gamma_of_sum(terms, dtype)) <= Fraction(6, 5) * gamma
 
 
 def test_sums_that_are_too_long_have_no_bound() -> None:
-    assert of_sum(2**24, torch.float32) == math.inf
+    assert gamma_of_sum(2**24, torch.float32) == math.inf
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_every_product_may_underflow(dtype: torch.dtype) -> None:
-    assert of_underflow(1000, dtype) >= 1000 * torch.finfo(dtype).tiny
+    assert underflow_of_sum(1000, dtype) >= 1000 * torch.finfo(dtype).tiny

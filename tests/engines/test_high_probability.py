@@ -11,7 +11,7 @@ from torch import nn
 import autodual as ad
 from autodual.dual import DualNetwork
 from autodual.engines import effort, high_probability
-from autodual.engines.backward.bands import RadiusPass
+from autodual.engines.backward.bands import PulledRadii
 from autodual.engines.effort import Budget
 from autodual.engines.high_probability import (
     ConfidenceRadius,
@@ -22,7 +22,7 @@ from autodual.engines.high_probability import (
     smallest_k,
 )
 from autodual.engines.prepare import dual_network
-from autodual.engines.streams import COLUMNS, GAUSS, INPUT, Draws, draw
+from autodual.engines.streams import CAUCHY, COLUMNS, GAUSS, Draws, draw
 from autodual.kernels.stream import Angles
 from small import batch, mlp
 
@@ -77,7 +77,7 @@ def _all_covered(network: DualNetwork, region: ad.InputSet, engine: ad.HighProba
     bands = {i: network.activation(i).band(v) for i, v in found.items()}
     covered = torch.ones(len(region), dtype=torch.bool)
     for index, interval in found.items():
-        exact = RadiusPass(network, region, bands, Budget.unlimited()).of_units(network.nodes[index].inputs[0])[0]
+        exact = PulledRadii(network, region, bands, Budget.unlimited()).of_units(network.nodes[index].inputs[0])[0]
         covered &= (interval.radius >= exact * (1 - 1e-12)).flatten(1).all(1)
     return covered
 
@@ -282,7 +282,7 @@ def _numbers(draws: Draws) -> torch.Tensor:
     return torch.cat([t.flatten() for part in parts for t in (part.angles, part.turns) if t is not None])
 
 
-@pytest.mark.parametrize("term", [INPUT, GAUSS, COLUMNS])
+@pytest.mark.parametrize("term", [CAUCHY, GAUSS, COLUMNS])
 def test_projections_in_parts_read_as_they_do_together(term: int) -> None:
     samples, reading = torch.randn(30, 2, 5, dtype=torch.float64), ConfidenceRadius(30, 1, 1.3, 1.2)
     total = None

@@ -16,7 +16,7 @@ from autodual.engines.high_probability import (
     never_zero,
 )
 from autodual.engines.prepare import dual_network
-from autodual.engines.streams import COLUMNS, INPUT, Draws, StreamPass, draw
+from autodual.engines.streams import CAUCHY, COLUMNS, Draws, StreamPass, draw
 from autodual.kernels.stream import Angles
 from small import batch, mlp
 
@@ -65,7 +65,7 @@ def test_a_sample_that_underflows_does_not_make_a_radius_vanish() -> None:
     samples = torch.ones(50, 1, 3)
     samples[0] = 0
     reading = ConfidenceRadius(50, 1, 1.0, 1.0)
-    assert bool((reading.finish(INPUT, reading.add(INPUT, None, samples)) > 0.1).all())
+    assert bool((reading.finish(CAUCHY, reading.add(CAUCHY, None, samples)) > 0.1).all())
 
 
 def test_estimates_are_enlarged_by_a_little_more_than_the_tail_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import autodual as ad
 from autodual.dual import Band, DualNetwork, walk
-from autodual.engines.backward.bands import RadiusPass
+from autodual.engines.backward.bands import PulledRadii
 from autodual.engines.effort import Budget
 from autodual.engines.prepare import dual_network
 from autodual.engines.results import Preactivations
@@ -80,7 +80,7 @@ class Frozen:
         return list(dict.fromkeys(self.network.nodes[i].inputs[0] for i in self.network.activations))
 
     def exact(self, source: int) -> Tensor:
-        return RadiusPass(self.network, self.region, self.bands, Budget.unlimited()).of_units(source)[0]
+        return PulledRadii(self.network, self.region, self.bands, Budget.unlimited()).of_units(source)[0]
 
     def terms(self, source: int) -> list[Tensor]:
         """The exact share of the input, then of every activation that comes before."""
@@ -88,7 +88,7 @@ class Frozen:
         before = [i for i in self.network.activations if i in self.network.ancestors(source)]
         point = ad.LinfBall(0.0).around(self.region.centre)
         settings = [(self.region, silent)] + [(point, silent | {i: self.bands[i]}) for i in before]
-        return [RadiusPass(self.network, r, b, Budget.unlimited()).of_units(source)[0] for r, b in settings]
+        return [PulledRadii(self.network, r, b, Budget.unlimited()).of_units(source)[0] for r, b in settings]
 
     def estimates(self, source: int, k: int, merged: bool, estimator: ad.Estimator, seeds: range) -> Tensor:
         before = [i for i in self.network.activations if i in self.network.ancestors(source)]

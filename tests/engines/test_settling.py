@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import autodual as ad
 from autodual.dual import DualNetwork
 from autodual.engines.backward import bands, settling
-from autodual.engines.backward.bands import DualSolver, RadiusPass, Solver
+from autodual.engines.backward.bands import DualSolver, PulledRadii, Solver
 from autodual.engines.effort import Budget
 from autodual.engines.prepare import dual_network
 from autodual.engines.rounding import NoErrors, Rounding
@@ -97,13 +97,13 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many units were left out, node by node."""
     counts: list[int] = []
-    before = RadiusPass.of_some_units
+    before = PulledRadii.of_some_units
 
-    def counted(self: RadiusPass, index: int, chosen: Tensor) -> bands.UnitRadii:
+    def counted(self: PulledRadii, index: int, chosen: Tensor) -> bands.UnitRadii:
         counts.append(int((~chosen).sum()) * len(self.region) // len(chosen))
         return before(self, index, chosen)
 
-    monkeypatch.setattr(RadiusPass, "of_some_units", counted)
+    monkeypatch.setattr(PulledRadii, "of_some_units", counted)
     return counts
 
 
@@ -246,10 +246,10 @@ def test_nothing_that_is_not_finite_is_settled(value: float, proof: bool) -> Non
     solver = DualSolver(network, region, Budget.unlimited(), Rounding(network, region) if proof else NoErrors())
     first, second = network.activations[:2]
     solver.relax(first, solver.settle(first))
-    source, radius = network.source(second), solver._radius()
+    source, radii = network.source(second), solver._pulled_radii()
     centre = torch.full_like(solver.centre(source), 100.0)
     centre[1, 2] = value
-    chosen = solver._settling.chosen(source, centre, radius.plan(source), radius.operations)
+    chosen = solver._settling.chosen(source, centre, radii.plan(source), radii.operations)
     assert chosen is not None
     assert chosen.nonzero().tolist() == [[1, 2]]
 

@@ -18,7 +18,7 @@ from autodual.engines.effort import COPIES, Budget
 from autodual.engines.ibp import IBP
 from autodual.engines.prepare import Prepared, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, exceeds
-from autodual.engines.rounding import of_sum
+from autodual.engines.rounding import gamma_of_sum
 from autodual.sets import Perturbation
 from autodual.spec import Label, Spec, check_classifier, margins
 
@@ -72,7 +72,7 @@ class Lower:
     def at_least(self, dtype: torch.dtype) -> Tensor:
         """What differences of scores, as they are computed at inference in `dtype`, exceed for certain."""
         exact = self.bound - self.slack - self.run_error
-        subtracting = of_sum(4, dtype) * (self.bound.abs() + self.slack + self.run_error)
+        subtracting = gamma_of_sum(4, dtype) * (self.bound.abs() + self.slack + self.run_error)
         return torch.where(exact.isfinite(), exact - subtracting, -torch.inf)
 
     def better(self, other: Lower) -> Lower:
@@ -86,7 +86,7 @@ class Lower:
         """The sum of bounds, with what adding them up may round away; run_error: of the models' sum."""
         bounds, slacks = torch.stack([p.bound for p in parts]), torch.stack([p.slack for p in parts])
         size = torch.where(bounds.isfinite(), bounds.abs() + slacks, 0.0).sum(0)
-        slack = slacks.sum(0) + size * of_sum(2 * len(parts) + 4, bounds.dtype)
+        slack = slacks.sum(0) + size * gamma_of_sum(2 * len(parts) + 4, bounds.dtype)
         # Infinite at the label alone: any other sum that is infinite has overflowed.
         bound, known = bounds.sum(0), (bounds == torch.inf).all(0)
         return cls(torch.where(known | (bound < torch.inf), bound, -torch.inf), slack, run_error)

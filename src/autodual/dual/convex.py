@@ -16,7 +16,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,10 @@ class ConvexDual(SteepDual):
 
     concave: bool = False
     monotone: bool = True
-    """Whether it rises everywhere, or falls everywhere, on its domain; or else its smallest value is that at zero."""
+    """Whether the function only rises or only falls on its domain, so that its image of an interval ends at the values of both ends.
+
+    If not, it must fall below zero and rise above, as even powers and cosh do: on an interval that contains zero, f(0) is smallest.
+    """
 
     def image(self, z: Interval) -> Interval:
         ends = self.value(z.lower), self.value(z.upper)
@@ -199,24 +202,28 @@ register(torch.cosh, torch.Tensor.cosh)(DualCosh)
 # Functions of positive numbers.
 
 
+Symmetry: TypeAlias = Literal["none", "odd", "even"]
+"""f(-z) = -f(z) if odd, f(-z) = f(z) if even; none: not defined below zero."""
+
+
 class PositiveDual(ConvexDual):
-    """A function that bends one way on z > 0, and is not defined for z < 0; or there, by symmetry."""
+    """A function that bends one way on z > 0. It is not defined for z < 0, or it is there by `symmetry`."""
 
     at_least: float | None = None
     """What is known to be no larger than any operand, in exact arithmetic."""
     has_pole: bool = True
     """Whether zero itself is outside, too."""
-    odd: bool | None = None
-    """f(-z) = -f(z), or f(-z) = f(z) for False; None: not defined below zero."""
+    symmetry: Symmetry = "none"
+    """What the function is below zero."""
 
     @property
     def domain(self) -> tuple[float, float]:  # type: ignore[override]
-        return -math.inf if self.odd is not None else (self.at_least or 0.0), math.inf
+        return -math.inf if self.symmetry != "none" else (self.at_least or 0.0), math.inf
 
     def image(self, z: Interval) -> Interval:
         inner, defined, below = self._inner(z)
         image = super().image(inner)
-        if self.odd:
+        if self.symmetry == "odd":
             image = Interval(
                 torch.where(below, -image.upper, image.lower), torch.where(below, -image.lower, image.upper)
             )
@@ -226,9 +233,9 @@ class PositiveDual(ConvexDual):
         inner, defined, below = self._inner(z)
         band = super().band(inner)
         slope, centre = band.slope, band.centre
-        if self.odd is not None:
+        if self.symmetry != "none":
             flipped = torch.where(below, -1.0, 1.0).to(slope)
-            slope, centre = (slope, flipped * centre) if self.odd else (flipped * slope, centre)
+            slope, centre = (slope, flipped * centre) if self.symmetry == "odd" else (flipped * slope, centre)
         return Band(
             torch.where(defined, slope, 0.0),
             torch.where(defined, centre, 0.0),
@@ -239,11 +246,11 @@ class PositiveDual(ConvexDual):
         inner, defined, below = self._inner(z)
         lines = super().lines(inner)
         found = lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset
-        if self.odd:
+        if self.symmetry == "odd":
             other = lines.upper_slope, -lines.upper_offset, lines.lower_slope, -lines.lower_offset
         else:
             other = -lines.lower_slope, lines.lower_offset, -lines.upper_slope, lines.upper_offset
-        if self.odd is not None:
+        if self.symmetry != "none":
             found = tuple(torch.where(below, b, a) for a, b in zip(found, other, strict=True))  # type: ignore[assignment]
         unknown = 0.0, -torch.inf, 0.0, torch.inf
         return Lines(*(torch.where(defined, a, b) for a, b in zip(found, unknown, strict=True)))
@@ -252,8 +259,8 @@ class PositiveDual(ConvexDual):
         inner, defined, below = self._inner(z)
         free = super().free_slopes(inner)
         lower, upper = free.lower, free.upper
-        if self.odd is not None:
-            flipped = (upper, lower) if self.odd else (_negative(lower), _negative(upper))
+        if self.symmetry != "none":
+            flipped = (upper, lower) if self.symmetry == "odd" else (_negative(lower), _negative(upper))
             lower, upper = (_chosen(below, b, a) for a, b in zip((lower, upper), flipped, strict=True))
         flat = Interval(torch.zeros_like(inner.lower), torch.zeros_like(inner.lower))
         lower, upper = (_chosen(defined, span, flat) for span in (lower, upper))
@@ -262,19 +269,19 @@ class PositiveDual(ConvexDual):
     def lines_with(self, z: Interval, lower: Tensor, upper: Tensor) -> Lines:
         inner, defined, below = self._inner(z)
         given = lower, upper
-        if self.odd is not None:
-            flipped = (upper, lower) if self.odd else (-lower, -upper)
+        if self.symmetry != "none":
+            flipped = (upper, lower) if self.symmetry == "odd" else (-lower, -upper)
             lower, upper = (torch.where(below, b, a) for a, b in zip(given, flipped, strict=True))
         lines = super().lines_with(inner, lower, upper)
         first, last = lines.lower_offset, lines.upper_offset
-        if self.odd:
+        if self.symmetry == "odd":
             first, last = torch.where(below, -last, first), torch.where(below, -first, last)
         return Lines(given[0], torch.where(defined, first, -torch.inf), given[1], torch.where(defined, last, torch.inf))
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         """A computed operand may be less than `at_least`, by the distance of both."""
         inner, defined, below = self._inner(z, by)
-        slope = torch.where(below, -slope, slope) if self.odd is False else slope
+        slope = torch.where(below, -slope, slope) if self.symmetry == "even" else slope
         return torch.where(defined, super().moved(inner, by, slope), torch.inf)
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
@@ -292,7 +299,7 @@ class PositiveDual(ConvexDual):
             least, most = (torch.full_like(lower, self.at_least * (1 + sign * room)) for sign in (-1, 1))
             lower, upper = torch.maximum(lower, least - below_least), torch.maximum(upper, most)
         below = torch.zeros_like(lower, dtype=torch.bool)
-        if self.odd is not None:
+        if self.symmetry != "none":
             below = upper < 0
             lower, upper = torch.where(below, -upper, lower), torch.where(below, -lower, upper)
         defined = ((lower > 0) if self.has_pole else (lower >= 0)) & (upper < torch.inf)
@@ -342,9 +349,10 @@ class DualPower(PositiveDual):
         return self.exponent < 0
 
     @property
-    def odd(self) -> bool | None:  # type: ignore[override]
-        whole = self.exponent < 0 and self.exponent == round(self.exponent) and self.at_least is None
-        return self.exponent % 2 == 1 if whole else None
+    def symmetry(self) -> Symmetry:  # type: ignore[override]
+        if not (self.exponent < 0 and self.exponent == round(self.exponent) and self.at_least is None):
+            return "none"
+        return "odd" if self.exponent % 2 == 1 else "even"
 
     def value(self, z: Tensor) -> Tensor:
         special = _BY_EXPONENT.get(self.exponent)

@@ -328,7 +328,7 @@ def _agreed(lanes: list[_Lane], source: int) -> Interval:
     if roundings:
         outside = outside_of_both(both, [(f, r.outside[source]) for f, r in zip(found, roundings, strict=True)])
         for rounding in roundings:
-            rounding.outside[source] = outside
+            rounding.take(source, both, outside)
     for lane in lanes:
         if lane.beside is not None:  # images are then taken of the interval that errors are counted for
             lane.beside.go_on_from(source, both)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autodual.dual import AffineDual, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
 from autodual.dual.network import Evaluation
-from autodual.engines.backward.bands import DualSolver, constant_bands
+from autodual.engines.backward.bands import interval_solver
 from autodual.engines.effort import Budget
 from autodual.engines.results import BoundEngine, Minimum, Preactivations, Proof, SoundBounds, name_layers
 from autodual.engines.rounding import SAFETY, Errors, NoErrors, Outside, Rounding, outside_of_both
@@ -90,9 +90,8 @@ class ProvableIntervals(IntervalBounds):
     def intersect(self, index: int, found: Interval) -> Interval:
         own, its_outside = self.at(index), self.outside(index)
         both = found.intersect(own)
-        self._rounding.outside[index] = outside_of_both(
-            both, [(found, self._rounding.outside[index]), (own, its_outside)]
-        )
+        found_outside = self._rounding.outside[index]
+        self._rounding.take(index, both, outside_of_both(both, [(found, found_outside), (own, its_outside)]))
         self.go_on_from(index, both)
         return both
 
@@ -127,8 +126,8 @@ class IBP(BoundEngine):
         found = self.preactivations(network, region)
         # A training step must not look at the machine, and a few rows of the last layers are little work.
         budget = Budget.unlimited() if torch.is_grad_enabled() else Budget.of(None, region.centre.device)
-        solver = DualSolver(network, region, budget, NoErrors())
-        return Minimum(constant_bands(solver, found.intervals).minimum(network.output, spec))
+        solver = interval_solver(network, region, budget, NoErrors(), found.intervals)
+        return Minimum(solver.minimum(network.output, spec))
 
     def provable(self, network: DualNetwork, region: InputSet) -> Preactivations:
         rounding = Rounding(network, region)
@@ -146,8 +145,8 @@ class IBP(BoundEngine):
     def prove(self, network: DualNetwork, region: InputSet, spec: Spec) -> Proof:
         rounding = Rounding(network, region)
         intervals = self._noted(ProvableIntervals(network, region, rounding), rounding)
-        solver = DualSolver(network, region, Budget.of(None, region.centre.device), rounding)
-        return Proof(*constant_bands(solver, intervals).prove(network.output, spec))
+        solver = interval_solver(network, region, Budget.of(None, region.centre.device), rounding, intervals)
+        return Proof(*solver.prove(network.output, spec))
 
     @staticmethod
     def _intervals(intervals: IntervalBounds) -> dict[int, Interval]:
@@ -160,9 +159,10 @@ class IBP(BoundEngine):
         found: dict[int, Interval] = {}
         for index in rounding.network.activations:
             source = rounding.network.source(index)
-            found[index], rounding.outside[source] = intervals.at(source), intervals.outside(source)
-            flat = torch.zeros_like(found[index].lower)
-            rounding.enter(index, found[index], (flat,), rounding.network.activation(index).image(found[index]).radius)
+            found[index] = interval = intervals.at(source)
+            rounding.take(source, interval, intervals.outside(source))
+            zero_slope = torch.zeros_like(interval.lower)
+            rounding.enter(index, interval, (zero_slope,), rounding.network.activation(index).image(interval).radius)
         return found
 
 

@@ -18,7 +18,7 @@ from autodual.dual.network import DualNode, apply_layer
 from autodual.engines.backward.dual import Dual
 from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.results import BoundEngine
-from autodual.engines.rounding import MORE_ROUNDINGS, of_sum
+from autodual.engines.rounding import MORE_ROUNDINGS, gamma_of_sum
 from autodual.graph import Network, capture_graph, check_current
 from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation, norm_of
 from autodual.sets.balls import warn_of_raw_pixels
@@ -220,7 +220,7 @@ def _least_run_error(network: DualNetwork, operand: Tensor) -> Tensor:
         return operand.new_zeros(())
     bias = layer.bias()
     size = layer.absolute(operand.abs())
-    return of_sum(MORE_ROUNDINGS, operand.dtype) * (size if bias is None else size + bias.abs().to(size))
+    return gamma_of_sum(MORE_ROUNDINGS, operand.dtype) * (size if bias is None else size + bias.abs().to(size))
 
 
 # Constants of a network: that they are finite, and how far those computed in float32 are from those computed in float64.

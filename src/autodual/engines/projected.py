@@ -13,7 +13,7 @@ from autodual import kernels
 from autodual._errors import ArgumentError, UnsoundError
 from autodual._tensor import channels_inside
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
-from autodual.engines.backward.bands import Centres, RadiusPass
+from autodual.engines.backward.bands import Centres, PulledRadii
 from autodual.engines.backward.rows import DenseRows, Patches
 from autodual.engines.effort import Budget
 from autodual.engines.results import (
@@ -132,7 +132,8 @@ class Projected(BoundEngine):
         if draws.exact:
             return Relaxed.exactly(network, region)
         half = self.half and self.estimator.halves and self.k <= kernels.LARGEST_K
-        return _relax(network, region, StreamPass(network, region, draws, self.merged, {}, half=half), self, last)
+        stream_pass = StreamPass(network, region, draws, self.merged, {}, half=half)
+        return _relax_by_streams(network, region, stream_pass, self, last)
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,10 @@ class Relaxed:
     """A network with a band for every activation."""
 
     intervals: dict[int, Interval]
+    """By activation: what enters it, as far as that was bounded or estimated."""
     bands: dict[int, Band]
     centres: OnDemand[Tensor]
+    """By node, with these bands."""
 
     @classmethod
     def exactly(cls, network: DualNetwork, region: InputSet) -> Relaxed:
@@ -153,7 +156,7 @@ class Relaxed:
         centres = OnDemand(network, Centres(region, bands))
         for index in network.activations:
             source = network.source(index)
-            radius = RadiusPass(network, region, bands, budget, static=True).of_units(source).below
+            radius = PulledRadii(network, region, bands, budget, static=True).of_units(source).below
             intervals[index] = Interval.around(centres.at(source), radius)
             bands[index] = network.activation(index).band(intervals[index])
         return cls(intervals, bands, centres)
@@ -161,24 +164,26 @@ class Relaxed:
     def minimum(self, network: DualNetwork, region: InputSet, spec: Spec) -> Tensor:
         """[N, K]: the exact dual objective for these bands. [SPAD Thm 1]"""
         rows = DenseRows(spec.rows.reshape(*spec.rows.shape[:2], *network.nodes[network.output].shape))
-        radius = RadiusPass(network, region, self.bands, Budget.unlimited(), static=True)
+        radii = PulledRadii(network, region, self.bands, Budget.unlimited(), static=True)
         centre = rows.inner(network.output, rows.seed, self.centres.at(network.output))
-        return (centre - radius.of_rows(network.output, rows)).T
+        return (centre - radii.of_rows(network.output, rows)).T
 
 
-def _relax(network: DualNetwork, region: InputSet, carried: StreamPass, engine: Projected, last: bool) -> Relaxed:
-    """Read the stream that enters each activation, and choose its band, by which the stream then passes it."""
-    known = exact_first_radii(network, region, engine.k) if engine.exact_first else {}
-    bands, streams = carried.bands, OnDemand(network, carried, keep=False)
+def _relax_by_streams(
+    network: DualNetwork, region: InputSet, stream_pass: StreamPass, engine: Projected, last: bool
+) -> Relaxed:
+    """Reads radii off the streams that enter each activation, and chooses its band, by which the streams then pass it."""
+    radii = exact_first_radii(network, region, engine.k) if engine.exact_first else {}
+    bands, streams = stream_pass.bands, OnDemand(network, stream_pass, keep=False)
     centres = OnDemand(network, Centres(region, bands))
     intervals: dict[int, Interval] = {}
     for index in network.activations:
         source = network.source(index)
-        if source not in known and math.prod(network.nodes[source].shape) <= engine.exact_narrow:
-            known[source] = RadiusPass(network, region, bands, Budget.unlimited(), static=True).of_units(source).below
-        elif source not in known:
-            known[source] = read(streams.at(source), engine.estimator)
-        centre, radius = channels_inside(centres.at(source)), channels_inside(known[source])
+        if source not in radii and math.prod(network.nodes[source].shape) <= engine.exact_narrow:
+            radii[source] = PulledRadii(network, region, bands, Budget.unlimited(), static=True).of_units(source).below
+        elif source not in radii:
+            radii[source] = read(streams.at(source), engine.estimator)
+        centre, radius = channels_inside(centres.at(source)), channels_inside(radii[source])
         if last or index != network.activations[-1]:
             relaxation = network.activation(index).relax(centre, radius)
             intervals[index], bands[index] = relaxation.interval, relaxation.band
@@ -215,7 +220,9 @@ def check_draws(draws: Draws, network: DualNetwork, region: InputSet, k: int) ->
 
 def exact_first_radii(network: DualNetwork, region: InputSet, k: int) -> dict[int, Tensor]:
     """Exact radii [N or 1, *shape] of `exact_first_sources`, by node."""
-    return {source: _radius(network, region, source) for source in sorted(exact_first_sources(network, region, k))}
+    return {
+        source: _exact_radius(network, region, source) for source in sorted(exact_first_sources(network, region, k))
+    }
 
 
 def exact_first_sources(network: DualNetwork, region: InputSet, k: int) -> set[int]:
@@ -226,18 +233,23 @@ def exact_first_sources(network: DualNetwork, region: InputSet, k: int) -> set[i
     activations = set(network.activations)
     sources = {network.source(i) for i in network.activations}
     first = {source for source in sources if not set(network.ancestors(source)) & activations}
-    return {source for source in first if _is_product(network, region, source) or _fits(network, region, source, k)}
+    return {
+        source
+        for source in first
+        if _goes_layer_by_layer(network, region, source) or _is_no_dearer(network, region, source, k)
+    }
 
 
-def _radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
-    if _is_product(network, region, target):
-        return walk(network, _Product(region), target)
-    return RadiusPass(network, region, {}, Budget.unlimited(), static=True).of_units(target).below
+def _exact_radius(network: DualNetwork, region: InputSet, target: int) -> Tensor:
+    """[N or 1, *shape]: how far a node that no activation comes before may be from its centre."""
+    if _goes_layer_by_layer(network, region, target):
+        return walk(network, _RadiiLayerByLayer(region), target)
+    return PulledRadii(network, region, {}, Budget.unlimited(), static=True).of_units(target).below
 
 
 @dataclass(frozen=True)
-class _Product(Pass[Tensor]):
-    """Radii |W| r from layer to layer."""
+class _RadiiLayerByLayer(Pass[Tensor]):
+    """Radii |W| r from layer to layer: exact only where `_goes_layer_by_layer` says so."""
 
     region: InputSet
 
@@ -251,9 +263,9 @@ class _Product(Pass[Tensor]):
         raise AssertionError("there is none before a first layer")
 
 
-def _is_product(network: DualNetwork, region: InputSet, target: int) -> bool:
+def _goes_layer_by_layer(network: DualNetwork, region: InputSet, target: int) -> bool:
     """Whether |W| of the whole chain, applied to the radius, is the product of the layers' |W|."""
-    return _separable(region) and _mixes_once(network, target)
+    return _separable(region) and _mixes_at_most_once(network, target)
 
 
 def _separable(region: InputSet) -> bool:
@@ -261,7 +273,7 @@ def _separable(region: InputSet) -> bool:
     return norm is not None and norm.separable
 
 
-def _mixes_once(network: DualNetwork, target: int) -> bool:
+def _mixes_at_most_once(network: DualNetwork, target: int) -> bool:
     """Whether a node is the end of a chain of layers at most one of which mixes entries."""
     chain = [i for i in network.ancestors(target) if i != 0]
     if any(len(network.nodes[i].inputs) != 1 for i in chain):
@@ -270,13 +282,13 @@ def _mixes_once(network: DualNetwork, target: int) -> bool:
     return sum(not (isinstance(a, AffineDual) and a.one_to_one(shapes)) for a, shapes in layers) <= 1
 
 
-def _fits(network: DualNetwork, region: InputSet, target: int, k: int) -> bool:
+def _is_no_dearer(network: DualNetwork, region: InputSet, target: int, k: int) -> bool:
     """Whether pulling back all units of a node holds no more values, per example, than k projections of it do."""
-    plan = RadiusPass(network, region, {}, Budget.unlimited(), static=True).plan(target)
+    plan = PulledRadii(network, region, {}, Budget.unlimited(), static=True).plan(target)
     units = math.prod(network.nodes[target].shape)
     if isinstance(plan, Patches):
         patch = math.prod(plan.network.nodes[0].shape)
         return patch * (math.prod(plan.space) if _separable(region) else units) <= k * units
-    if len(region.radius) == 1 and _mixes_once(network, target):
+    if len(region.radius) == 1 and _mixes_at_most_once(network, target):
         return True  # the rows are those of one layer's weights, for all examples
     return plan.count * max(math.prod(network.nodes[i].shape) for i in network.ancestors(target)) <= k * units

@@ -96,7 +96,19 @@ def outside_of_both(interval: Interval, found: list[tuple[Interval, Outside]]) -
 
 
 class Errors(ABC):
-    """Hears what happens while bounds are computed. `Rounding` finds the errors of all of it; `NoErrors` does not listen."""
+    """Hears what happens while bounds are computed. `Rounding` finds the errors of all of it; `NoErrors` does not listen.
+
+    A computation goes from activation to activation, in the network's order, and calls for each of them:
+
+    1. one of `note`, `note_some` and `take`, when the node that enters it has been bounded: how far outside may values lie? `take`
+       may follow `note`, when the bounds are cut with others. `Settling`, which chooses units to bound, asks `with_room` and `as_run`
+       before that, and `reach` after it.
+    2. `enter_band` or `enter_lines`, when the activation has been relaxed for these bounds: `errors` and `run_errors` have its own.
+    3. `alive` and `of_activation`, before rows are pulled back through it.
+
+    A node that enters several activations need be told of only once. In the end, `outside_of` says what 1. has found. Where a step was
+    left out, `Rounding` raises an error: it looks up what is not there yet.
+    """
 
     errors: dict[int, Tensor]
     """By activation: how far it may leave its relaxation, and what the affine nodes before it add."""
@@ -113,7 +125,7 @@ class Errors(ABC):
 
     @abstractmethod
     def take(self, index: int, interval: Interval, outside: Outside | None) -> None:
-        """Somebody else has bounded a node, and says how far outside values may lie; None: not at all."""
+        """A node has bounds from elsewhere, or cut with others; their maker says how far outside values may lie; None: not at all."""
 
     @abstractmethod
     def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
@@ -199,28 +211,36 @@ LOST = 1024
 """Smallest normal numbers that a function may lose where it underflows (silu(-89) does, by a few of them)."""
 
 
-def of_sum(terms: int, dtype: torch.dtype) -> float:
+def gamma_of_sum(terms: int, dtype: torch.dtype) -> float:
     """gamma_n of a dtype, enlarged for the rounding of a sum of so many errors; infinite for more terms than it has digits for."""
     part = terms * torch.finfo(dtype).eps / 2
     return SAFETY * part / (1 - 2 * part) if part < 1 / 2 else math.inf
 
 
-def of_underflow(terms: int, dtype: torch.dtype) -> float:
-    """n tiny: what a sum of n products may lose where they are smaller than normal numbers."""
+def underflow_of_sum(terms: int, dtype: torch.dtype) -> float:
+    """n tiny: what a sum of n products may lose where they are smaller than normal numbers, and a function where it underflows."""
     return (terms + LOST) * torch.finfo(dtype).tiny
 
 
 @dataclass(frozen=True)
 class NodeErrors:
-    """What is known of one node, in the notation above."""
+    """What is known of one node, for every unit of it, in the notation at the top of this file; [N or 1, *shape] each."""
 
     size: Tensor
+    """size_i: at least the largest |z_i|, and |c_i|."""
     moves: Tensor
+    """moves_i: at least |z_i - c_i|, how far the node may be from its centre; `size` where centres are pulled back, too."""
     local: Tensor
+    """local_i: the error that computing this node adds, whatever its operands' errors are."""
     since: Tensor
+    """since_i: what the affine nodes since the last activations add up to, this one included; zero for an activation."""
     drift: Tensor
+    """How far activations that stray to one side have moved the node, with its sign: values lie around the bounds plus this."""
     run: Tensor
+    """run_i: at least |fl z_i - z_i|, the error of the node as the network runs."""
     run_since: Tensor
+    """What affine nodes since the last activations have added to `run`, and what rounds where the rest of it, which comes from
+    activations, is pulled back along rows. Zero for an activation."""
 
 
 class _AffineErrors(Pass[NodeErrors]):
@@ -244,13 +264,14 @@ class _AffineErrors(Pass[NodeErrors]):
         moves, summed = (box.radius, box.radius) if norm is not None else (self._farthest(box), 2 * box.largest)
         if self.pulls_centres:
             moves = summed = box.largest
-        local = self.of_sums(0, box.largest, moves)
+        local = self.error_of_sums(0, box.largest, moves)
         self.lose(0, moves)
-        support = 0.0 if norm is None else norm.lost(of_underflow(math.prod(self.network.nodes[0].shape), self.dtype))
+        underflow = underflow_of_sum(math.prod(self.network.nodes[0].shape), self.dtype)
+        support = 0.0 if norm is None else norm.lost(underflow)
         if support > 0:
             self.lost = self.lost + support
         zero = self.zero_like(box.largest)
-        return NodeErrors(box.largest, moves, local, local + self.grain_of_features(0) * summed, zero, zero, zero)
+        return NodeErrors(box.largest, moves, local, local + self.gamma_of_features(0) * summed, zero, zero, zero)
 
     def _farthest(self, box: Interval) -> Tensor:
         centre = self.region.centre
@@ -262,14 +283,14 @@ class _AffineErrors(Pass[NodeErrors]):
         bias = layer.bias()
         size = size if bias is None else size + bias.abs().to(size)
         moves = size if self.pulls_centres else moves
-        local = self._of_affine(index, layer, operands, self.of_sums(index, size, moves))
+        local = self._local_error(index, layer, operands, self.error_of_sums(index, size, moves))
         since = self._sum(since, local)
         if bias is not None and self.pulls_centres:
-            since = since + self.grain_of_features(index) * bias.abs().to(size)
+            since = since + self.gamma_of_features(index) * bias.abs().to(size)
         drifts = [o.drift for o in operands]
         drift = self.zero_like(size) if self.are_zero(drifts) else layer.linear(*drifts)
         self.lose(index, moves)
-        running, (forward, back) = self._of_running(index, layer, operands, size, run), self.grains(index)
+        running, (forward, back) = self._evaluation_error(index, layer, operands, size, run), self.gammas(index)
         own = 1 + 2 * forward + back
         total = self._scaled(own, self._sum(run, running))
         part = total if run is run_since else self._scaled(own, self._sum(run_since, running))
@@ -290,7 +311,7 @@ class _AffineErrors(Pass[NodeErrors]):
         zero = self.zero_like(next(iter(found.values())))
         return [found.get(tuple(map(id, operands)), zero) for operands in known]
 
-    def _of_affine(self, index: int, layer: AffineDual, operands: Sequence[NodeErrors], sums: Tensor) -> Tensor:
+    def _local_error(self, index: int, layer: AffineDual, operands: Sequence[NodeErrors], sums: Tensor) -> Tensor:
         """local_i: the errors of both sums, and of constants that the layer or the model computed."""
         if type(layer).constant_error is AffineDual.constant_error and self.network.nodes[index].apart is None:
             return sums
@@ -307,7 +328,7 @@ class _AffineErrors(Pass[NodeErrors]):
         moved, bias = apart.absolute(*operands), apart.bias()
         return moved if bias is None else moved + bias.abs().to(moved)
 
-    def _of_running(
+    def _evaluation_error(
         self, index: int, layer: AffineDual, operands: Sequence[NodeErrors], size: Tensor, before: Tensor
     ) -> Tensor:
         """What evaluating an affine node in the network's own dtype adds to `before`, which its operands' errors have become."""
@@ -317,11 +338,12 @@ class _AffineErrors(Pass[NodeErrors]):
         clean = self.are_zero([o.run for o in operands])
         sizes = [o.size if clean else o.size + o.run for o in operands]
         terms, counted = self.terms(index)[0] + MORE_ROUNDINGS, layer.nonzero_terms(*sizes)
-        total, grain = size + before, of_sum(terms, dtype)
-        share = grain if counted is None else ((counted.to(before) + MORE_ROUNDINGS) * (grain / terms)).clamp(max=grain)
-        error = total * share + of_underflow(terms, dtype)
-        more, computed = layer.run_error(of_sum(MORE_ROUNDINGS, dtype), *sizes), self._constants_apart(index, sizes)
+        total, gamma = size + before, gamma_of_sum(terms, dtype)
+        share = gamma if counted is None else ((counted.to(before) + MORE_ROUNDINGS) * (gamma / terms)).clamp(max=gamma)
+        error = total * share + underflow_of_sum(terms, dtype)
+        more = layer.run_error(gamma_of_sum(MORE_ROUNDINGS, dtype), *sizes)
         error = error if more is None else error + more
+        computed = self._constants_apart(index, sizes)
         if computed is not None:
             error = error + (SAFETY if dtype == torch.float32 else COMPUTED) * computed
         # An average is divided after it was summed.
@@ -335,15 +357,15 @@ class _AffineErrors(Pass[NodeErrors]):
             return error
         return torch.where(SAFETY * times * size <= largest, error, torch.inf)
 
-    def of_sums(self, index: int, size: Tensor, moves: Tensor) -> Tensor:
-        """gamma size_i + gamma' moves_i."""
-        forward, back = self.grains(index)
-        lost = (1 + self.columns) * of_underflow(self.terms(index)[0], self.dtype)
+    def error_of_sums(self, index: int, size: Tensor, moves: Tensor) -> Tensor:
+        """gamma size_i + gamma' moves_i, and what underflows: the error of the sums that compute a node and pull through it."""
+        forward, back = self.gammas(index)
+        lost = (1 + self.columns) * underflow_of_sum(self.terms(index)[0], self.dtype)
         return torch.add(forward * size + lost, moves, alpha=max(forward, back) if self.columns else back)
 
     def lose(self, index: int, moves: Tensor) -> None:
         """Counts coefficients on a node that underflow, times how far it moves, over all its features."""
-        lost = of_underflow(self.terms(index)[1], self.dtype)
+        lost = underflow_of_sum(self.terms(index)[1], self.dtype)
         self.lost = torch.add(self.lost, flat(moves, 1).sum(1), alpha=lost)
 
     def terms(self, index: int) -> tuple[int, int]:
@@ -358,16 +380,16 @@ class _AffineErrors(Pass[NodeErrors]):
             self._counted[index] = forward, back + others
         return self._counted[index]
 
-    def grains(self, index: int) -> tuple[float, float]:
+    def gammas(self, index: int) -> tuple[float, float]:
         """gamma and gamma' of a node: of the sums that compute it, and of those that pull coefficients back through it."""
         forward, back = self.terms(index)
-        return of_sum(forward + MORE_ROUNDINGS, self.dtype), of_sum(back + MORE_ROUNDINGS, self.dtype)
+        return gamma_of_sum(forward + MORE_ROUNDINGS, self.dtype), gamma_of_sum(back + MORE_ROUNDINGS, self.dtype)
 
-    def grain_of_features(self, index: int) -> float:
+    def gamma_of_features(self, index: int) -> float:
         """gamma_n of a sum of coefficients times values over all features of a node, which other such sums are added to: two for an
         activation with two lines, one for a bias."""
         terms = math.prod(self.network.nodes[index].shape) + 2 * len(self.network.nodes) + self.columns
-        return of_sum(terms, self.dtype)
+        return gamma_of_sum(terms, self.dtype)
 
     def zero_like(self, values: Tensor) -> Tensor:
         zero = torch.zeros_like(values)
@@ -440,7 +462,7 @@ class Rounding(Errors):
 
         before: [N], the l2 norm of what the errors of earlier activations make of the node; no entry of that is larger.
         """
-        total = self.at(index).since + self._pass.grain_of_features(index) * radius
+        total = self.at(index).since + self._pass.gamma_of_features(index) * radius
         return SAFETY * (total + (before + self.lost).reshape(-1, *[1] * (total.dim() - 1)))
 
     def note_some(self, index: int, chosen: Tensor, error: Tensor | None, run_error: Tensor | None) -> None:
@@ -464,7 +486,7 @@ class Rounding(Errors):
     def ending(self, index: int) -> Tensor:
         """Error bound for a linear function of a node, in proportion to its coefficients: since + gamma_features size."""
         node = self.at(index)
-        return node.since + self._pass.grain_of_features(index) * node.size
+        return node.since + self._pass.gamma_of_features(index) * node.size
 
     def enter_band(self, index: int, interval: Interval, band: Band, centre: Tensor) -> None:
         after = self.network.activation(index).along(band.slope, centre) + band.centre
@@ -508,14 +530,14 @@ class Rounding(Errors):
         reach = farthest + outside.farther
         moves = size if self.pulls_centres else layer.along(steepest, reach, plus=offset)
         self.intervals[index] = interval
-        local = self._pass.of_sums(index, torch.maximum(size, layer.along(steepest, largest)), moves)
+        local = self._pass.error_of_sums(index, torch.maximum(size, layer.along(steepest, largest)), moves)
         if not layer.exact:
-            local = local + layer.error(wide, size, of_sum(MORE_ROUNDINGS, self._pass.dtype))
+            local = local + layer.error(wide, size, gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype))
         else:  # zero times anything is zero, so a unit that is dead on the whole set loses nothing to underflow, either
             local = local * (size + steepest + offset).sign()
         self._pass.lose(index, moves)
         zero = self._pass.zero_like(size)
-        run = self._enter_run(index, wide, size, slopes, steepest, _flat(layer, zero, wide))
+        run = self._enter_run(index, wide, size, slopes, steepest, _zero_slope(layer, zero, wide))
         up, down = _strayed(layer, interval, outside, slopes)
         self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
         strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
@@ -526,33 +548,35 @@ class Rounding(Errors):
     def enter_at(self, index: int, operand: Tensor) -> None:
         """Finds the run error of an activation at single points, for which `operand` was computed; nothing else is known there."""
         known = self._operand(index)
-        reach = torch.add(known.run + known.since, operand.abs(), alpha=of_sum(MORE_ROUNDINGS, self._pass.dtype))
+        reach = torch.add(known.run + known.since, operand.abs(), alpha=gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype))
         near = Interval.around(operand, reach)
         layer = self.network.activation(index)
         size = layer.largest_value(near)
         zero = self._pass.zero_like(size)
-        flat_line = _flat(layer, zero, near)
-        run = self._enter_run(index, near, size, (), flat_line, flat_line)
+        zero_slope = _zero_slope(layer, zero, near)
+        run = self._enter_run(index, near, size, (), zero_slope, zero_slope)
         self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
 
     def _enter_run(
-        self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero: Tensor
+        self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero_slope: Tensor
     ) -> Tensor:
         """run_i of an activation. Its run error is kept: how far it may be from its line, if it has any, as the network runs."""
         layer, operand, dtype = self.network.activation(index), self._operand(index), self._pass.run_dtype
         wider = wide.widened(operand.run, operand.run)
-        moved = layer.moved(wider, operand.run, zero)
+        moved = layer.moved(wider, operand.run, zero_slope)
         off_lines = [layer.moved(wider, operand.run, slope) for slope in slopes] or [moved]
         bent = reduce(torch.maximum, off_lines)
-        back = self._pass.grains(index)[1]
+        back = self._pass.gammas(index)[1]
         off_line = layer.along(steepest, torch.add(operand.run_since, operand.run, alpha=back), plus=bent)
         if not layer.exact:
-            evaluating = layer.error(wider, size + moved, of_sum(MORE_ROUNDINGS, dtype)) + of_underflow(0, dtype)
+            evaluating = layer.error(wider, size + moved, gamma_of_sum(MORE_ROUNDINGS, dtype)) + underflow_of_sum(
+                0, dtype
+            )
             evaluating = self._pass.unless_overflowing(evaluating, size + moved)
             moved, off_line = moved + evaluating, off_line + evaluating
-        own = 1 + of_sum(MORE_ROUNDINGS, self._pass.dtype)
+        own = 1 + gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype)
         self.run_errors[index] = own * off_line
-        lost = of_underflow(self._pass.terms(index)[1], self._pass.dtype)
+        lost = underflow_of_sum(self._pass.terms(index)[1], self._pass.dtype)
         self._run_lost = torch.add(self._run_lost, flat(self.run_errors[index], 1).sum(1), alpha=lost)
         return own * moved
 
@@ -560,15 +584,17 @@ class Rounding(Errors):
         """error_i = local_i + strayed_i + |a| since_j + gamma_n r."""
         layer = self.network.activation(index)
         total = layer.along(steepest, self._operand(index).since, plus=self.at(index).local + strayed)
-        return SAFETY * torch.add(total, offset, alpha=self._pass.grain_of_features(index))
+        return SAFETY * torch.add(total, offset, alpha=self._pass.gamma_of_features(index))
 
     def error_of_image(self, index: int) -> Tensor:
         """Error of an activation whose values are bounded by an interval of their own."""
         size = self.at(index).size
-        flat_line = (torch.zeros_like(self.intervals[index].lower),)
+        zero_slope = torch.zeros_like(self.intervals[index].lower)
         outside = self.outside[self.network.source(index)]
-        strayed = torch.maximum(*_strayed(self.network.activation(index), self.intervals[index], outside, flat_line))
-        return self._error(index, flat_line[0], size, strayed)
+        strayed = torch.maximum(
+            *_strayed(self.network.activation(index), self.intervals[index], outside, (zero_slope,))
+        )
+        return self._error(index, zero_slope, size, strayed)
 
     def as_run(self, index: int, reach: Tensor) -> Tensor:
         return reach + self.at(index).run
@@ -582,7 +608,7 @@ class Rounding(Errors):
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         """Adds what rounding may have done to centre and reach, to the errors before the node and to this sum."""
         wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
-        return torch.add((1 + 2 * self._pass.grains(index)[0]) * wider, self.at(index).local, alpha=2)
+        return torch.add((1 + 2 * self._pass.gammas(index)[0]) * wider, self.at(index).local, alpha=2)
 
     def _operand(self, index: int) -> NodeErrors:
         return self.at(self.network.source(index))
@@ -613,8 +639,8 @@ def _strayed(
     return torch.add(up, bent, alpha=2), torch.add(down, bent, alpha=2)
 
 
-def _flat(layer: ElementwiseDual, zero: Tensor, like: Interval) -> Tensor:
-    """A slope of zero."""
+def _zero_slope(layer: ElementwiseDual, zero: Tensor, like: Interval) -> Tensor:
+    """A slope of zero, as slopes of this layer are shaped: like its result, `zero`, or like its operand where those differ."""
     return zero if layer.elementwise else torch.zeros_like(like.lower)
 
 

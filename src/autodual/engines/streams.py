@@ -237,8 +237,9 @@ def _check_steps(steps: object) -> None:
 
 # The pass.
 
-INPUT, GAUSS, COLUMNS = 0, -1, -2
-"""Keys of streams: the input's or the merged Cauchy one, the Gaussian one of an l2 ball, and the columns of an l1 ball."""
+CAUCHY, GAUSS, COLUMNS = 0, -1, -2
+"""Keys of streams. CAUCHY: the input's, to which a merged pass adds those of all activations; else these are under the activations'
+own indices. GAUSS: the input's where it is an l2 ball. COLUMNS: the generators of an l1 ball, which are no projections."""
 
 Streams = dict[int, Tensor]
 """By the term that a stream stands for: [k, N or 1, *shape]."""
@@ -262,7 +263,7 @@ class StreamPass(Pass[Streams]):
         region, first = self.region, self.draws.first
         if isinstance(first, Angles):
             examples = max(len(region.radius), first.angles.shape[1])
-            return {INPUT: fresh_stream(region.radius.expand(examples, *region.centre.shape[1:]), first)}
+            return {CAUCHY: fresh_stream(region.radius.expand(examples, *region.centre.shape[1:]), first)}
         if first is not None:
             return {GAUSS: first * region.radius}
         if not self.columns:
@@ -277,7 +278,7 @@ class StreamPass(Pass[Streams]):
         if not layer.elementwise:
             return self._product(index, layer, streams)
         slope, radius = torch.broadcast_tensors(band.slope, band.radius)
-        own = INPUT if self.merged else index
+        own = CAUCHY if self.merged else index
         dtypes = {source: torch.bfloat16 if self._is_half(source) else radius.dtype for source in (*streams, own)}
         passed = {source: pass_on(v, slope, dtypes[source]) for source, v in streams.items() if source != own}
         if own in streams:
@@ -286,7 +287,7 @@ class StreamPass(Pass[Streams]):
 
     def _product(self, index: int, layer: ElementwiseDual, streams: Streams) -> Streams:
         """A product of two activations, whose slope is no factor: what passes it has the shape of the result, and only adds up."""
-        band, draws, own = self.bands[index], self.draws.fresh[index], INPUT if self.merged else index
+        band, draws, own = self.bands[index], self.draws.fresh[index], CAUCHY if self.merged else index
         dtypes = {source: torch.bfloat16 if self._is_half(source) else band.radius.dtype for source in (*streams, own)}
         passed = {source: layer.along(band.slope, v.to(band.slope.dtype)) for source, v in streams.items()}
         fresh = fresh_stream(band.radius, draws)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autodual._tensor import Shape
 from autodual.dual import BilinearDual
-from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
+from autodual.engines.rounding import MORE_ROUNDINGS, gamma_of_sum, underflow_of_sum
 from autodual.interval import Interval
 from autodual.testing._cases import hurting_batch, require_below, require_close, require_stated, rounding
 
@@ -193,8 +193,8 @@ def check_bilinear_errors(name: str, layer: BilinearDual, shape: Shape, seed: in
     """|value in float32 - B(x, y)| <= error, on operands chosen to hurt."""
     z = hurting_batch(shape, torch.Generator().manual_seed(seed))
     exact = layer.value(z.double())
-    stated = layer.error(Interval(z, z), exact.abs().float(), of_sum(MORE_ROUNDINGS, torch.float32))
-    stated = stated + of_underflow(layer.counts[0], torch.float32)
+    stated = layer.error(Interval(z, z), exact.abs().float(), gamma_of_sum(MORE_ROUNDINGS, torch.float32))
+    stated = stated + underflow_of_sum(layer.counts[0], torch.float32)
     require_stated(
         layer.value(z), exact, stated, f"{name}: error() understates what the product in float32 is wrong by"
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autodual._tensor import Shape
 from autodual.dual import Band, ElementwiseDual, Lines
-from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
+from autodual.engines.rounding import MORE_ROUNDINGS, gamma_of_sum, underflow_of_sum
 from autodual.interval import Interval
 from autodual.testing._cases import (
     EVERYWHERE,
@@ -263,8 +263,8 @@ class ElementwiseCheck:
     def _value(self, layer: ElementwiseDual, z: Interval, points: Tensor) -> None:
         """|value in float32 - f(z)| <= error, for points [S, K, *shape] of intervals [K, *shape]."""
         exact = torch.stack([layer.value(p) for p in points.double()])
-        stated = self.layer.error(z, exact.abs().amax(0).to(self.dtype), of_sum(MORE_ROUNDINGS, self.dtype))
-        stated = stated if self.layer.exact else stated + of_underflow(0, self.dtype)
+        stated = self.layer.error(z, exact.abs().amax(0).to(self.dtype), gamma_of_sum(MORE_ROUNDINGS, self.dtype))
+        stated = stated if self.layer.exact else stated + underflow_of_sum(0, self.dtype)
         found = torch.stack([self.layer.value(p) for p in points])
         what = f"{self.name}: error() understates what the value in float32 is wrong by"
         require_stated(found, exact, stated, what, l=z.lower, u=z.upper, z=points)

@@ -14,7 +14,7 @@ from autodual._tensor import Shape
 from autodual.dual import AffineDual, BilinearDual, DualNetwork, DualNode, ElementwiseDual, Window, build
 from autodual.engines import capture
 from autodual.engines.ibp import evaluate_with_error
-from autodual.engines.rounding import MORE_ROUNDINGS, of_sum, of_underflow
+from autodual.engines.rounding import MORE_ROUNDINGS, gamma_of_sum, underflow_of_sum
 from autodual.testing._bilinear import BilinearCheck, check_bilinear_errors
 from autodual.testing._cases import (
     EVERYWHERE,
@@ -387,7 +387,7 @@ class AffineCheck:
         found, exact = self.layer.apply(*x), layer.apply(*(v.double() for v in x))
         terms = self.layer.terms(self.operand_shapes, self.shape)[0] + MORE_ROUNDINGS
         size, constants = _size(layer, x), self.layer.constant_error(*(v.abs() for v in x))
-        stated = of_sum(terms, SINGLE) * size + of_underflow(terms, SINGLE)
+        stated = gamma_of_sum(terms, SINGLE) * size + underflow_of_sum(terms, SINGLE)
         stated = stated if constants is None else stated + constants
         stated = torch.where(size < LARGEST, stated, torch.inf)
         what = f"{self.name}: terms() and constant_error() understate what evaluating the layer in float32 is wrong by"

@@ -31,7 +31,7 @@ from autodual.engines.backward.rows import (
 )
 from autodual.engines.backward.settling import Settling, blocks
 from autodual.engines.effort import Budget, even_split, reached
-from autodual.engines.rounding import SAFETY, Errors, Rounding, of_underflow
+from autodual.engines.rounding import SAFETY, Errors, Rounding, underflow_of_sum
 from autodual.interval import Interval
 from autodual.kernels.weigh import weigh, weighable, weighted_l1
 from autodual.sets import InputSet, NormSet, norm_of
@@ -55,8 +55,24 @@ class UnitRadii(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RadiusPass:
-    """A network whose activations have bands, over a set of inputs."""
+class PulledRadii:
+    """How far rows, which are linear functions of a node, may be from their values at the centres. [SPAD Thm 1]
+
+    Every activation before the node has a band, slope z + centre +- r. Let nu be the coefficients that a row has on the result of an
+    activation, and nu_0 those that it has on the input, once it has been pulled back to them. The row's radius is
+
+        max |nu_0'(x - centre)| over the set of inputs  +  sum over activations |nu|'r.
+
+    1. `plan` decides how all units of a node become rows: one each, several that share a row (cells), or rows of a network that is
+       cropped to what one unit sees (patches). `of_units` and `of_some_units` follow it; `of_rows` is given its rows.
+    2. Rows are pulled back in chunks that fit into the budget, from the node to the input (`pull_back`).
+    3. At every activation on the way, |nu|'r is added to the radius; in a proof, |nu|'errors and |nu|'run errors are added up beside
+       it. The slope then turns nu into the coefficients on the activation's operand.
+    4. At the input, the dual norm of nu_0 is added.
+    5. The chunks' results are put together, one number for every row.
+
+    Bands are read, never chosen: a `DualSolver` makes a new one of these for every node, with the bands that it knows by then.
+    """
 
     network: DualNetwork
     region: InputSet
@@ -100,7 +116,7 @@ class RadiusPass:
             layer = self.network.activation(activation)
             coefficients = laid_out_like(coefficients, slope)
             fused = activation not in self.constant and layer.elementwise
-            if fused and self._worthwhile(rows, coefficients, radius, slope):
+            if fused and self._kernels_apply(rows, coefficients, radius, slope):
                 passed, size = weigh(coefficients, slope, radius)
                 total.append(size)
                 for terms, known in kinds:
@@ -132,15 +148,15 @@ class RadiusPass:
                 return rows.inner(activation, some.abs(), size)
         return rows.norm(activation, coefficients, radius)
 
-    def _worthwhile(self, rows: Rows, coefficients: Tensor, radius: Tensor, *slope: Tensor) -> bool:
-        """Whether to use the kernels of `weigh`."""
+    def _kernels_apply(self, rows: Rows, coefficients: Tensor, radius: Tensor, *slope: Tensor) -> bool:
+        """Whether the kernels of `weigh` can take these rows and are worth a launch: see `weighable`."""
         return isinstance(rows, DenseRows) and weighable(coefficients, radius, *slope, in_graph=self.static)
 
     def _support(self, rows: Rows, coefficients: Tensor) -> Tensor:
         region, norm = self.region, norm_of(self.region)
         if norm is None:
             return rows.inner(0, coefficients, region.centre) - region.minimise(coefficients)
-        if norm.separable and self._worthwhile(rows, coefficients, region.radius):
+        if norm.separable and self._kernels_apply(rows, coefficients, region.radius):
             return weighted_l1(coefficients, region.radius)
         return rows.support(0, laid_out_like(coefficients, region.radius), norm, region.radius)
 
@@ -173,11 +189,11 @@ class RadiusPass:
             radius, *errors = self._of_patches(index, plan, chosen)
         else:
             limit = self.budget.rows(self.network, index, self.region.centre[:1])
-            found = self._of_chosen(index, flat(chosen, 1), limit, step=index)
+            found = self._of_chosen_units(index, flat(chosen, 1), limit, step=index)
             radius, *errors = (values.reshape(-1, *chosen.shape[1:]) for values in found)
         return UnitRadii(radius, radius, *errors)
 
-    def _of_chosen(self, index: int, chosen: Tensor, limit: int, step: int | None = None) -> tuple[Tensor, ...]:
+    def _of_chosen_units(self, index: int, chosen: Tensor, limit: int, step: int | None = None) -> tuple[Tensor, ...]:
         """Radius and errors, [N, units] each, of chosen units [N or 1, units], at most `limit` rows at a time; infinite elsewhere.
 
         step: the node that this is all the work on, for whoever watches.
@@ -191,7 +207,7 @@ class RadiusPass:
             return whole.unbind()
         done, total = 0, max(1, int(chosen.sum()))
         for block in blocks(chosen, limit):
-            some = self._at(block.examples)
+            some = self._for_examples(block.examples)
             values = some._with_errors(index, started(self.network, index, block.units, self.region.centre))
             block.put(values.unflatten(1, (self._results, -1)), whole)
             done += len(block.rank)
@@ -199,8 +215,8 @@ class RadiusPass:
                 reached(step, done / total)
         return whole.unbind()
 
-    def _at(self, examples: Tensor) -> RadiusPass:
-        """This pass for some examples, around zero: centres do not count."""
+    def _for_examples(self, examples: Tensor) -> PulledRadii:
+        """These radii for some examples only, of a set around zero: a radius does not depend on centres."""
         norm, size = norm_of(self.region), (len(examples), *self.region.centre.shape[1:])
         assert norm is not None
         radius = self.region.radius if len(self.region.radius) == 1 else select(self.region.radius, examples)
@@ -222,21 +238,22 @@ class RadiusPass:
             radius, *errors = self._of_patches(index, plan)
             return UnitRadii(radius, radius, *errors)
         below, *errors = self._of_plan(index, plan)
-        above = below if norm_of(self.region) is not None else self._over(index, plan, _flipped(self.of_rows))
+        above = below if norm_of(self.region) is not None else self._in_chunks(index, plan, _flipped(self.of_rows))
         return UnitRadii(below, above, *errors)
 
     def _of_plan(self, index: int, plan: Plan) -> tuple[Tensor, ...]:
         """Radius and errors of the units of a plan."""
         if not self.errors:
-            return (self._over(index, plan, self.of_rows),)
-        return self._over(index, plan, self._with_errors).chunk(self._results)
+            return (self._in_chunks(index, plan, self.of_rows),)
+        return self._in_chunks(index, plan, self._with_errors).chunk(self._results)
 
     @property
     def _results(self) -> int:
         """How many numbers are found for every row: its radius, and the errors that are counted."""
         return 1 + bool(self.errors) + bool(self.run_errors)
 
-    def _over(self, index: int, plan: Plan, work: Callable[[int, Rows], Tensor]) -> Tensor:
+    def _in_chunks(self, index: int, plan: Plan, work: Callable[[int, Rows], Tensor]) -> Tensor:
+        """Results of `work` for all rows of a plan, as many rows at a time as the budget allows."""
         return over_chunks(self.network, index, plan, self.budget, self.region.centre, lambda rows: work(index, rows))
 
     def _with_errors(self, index: int, rows: Rows) -> Tensor:
@@ -265,16 +282,16 @@ class RadiusPass:
             for kind in (self.errors, self.run_errors)
         )
         if chosen is not None:
-            small = RadiusPass(network, region, bands, self.budget, errors=errors, run_errors=run_errors)
+            small = PulledRadii(network, region, bands, self.budget, errors=errors, run_errors=run_errors)
             limit = self.budget.patches(network, 1, region.centre)
-            found = small._of_chosen(network.output, chosen.flatten(2).mT.flatten(0, 1), limit)
+            found = small._of_chosen_units(network.output, chosen.flatten(2).mT.flatten(0, 1), limit)
             return tuple(patches.assemble(kind.T) for kind in found)
         plan = DensePlan(network.nodes[network.output].shape)
         size = even_split(len(region), self.budget.patches(network, plan.count, region.centre))
 
         def some(part: slice) -> Tensor:
             cut = {i: Band(b.slope[part], b.centre, b.radius[part]) for i, b in bands.items()}
-            small = RadiusPass(
+            small = PulledRadii(
                 network,
                 region[part],
                 cut,
@@ -364,7 +381,7 @@ class Solver(ABC):
         lower, error, run_error = self.lower(index, rows, as_run=True)
         total = SAFETY * (error + rows.norm(index, rows.seed, rounding.ending(index)) + rounding.lost)
         products = sum(math.prod(node.shape) for node in self.network.nodes)
-        total = total + of_underflow(products, spec.rows.dtype)  # of coefficients times values and times errors
+        total = total + underflow_of_sum(products, spec.rows.dtype)  # of coefficients times values and times errors
         slack = total - rows.inner(index, rows.seed, self._drift(index, rounding))
         run_error = SAFETY * (run_error + rows.norm(index, rows.seed, rounding.at(index).run_since) + rounding.run_lost)
         return lower.T, slack.T, run_error.T
@@ -424,25 +441,25 @@ class DualSolver(Solver):
         return self.centres.at(index)
 
     def bound(self, index: int) -> Interval:
-        return self._bound(index, self._radius())
+        return self._bound(index, self._pulled_radii())
 
     def operations(self, index: int) -> float:
-        return self._radius().operations(index)
+        return self._pulled_radii().operations(index)
 
-    def _bound(self, index: int, radius: RadiusPass) -> Interval:
+    def _bound(self, index: int, radii: PulledRadii) -> Interval:
         centre = self.centre(index)
-        reach = radius.of_units(index)
+        reach = radii.of_units(index)
         self.rounding.note(index, reach.error, reach.run_error)
         return Interval(centre - reach.below, centre + reach.above)
 
     def settle(self, index: int) -> Interval:
         """Exact bounds only for the units that need them: see `settling`."""
-        source, radius = self.network.source(index), self._radius()
-        chosen = self._settling.chosen(source, self.centre(source), radius.plan(source), radius.operations)
+        source, radii = self.network.source(index), self._pulled_radii()
+        chosen = self._settling.chosen(source, self.centre(source), radii.plan(source), radii.operations)
         if chosen is None:
-            interval = self._bound(source, radius)
+            interval = self._bound(source, radii)
         else:
-            exact = radius.of_some_units(source, chosen)
+            exact = radii.of_some_units(source, chosen)
             self.rounding.note_some(source, chosen, exact.error, exact.run_error)
             reach = torch.where(chosen, exact.below, self._settling.reach(source))
             interval = Interval.around(self.centre(source), reach)
@@ -450,14 +467,17 @@ class DualSolver(Solver):
         return interval
 
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        radius, error, run_error = self._radius(as_run).of_rows_with_errors(index, rows)
+        radius, error, run_error = self._pulled_radii(as_run).of_rows_with_errors(index, rows)
         return rows.inner(index, rows.seed, self.centre(index)) - radius, error, run_error
 
     def _drift(self, index: int, rounding: Rounding) -> Tensor:
         return torch.zeros_like(self.centre(index)) if self.constant else super()._drift(index, rounding)
 
-    def _radius(self, as_run: bool | None = None) -> RadiusPass:
-        """as_run: whether to count run errors; None: only in a deep network."""
+    def _pulled_radii(self, as_run: bool | None = None) -> PulledRadii:
+        """Radii for the bands that are known by now.
+
+        as_run: whether to count run errors; None: only in a deep network.
+        """
         for i, band in self.bands.items():
             if i not in self._ready:
                 self._ready[i] = Band(self._laid_out(i, band.slope), band.centre, self._laid_out(i, band.radius))
@@ -468,13 +488,18 @@ class DualSolver(Solver):
         with_run = len(bands) >= DEEP if as_run is None else as_run
         run_errors = dict(self._ready_run_errors) if with_run else {}
         constant = frozenset(self.constant)
-        return RadiusPass(self._slim, self.region, bands, self.budget, constant, errors=known, run_errors=run_errors)
+        return PulledRadii(self._slim, self.region, bands, self.budget, constant, errors=known, run_errors=run_errors)
 
 
-def constant_bands(solver: DualSolver, intervals: dict[int, Interval]) -> DualSolver:
-    """Interval bounds as a dual problem: the activations that rows of the output meet first are replaced by the interval of their
-    values. Rows go no farther, so nothing before these activations is computed."""
-    network = solver.network
+def interval_solver(
+    network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors, intervals: dict[int, Interval]
+) -> DualSolver:
+    """A solver that bounds linear functions of the output as interval arithmetic does; `intervals` are of what enters activations.
+
+    The activations that rows of the output meet first get a constant band, slope 0, around the interval of their values. Rows go no
+    farther, so nothing before these activations is computed.
+    """
+    solver = DualSolver(network, region, budget, rounding)
     waiting, seen = [network.output], set[int]()
     while waiting:
         index = waiting.pop()

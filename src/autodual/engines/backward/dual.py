@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autodual._errors import ArgumentError
 from autodual.dual import DualNetwork
-from autodual.engines.backward.bands import DualSolver, Solver, constant_bands
+from autodual.engines.backward.bands import DualSolver, Solver, interval_solver
 from autodual.engines.effort import Budget, check_max_bytes, current
 from autodual.engines.ibp import IBP, IntervalBounds, interval_bounds
 from autodual.engines.results import (
@@ -124,7 +124,7 @@ class BackwardEngine(BoundEngine):
             solver, found, beside = self._relaxed(network, part, rounding, exact=False)
             lower, slack, run_error = solver.prove(network.output, part.spec)
             if beside is not None:
-                plain = constant_bands(DualSolver(network, part.region, solver.budget, rounding), found.intervals)
+                plain = interval_solver(network, part.region, solver.budget, rounding, found.intervals)
                 other, its_slack, _ = plain.prove(network.output, part.spec)
                 better = torch.where(
                     exceeds(other, its_slack, run_error), other - its_slack > lower - slack, other > lower
@@ -230,7 +230,7 @@ def _tighter(lower: Tensor, spec: Spec, solver: Solver, found: Preactivations, b
     """The better of a bound and of the interval bound, where intervals run beside."""
     if beside is None:
         return lower
-    plain = constant_bands(DualSolver(solver.network, solver.region, solver.budget, NoErrors()), found.intervals)
+    plain = interval_solver(solver.network, solver.region, solver.budget, NoErrors(), found.intervals)
     return torch.maximum(lower, plain.minimum(solver.network.output, spec))
 
 

@@ -257,7 +257,7 @@ class SlopeSolver(CrownSolver):
             now = Outside(
                 *(torch.where(known, b, a) for a, b in ((before.below, now.below), (before.above, now.above)))
             )
-            rounding.outside[index] = outside_of_both(both, [(own, before), (found, now)])
+            rounding.take(index, both, outside_of_both(both, [(own, before), (found, now)]))
         return both
 
     def _rows_at_once(self, index: int) -> int:
