@@ -166,15 +166,17 @@ def test_a_divisor_that_float32_takes_for_infinity_is_refused(divisor: float | T
 
 
 def test_a_softplus_with_a_tiny_beta_counts_what_its_exponential_loses() -> None:
-    """exp(beta z) / beta is 4e-16 at the lower end, and zero as it runs, since exp(-104.5) is below all numbers of float32."""
+    """At the lower end, exp(beta z) is 0.6 of the smallest number of float32, which rounds it up before it is divided by beta."""
 
     def scores(m: Net, x: Tensor) -> Tensor:
         h = F.softplus(x * 1e32, beta=1e-30) * 1e14
-        return torch.cat([h, 0 * x + 0.01], 1)
+        return torch.cat([h, 0 * x + 0.1], 1)
 
-    model, x = Net(scores).eval(), torch.full((1, 1), -1.02)
-    found = ad.certify(model, x, torch.tensor([0]), ad.LinfBall(0.025))
-    assert model(torch.full((1, 1), -1.0449)).argmax(1).item() == 1
+    model, x, low = Net(scores).eval(), torch.full((1, 1), -1.0279), torch.full((1, 1), -1.0379)
+    found = ad.certify(model, x, torch.tensor([0]), ad.LinfBall(0.01), ad.IBP())
+    assert model(low).argmax(1).item() == 0
+    assert model.double()(low.double()).argmax(1).item() == 1
+    assert not found.certified.item()
     assert not found.certified_as_run.item()
 
 

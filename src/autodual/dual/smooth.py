@@ -106,7 +106,9 @@ class DualSoftplus(CurvedDual):
 
         And exp(beta z) may underflow, which is divided by beta.
         """
-        return super().error(z, size, grain) + self._jump(z, grain) + 4 * torch.finfo(torch.float32).tiny / abs(self.beta)
+        return (
+            super().error(z, size, grain) + self._jump(z, grain) + 4 * torch.finfo(torch.float32).tiny / abs(self.beta)
+        )
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         return super().moved(z, by, slope) + self._jump(z)
