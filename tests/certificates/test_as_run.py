@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autodual as ad
+from small import Net
 
 ACTIVATIONS = (
     nn.ReLU(), nn.LeakyReLU(0.1), nn.PReLU(), nn.Hardtanh(), nn.ReLU6(), nn.Hardsigmoid(), nn.Hardswish(), nn.Tanh(), nn.Sigmoid(),
@@ -126,6 +128,56 @@ def test_a_model_that_overflows_inside_the_set_is_not_certified_as_run(
     assert not found.certified_as_run.item()
     if engine == ad.Dual() and not isinstance(activation, nn.Hardswish):
         assert found.certified.item(), "in real numbers nothing is infinite"
+
+
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP()], ids=repr)
+@pytest.mark.parametrize(
+    ("operation", "factor", "end"),
+    [(torch.cosh, 1.0, 89.05), (torch.sinh, 1.0, 89.05), (F.gelu, 1e38, 1.85)],
+    ids=["cosh", "sinh", "gelu"],
+)
+def test_an_activation_that_overflows_on_the_way_is_not_certified_as_run(
+    operation: Callable[[Tensor], Tensor], factor: float, end: float, engine: ad.BoundEngine
+) -> None:
+    """exp(z) is twice as large as cosh(z), and GELU may halve last: PyTorch's programs for many numbers at once overflow first."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = operation(x * factor) * 2e-38
+        return torch.cat([2 * h + 1, h], 1)
+
+    model, x = Net(scores).eval(), torch.zeros(5, 1)
+    x[4] = end - 0.45  # corners of the first examples are evaluated beforehand, so that such an example comes last
+    eps = torch.tensor([0, 0, 0, 0, 0.5])
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(eps), engine)
+    assert operation(torch.full((1,), end, dtype=torch.float64) * factor) < torch.finfo(torch.float32).max
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
+@pytest.mark.parametrize("divisor", [1e39, torch.tensor(1e39, dtype=torch.float64)], ids=["number", "tensor"])
+def test_a_divisor_that_float32_takes_for_infinity_is_refused(divisor: float | Tensor) -> None:
+    """The result is 0.1 x in real numbers, and zero as it runs."""
+    model = Net(lambda m, x: torch.cat([x * 1e38 / divisor, 0.09 * x - 0.1], 1)).eval()
+    x = torch.ones(5, 1)
+    with pytest.raises(ad.ArgumentError, match=r"divides by 1e\+39"):
+        ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(torch.tensor([0, 0, 0, 0, 0.5])))
+    exact = ad.certify(model, x.double(), torch.zeros(5, dtype=torch.long), ad.LinfBall(0.5))
+    assert exact.certified_as_run.all()
+
+
+def test_a_softplus_with_a_tiny_beta_counts_what_its_exponential_loses() -> None:
+    """At the lower end, exp(beta z) is 0.6 of the smallest number of float32, which rounds it up before it is divided by beta."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = F.softplus(x * 1e32, beta=1e-30) * 1e14
+        return torch.cat([h, 0 * x + 0.1], 1)
+
+    model, x, low = Net(scores).eval(), torch.full((1, 1), -1.0279), torch.full((1, 1), -1.0379)
+    found = ad.certify(model, x, torch.tensor([0]), ad.LinfBall(0.01), ad.IBP())
+    assert model(low).argmax(1).item() == 0
+    assert model.double()(low.double()).argmax(1).item() == 1
+    assert not found.certified.item()
+    assert not found.certified_as_run.item()
 
 
 @pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown()], ids=repr)

@@ -25,3 +25,14 @@ def test_centre_and_radius_contain_the_ends(scale: float, dtype: torch.dtype) ->
         too_small = (difference > box.radius) | ((difference == box.radius) & (error > 0))
         assert not too_small.any()
     assert (box.radius <= (upper - lower) / 2 + 2 * torch.finfo(dtype).eps * upper).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_end_of_clip_beyond_all_numbers_is_none(dtype: torch.dtype) -> None:
+    """float32 ends at 3.4e38, and PyTorch refuses to clamp there at 1e39."""
+    x = torch.tensor([[0.25, -3e38]], dtype=dtype)
+    plain, clipped = ad.LinfBall(0.5).around(x), ad.LinfBall(0.5, clip=(-1e39, 1e39)).around(x)
+    assert torch.equal(clipped.lower, plain.lower)
+    assert torch.equal(clipped.upper, plain.upper)
+    inside = ad.LinfBall(0.5, clip=(-1e39, 1e39)).within(x)
+    assert bool((inside.lower <= x).all() & (inside.upper >= x).all())

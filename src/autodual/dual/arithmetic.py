@@ -213,6 +213,11 @@ def _divide(call: Call) -> AffineDual:
             f"{call.path}: only a division without rounding has a dual layer, and in place only one by a constant; write x = x / y"
         )
     divisor = _number(call, right, left)
+    if not bool(divisor.to(call.floating(divisor)).isfinite().all()):
+        raise ArgumentError(
+            f"{call.path}: divides by {divisor.abs().max().item():g}, which is infinite in {call.floating(divisor)}, so that the "
+            f"result is zero as it runs; multiply by the inverse, or divide twice"
+        )
     inverse = 1 / divisor.double()  # never in less: an integer's would be taken in float32
     return DualScale(inverse if inverse.dim() == 0 else inverse.to(call.floating(divisor)), None, call.shape)
 

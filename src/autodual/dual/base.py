@@ -300,6 +300,9 @@ class ElementwiseDual(ABC):
     exact: bool = False
     """Whether every value is zero or an entry of the operand, so that evaluating the layer rounds nothing and nothing underflows."""
 
+    on_the_way: float = 1.0
+    """What PyTorch computes on the way to a value may be so many times as large as the value, and overflow where that does not."""
+
     domain: tuple[float, float] = (-math.inf, math.inf)
     """Where the layer holds. Outside, the function is not defined, or its operand is known not to lie there."""
 

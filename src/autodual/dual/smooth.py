@@ -102,8 +102,13 @@ class DualSoftplus(CurvedDual):
         return Lines(lines.lower_slope, lines.lower_offset - jump, lines.upper_slope, lines.upper_offset + jump)
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
-        """PyTorch rounds beta z before it compares it: near the threshold, a value may be that of the other side."""
-        return super().error(z, size, grain) + self._jump(z, grain)
+        """PyTorch rounds beta z before it compares it: near the threshold, a value may be that of the other side.
+
+        And exp(beta z) may underflow, which is divided by beta.
+        """
+        return (
+            super().error(z, size, grain) + self._jump(z, grain) + 4 * torch.finfo(torch.float32).tiny / abs(self.beta)
+        )
 
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         return super().moved(z, by, slope) + self._jump(z)
@@ -270,6 +275,8 @@ def _tables(kind: type[TabledDual], dtype: torch.dtype, device: torch.device) ->
 
 class _CancellingGate(TabledDual):
     """z / 2 * (1 + g(z)) with g near -1 for negative z: the sum cancels, so its error is absolute there, not relative to |f|."""
+
+    on_the_way = 2.0  # z * (1 + g(z)) may be halved last
 
     def error(self, z: Interval, size: Tensor, grain: float) -> Tensor:
         return super().error(z, size, grain) + grain * (-z.lower).clamp(0, SATURATED)

@@ -350,7 +350,7 @@ class _AffineErrors(Pass[NodeErrors]):
         summed = 1 if counted is not None or layer.one_to_one(self.network.operand_shapes(index)) else terms
         return self.unless_overflowing(error, total, summed)
 
-    def unless_overflowing(self, error: Tensor, size: Tensor, times: int = 1) -> Tensor:
+    def unless_overflowing(self, error: Tensor, size: Tensor, times: float = 1) -> Tensor:
         """Infinite where values of this size, or sums `times` as large, may be too large for the network's own dtype."""
         largest = torch.finfo(self.run_dtype).max
         if values_at_hand(size) and SAFETY * times * size.amax().item() <= largest:  # as good as always
@@ -569,10 +569,9 @@ class Rounding(Errors):
         back = self._pass.gammas(index)[1]
         off_line = layer.along(steepest, torch.add(operand.run_since, operand.run, alpha=back), plus=bent)
         if not layer.exact:
-            evaluating = layer.error(wider, size + moved, gamma_of_sum(MORE_ROUNDINGS, dtype)) + underflow_of_sum(
-                0, dtype
-            )
-            evaluating = self._pass.unless_overflowing(evaluating, size + moved)
+            gamma = gamma_of_sum(MORE_ROUNDINGS, dtype)
+            evaluating = layer.error(wider, size + moved, gamma) + underflow_of_sum(0, dtype)
+            evaluating = self._pass.unless_overflowing(evaluating, size + moved, layer.on_the_way)
             moved, off_line = moved + evaluating, off_line + evaluating
         own = 1 + gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype)
         self.run_errors[index] = own * off_line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -83,7 +84,9 @@ class LinfBall(Perturbation):
         eps = self._radius(x)
         if self.clip is None:
             return Box.around(x, eps)
-        lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)
+        largest = torch.finfo(x.dtype).max  # an end beyond all numbers is none
+        ends = [end if abs(end) <= largest else math.copysign(torch.inf, end) for end in self.clip]
+        lower, upper = (x - eps).clamp(*ends), (x + eps).clamp(*ends)
         if x.dtype == torch.float64:
             return Box.between(*_with_x(lower, x, upper))
         return Box.between(lower, upper).known_as(lambda: self.around(x.double()))
