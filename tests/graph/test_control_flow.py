@@ -87,6 +87,9 @@ SHAPES: dict[str, Callable[[Any, Tensor], Any]] = {
     "sparse, with tensors only": lambda m, x: (
         x * 2 if isinstance(x, Tensor) and len(torch.relu(x - 6).to_sparse()._values()) else x
     ),
+    "size of ones": lambda m, x: x * 2 if len(torch.ones((x > 6).sum())) else x,
+    "size of an empty tensor": lambda m, x: x * 2 if torch.empty((x > 6).sum()).shape[0] else x,
+    "size of a window": lambda m, x: x * 2 if torch.hann_window((x > 6).sum()).numel() else x,
     "end of a range": lambda m, x: x * 2 if torch.arange((x > 6).sum()).numel() else x,
 }
 
