@@ -59,6 +59,8 @@ _ARITHMETIC = names(
     "type_as to"
 )
 """Functions to which a whole number in a tensor is a value; to others it may be a size or a place."""
+_JOINS = names("cat stack")
+"""Functions of a list of tensors, and of a dimension."""
 _COPIES = names("contiguous clone to type_as float double detach data pos")
 """Functions that return what they are given, where dtype, shape and device are the same."""
 _LIKE_ANOTHER = names("to type_as expand_as view_as reshape_as")
@@ -304,7 +306,7 @@ def key_of(function: Any) -> Any:
         owner = function.__self__
         return getattr(owner, "__name__", None) or owner.fget.__name__
     own = isinstance(function, FunctionType) and (function.__module__ or "").partition(".")[0] != "torch"
-    return name if isinstance(name, str) and not own else function
+    return name.partition(".")[0] if isinstance(name, str) and not own else function  # torch.ops.aten.nonzero.default
 
 
 def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -321,10 +323,11 @@ def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
 _signature = functools.lru_cache(maxsize=512)(inspect.signature)
 
 
-def shaped_by_values(step: Step | None, made: Any = None) -> bool:
+def shaped_by_values(step: Step | None, batch: int, made: Any = None) -> bool:
     """Whether the shape of what a call makes depends on values that were made of the input.
 
-    made: what it has made, once it has run. A sparse or nested tensor has as many entries as values say.
+    batch: how many examples the run has. made: what the call has made, once it has run. A sparse or nested tensor has as many entries
+    as values say.
     """
     if step is None or not step.varies:
         return False
@@ -333,9 +336,12 @@ def shaped_by_values(step: Step | None, made: Any = None) -> bool:
     if step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1):
         return True
     others = step.given[1:] if step.args and isinstance(step.args[0], Value) and _is_method(step.key) else step.given
-    if step.key == "getitem" and any(t.dtype in (torch.bool, torch.uint8) for t in others):
+    if step.key in _JOINS and any(isinstance(a, Value) for a in (*step.args[1:], *step.kwargs.values())):
         return True
-    sizes = any(t.dim() == 0 and not t.is_floating_point() and t.dtype is not torch.bool for t in others)
+    if step.key in ("getitem", "index") and any(t.dtype in (torch.bool, torch.uint8) for t in others):
+        return True
+    whole = [t for t in others if not t.is_floating_point() and t.dtype is not torch.bool]
+    sizes = any(t.dim() == 0 or (t.numel() == 1 and batch > 1) for t in whole)  # PyTorch takes both for a number
     return sizes and step.key not in _ARITHMETIC and not isinstance(step.key, tuple)
 
 
@@ -474,7 +480,8 @@ class Plain(TorchFunctionMode):
             if any(_unwrapped(t) is not t for t in tensors(made)):
                 raise self._out_of_sight()
             self._watch.told |= isinstance(made, tuple | list)
-            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step, made)):
+            shaped = shaped_by_values(step, self.calls.batch, made)
+            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped):
                 raise self._watch.refused(
                     f"reads values of what it has made of its input ({name}), when it runs on tensors; what it does with them cannot "
                     f"be bounded as one network. Replace it by operations on tensors (torch.maximum, clamp, a mask that is a "
