@@ -110,7 +110,7 @@ SETS = [
     ),
     mutation(
         "dropped clip", "sets/balls.py",
-        "lower, upper = (x - eps).clamp(*self.clip), (x + eps).clamp(*self.clip)", "lower, upper = x - eps, x + eps",
+        "lower, upper = (x - eps).clamp(*ends), (x + eps).clamp(*ends)", "lower, upper = x - eps, x + eps",
         "sets/test_eps.py::test_clipping_never_leaves_the_range",
     ),
     mutation(

@@ -1,11 +1,14 @@
 """Summed scores: the better of the joint bound and of the sum of bounds, both sound."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import autodual as ad
 from autodual.cascades import SumEnsemble
-from small import ENGINES, batch, mlp
+from small import ENGINES, Net, batch, mlp
 
 X = batch(40, 4)
 BALL = ad.LinfBall(0.06)
@@ -50,3 +53,20 @@ def test_building_the_sum_leaves_the_models_alone() -> None:
     models = [mlp(4, 8, 3, seed=s) for s in range(2)]
     SumEnsemble(models, BALL).certify(X, torch.arange(40) % 3)
     assert not any(part.training for m in models for part in m.modules())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_model_that_writes_into_its_input_is_refused(kept: bool) -> None:
+    """The model behind it would read something else in the sum than alone, and both bounds count."""
+
+    def moved(m: Any, x: Tensor) -> Tensor:
+        return 0 * torch.cat([(x.clone() if kept else x).sub_(0.8), x], 1)
+
+    both = ad.SumEnsemble([Net(moved), Net(lambda m, x: torch.cat([x, x * 0 + 0.15], 1))], ad.LinfBall(0.1))
+    x, labels = torch.ones(2, 1, dtype=torch.float64), torch.zeros(2).long()
+    if kept:
+        assert both.certify(x, labels).sound.all()
+        return
+    for work in (both.predict, lambda x: both.certify(x, labels), lambda x: both.attack(x, labels)):
+        with pytest.raises(ad.ArgumentError, match="stage 0: writes into its input"):
+            work(x)

@@ -334,6 +334,17 @@ def test_the_good_call_is_good() -> None:
     ad.attack(call.model, call.x, call.labels, call.ball)
 
 
+def test_a_model_that_raises_at_a_corner_of_the_set_is_refused() -> None:
+    def checked(m: Any, x: Tensor) -> Tensor:
+        torch._assert_async((x.abs() < 3).all())
+        return m.fc(x)
+
+    model, x = Net(checked, fc=nn.Linear(4, 3)), torch.zeros(2, 4, dtype=torch.float64)
+    assert ad.certify(model, x, torch.zeros(2).long(), ad.LinfBall(1.0)).reached is None
+    with pytest.raises(ad.CaptureError, match="for x or for a corner of its set"):
+        ad.certify(model, x, torch.zeros(2).long(), ad.LinfBall(5.0))
+
+
 def test_errors_are_also_what_python_programmers_expect() -> None:
     assert issubclass(ad.ArgumentError, ValueError)
     assert issubclass(ad.MemoryBudgetError, MemoryError)

@@ -87,6 +87,19 @@ SHAPES: dict[str, Callable[[Any, Tensor], Any]] = {
     "sparse, with tensors only": lambda m, x: (
         x * 2 if isinstance(x, Tensor) and len(torch.relu(x - 6).to_sparse()._values()) else x
     ),
+    "size of ones": lambda m, x: x * 2 if len(torch.ones((x > 6).sum())) else x,
+    "size of an empty tensor": lambda m, x: x * 2 if torch.empty((x > 6).sum()).shape[0] else x,
+    "size in a vector of one number": lambda m, x: x * 2 if len(torch.zeros((x > 6).sum().reshape(1))) else x,
+    "repetition by a vector": lambda m, x: x * 2 if len(torch.ones(1).repeat((x > 6).sum().reshape(1))) else x,
+    "dimension of a concatenation": lambda m, x: (
+        x * 2 if len(torch.cat([torch.ones(1, 1)] * 2, (x < 6).all().long())) > 1 else x
+    ),
+    "dimension of a stack": lambda m, x: (
+        x * 2 if len(torch.stack([torch.ones(1)] * 2, dim=(x < 6).all().long())) > 1 else x
+    ),
+    "nonzero of aten": lambda m, x: x * 2 if len(torch.ops.aten.nonzero.default(x > 6)) else x,
+    "index of aten": lambda m, x: x * 2 if len(torch.ops.aten.index(x, [x > 6])) else x,
+    "size of a window": lambda m, x: x * 2 if torch.hann_window((x > 6).sum()).numel() else x,
     "end of a range": lambda m, x: x * 2 if torch.arange((x > 6).sum()).numel() else x,
 }
 

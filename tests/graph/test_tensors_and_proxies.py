@@ -110,6 +110,9 @@ READS: dict[str, Callable[[Any], Any]] = {
     "allclose": lambda h: torch.allclose(h, h + 1),
     "is_nonzero": lambda h: (h > 6).any().is_nonzero(),
     "contains": lambda h: 7.0 in h,
+    "is_nonzero of aten": lambda h: torch.ops.aten.is_nonzero.default((h > 6).any()),
+    "parameter": lambda h: nn.Parameter(h).amax().item() > 6,
+    "variable": lambda h: torch.autograd.Variable(h).tolist()[0] > 6,
     "text": lambda h: "7" in f"{h}",
 }
 
@@ -160,6 +163,30 @@ def _swallowed(m: Any, x: Any) -> Any:
 def test_a_swallowed_refusal_of_values_counts() -> None:
     with pytest.raises(ad.CaptureError, match="reads values"):
         ad.capture(net(_swallowed, how="bool"), X)
+
+
+OUT_OF_SIGHT: dict[str, Callable[[Any], Any]] = {
+    "vmap": lambda h: torch.vmap(lambda row: row * 1)(h).amax().item() > 6,
+    "gradient": lambda h: torch.func.grad(lambda h: (h * h).sum())(h).amax().item() > 12,
+    "set_ to it": lambda h: torch.empty(0, dtype=DOUBLE).set_(h).amax().item() > 6,
+}
+
+
+@pytest.mark.parametrize("read", OUT_OF_SIGHT.values(), ids=OUT_OF_SIGHT.keys())
+def test_values_behind_transforms_and_shared_memory_are_refused(read: Callable[[Any], Any]) -> None:
+    def compute(m: Any, x: Any) -> Any:
+        h = m.fc(x)
+        with contextlib.suppress(Exception):
+            return capped(h) if read(h[:, 0]) else h
+        return h
+
+    with pytest.raises(ad.CaptureError, match="out of sight"):
+        ad.capture(net(compute), X)
+
+
+def test_vmap_over_constants_is_fine() -> None:
+    model = net(lambda m, x: m.fc(x) * torch.vmap(lambda i: 1 + i)(torch.zeros(2, dtype=DOUBLE)))
+    assert ad.capture(model, X).output_shape == (2,)
 
 
 ALIKE: dict[str, Compute] = {

@@ -342,6 +342,8 @@ class SumEnsemble(Combination):
         return together(*self._judge(stages, x), labels, self.ball, exactly)
 
     def _whole(self, stages: list[Stage], x: Tensor) -> Stage:
+        for stage in stages[:-1]:
+            _check_leaves_input(stage, x)
         return stages[0] if len(stages) == 1 else Stage(len(stages), prepare(self.model, x), self.ball, self.engine)
 
     def _certifies(self, whole: Stage, stages: list[Stage], x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
@@ -379,6 +381,18 @@ class SumEnsemble(Combination):
 
     def answering(self) -> int:
         return 1
+
+
+def _check_leaves_input(stage: Stage, x: Tensor) -> None:
+    """Refuse a model that writes into its input: the next one would read something else than it reads alone."""
+    with torch.inference_mode(False):  # where writes count
+        given = x[:1].clone()
+        stage.prepared.graph.model(given)
+    if given._version > 0:
+        raise ArgumentError(
+            f"stage {stage.number}: writes into its input, which the models behind it would read; let its forward begin with "
+            f"x = x.clone()"
+        )
 
 
 class SummedScores(nn.Module):

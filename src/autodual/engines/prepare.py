@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError, CaptureError
+from autodual._errors import ArgumentError, AutodualError, CaptureError
 from autodual._tensor import check_dense, full_precision
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.base import AffineDual, DualLayer
@@ -182,7 +182,7 @@ def _corners(region: InputSet) -> Tensor:
 @torch.no_grad()
 def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> Tensor:
     """The model's output for the first batch. A graph that computes something else than the model proves nothing about it."""
-    outputs = [network.model(batch.clone()) for batch in batches]  # a copy, since a model may write into its input
+    outputs = [_run(network.model, batch) for batch in batches]
     if not all(bool(output.isfinite().all()) for output in outputs):
         raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
     if all(output.shape == (len(batch), *network.output_shape) for batch, output in zip(batches, outputs, strict=True)):
@@ -199,6 +199,20 @@ def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) 
         "size or on isinstance(x, Tensor), or has got other modules or hooks since it was captured (then capture it again); "
         "certificates need one function per example"
     )
+
+
+def _run(model: nn.Module, batch: Tensor) -> Tensor:
+    """The model's output, which it must have everywhere in the set."""
+    try:
+        output: Tensor = model(batch.clone())  # a copy, since a model may write into its input
+    except (AutodualError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError) as error:
+        raise CaptureError(
+            f"model: raises {type(error).__name__} for x or for a corner of its set: {error}. Certificates need an output for every "
+            f"input of the set; make the set smaller (clip=), or leave the check out of the module"
+        ) from error
+    return output
 
 
 def _last_step(dual: DualNetwork, x: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -59,6 +59,8 @@ _ARITHMETIC = names(
     "type_as to"
 )
 """Functions to which a whole number in a tensor is a value; to others it may be a size or a place."""
+_JOINS = names("cat stack")
+"""Functions of a list of tensors, and of a dimension."""
 _COPIES = names("contiguous clone to type_as float double detach data pos")
 """Functions that return what they are given, where dtype, shape and device are the same."""
 _LIKE_ANOTHER = names("to type_as expand_as view_as reshape_as")
@@ -264,6 +266,17 @@ class Calls:
         self._lose(tensor)
         self._keep(tensor, Value(object(), 0, True))
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the input, a parameter, a buffer, or was made of them."""
+        return tensor in self._known or id(tensor) in self.names
+
+    def is_alias(self, tensor: Tensor) -> bool:
+        """Whether a tensor that no call has made lies in the memory of what was made of the input, as `nn.Parameter(x)` does."""
+        if self.knows(tensor):
+            return False
+        shared = memory(tensor)
+        return shared != 0 and any(self._known[t][0].varies and memory(t) == shared for t in list(self._known))
+
     def varies(self, tensor: Tensor) -> bool:
         """Whether a tensor was made of the input."""
         value, _ = self._known.get(tensor, (None, 0))
@@ -293,7 +306,7 @@ def key_of(function: Any) -> Any:
         owner = function.__self__
         return getattr(owner, "__name__", None) or owner.fget.__name__
     own = isinstance(function, FunctionType) and (function.__module__ or "").partition(".")[0] != "torch"
-    return name if isinstance(name, str) and not own else function
+    return name.partition(".")[0] if isinstance(name, str) and not own else function  # torch.ops.aten.nonzero.default
 
 
 def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -310,10 +323,11 @@ def _usual(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
 _signature = functools.lru_cache(maxsize=512)(inspect.signature)
 
 
-def shaped_by_values(step: Step | None, made: Any = None) -> bool:
+def shaped_by_values(step: Step | None, batch: int, made: Any = None) -> bool:
     """Whether the shape of what a call makes depends on values that were made of the input.
 
-    made: what it has made, once it has run. A sparse or nested tensor has as many entries as values say.
+    batch: how many examples the run has. made: what the call has made, once it has run. A sparse or nested tensor has as many entries
+    as values say.
     """
     if step is None or not step.varies:
         return False
@@ -321,11 +335,19 @@ def shaped_by_values(step: Step | None, made: Any = None) -> bool:
         return True
     if step.key in _SHAPED_BY_VALUES or (step.key == "where" and len(step.args) + len(step.kwargs) == 1):
         return True
-    others = step.given[1:] if step.args and isinstance(step.args[0], Value) else step.given
-    if step.key == "getitem" and any(t.dtype in (torch.bool, torch.uint8) for t in others):
+    others = step.given[1:] if step.args and isinstance(step.args[0], Value) and _is_method(step.key) else step.given
+    if step.key in _JOINS and any(isinstance(a, Value) for a in (*step.args[1:], *step.kwargs.values())):
         return True
-    sizes = any(t.dim() == 0 and not t.is_floating_point() and t.dtype is not torch.bool for t in others)
+    if step.key in ("getitem", "index") and any(t.dtype in (torch.bool, torch.uint8) for t in others):
+        return True
+    whole = [t for t in others if not t.is_floating_point() and t.dtype is not torch.bool]
+    sizes = any(t.dim() == 0 or (t.numel() == 1 and batch > 1) for t in whole)  # PyTorch takes both for a number
     return sizes and step.key not in _ARITHMETIC and not isinstance(step.key, tuple)
+
+
+def _is_method(key: Any) -> bool:
+    """Whether a function works on its first argument, as a tensor's methods do; `torch.ones(n)` takes a size there."""
+    return isinstance(key, str) and (hasattr(Tensor, key) or hasattr(Tensor, f"__{key}__"))
 
 
 def written_to(name: str, given: Iterable[tuple[Tensor, int]], first: Any) -> list[Tensor]:
@@ -436,8 +458,12 @@ class Plain(TorchFunctionMode):
     def _kept(self, target: Any, function: Any, args: Any, kwargs: Any) -> Any:
         """Makes one call and notes it; refuses one that reads values which depend on the input."""
         with torch._C.DisableTorchFunction():  # what is asked here is no question of the model's
+            self._check_aliases(tensors(args) + tensors(kwargs))
             step = self.calls.begin(target, args, kwargs, self._watch.where)
-            versions = [t._version for t in step.given] if step is not None else []
+            try:
+                versions = [t._version for t in step.given] if step is not None else []
+            except RuntimeError:  # an inference tensor that is made of the input by no call
+                raise self._out_of_sight() from None
         if step is None:
             return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
@@ -451,8 +477,11 @@ class Plain(TorchFunctionMode):
             self._watch.told = True  # for another number of examples, it may not fail, and the model may catch it
             raise
         with torch._C.DisableTorchFunction():
+            if any(_unwrapped(t) is not t for t in tensors(made)):
+                raise self._out_of_sight()
             self._watch.told |= isinstance(made, tuple | list)
-            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped_by_values(step, made)):
+            shaped = shaped_by_values(step, self.calls.batch, made)
+            if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped):
                 raise self._watch.refused(
                     f"reads values of what it has made of its input ({name}), when it runs on tensors; what it does with them cannot "
                     f"be bounded as one network. Replace it by operations on tensors (torch.maximum, clamp, a mask that is a "
@@ -462,10 +491,33 @@ class Plain(TorchFunctionMode):
             self.calls.finish(step, made, written)
         return made
 
+    def _check_aliases(self, given: list[Tensor]) -> None:
+        """Notes tensors that lie in the memory of others, and refuses those of torch.func, which a run on proxies has not."""
+        for tensor in given:
+            inner = _unwrapped(tensor)
+            if self.calls.is_alias(inner):
+                self.calls.forget(inner)
+            if inner is not tensor and self.calls.knows(inner):
+                raise self._out_of_sight()
+
+    def _out_of_sight(self) -> CaptureError:
+        return self._watch.refused(
+            "computes with tensors out of sight of the capture, inside a transform of torch.func (vmap, grad, jvp) or through "
+            "memory that they share with others; write it for a whole batch, by operations that return new tensors"
+        )
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor that stands behind those of torch.func."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
 
 def _reads_values(name: str, made: Any) -> bool:
     """Whether a call returns anything but tensors and facts that are the same for all values."""
     if isinstance(made, _NO_VALUES) or tensors(made):
         return False
+    name = name.partition(".")[0]  # torch.ops.aten.is_nonzero.default
     facts = name in FACTS or name in _OTHER_FACTS or name == "__get__"
     return not (facts or (name.startswith("is_") and name != "is_nonzero"))

@@ -282,7 +282,7 @@ class ConcreteTracer(fx.Tracer):
             frame = frame.f_back
 
     def _check_shape(self, step: Step | None, name: str, made: Any = None) -> None:
-        if calls.shaped_by_values(step, made):
+        if calls.shaped_by_values(step, self.calls.batch, made):
             raise self.watch.refused(
                 f"the shape of what {name} makes depends on the input's values, so that the model could branch on them; use "
                 f"operations whose result always has one shape"
