@@ -14,7 +14,7 @@ from autodual.cli.options import row_names, with_config_options
 from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer, print_table, several_processes, speaks
 from autodual.reproduce.campaign import PART_BYTES, Campaign, Phase, Task, chosen_tasks, in_order
 from autodual.reproduce.records import NetworkFigures, RowFigures
-from autodual.reproduce.rows import BEST, BY_NAME, MODERN, RECIPES, ROWS, SEEDED, SEEDS, Recipe, named_together
+from autodual.reproduce.rows import BEST, BY_NAME, MODERN, RECIPES, ROWS, SEEDED, SEEDS, Recipe, rows_of_group
 
 if TYPE_CHECKING:
     from autodual.reproduce.pack import Unit
@@ -206,7 +206,7 @@ def pack(
     from autodual.reproduce.pack import that_fit, unit_of, write_pack
 
     campaign = Campaign(**places)
-    named = {row for name in rows or () for row in named_together(name) or (name,)}
+    named = {row for name in rows or () for row in rows_of_group(name) or (name,)}
     tasks = [task for task in campaign.tasks() if not rows or task.row in named]
     units = [unit for task in tasks if (unit := unit_of(campaign, task, light, weights)) is not None and unit.files]
     left_out: list[Unit] = []
