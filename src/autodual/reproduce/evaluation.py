@@ -126,7 +126,7 @@ Report = Callable[[RowFigures, Arrays, bool], None]
 
 
 @dataclass(frozen=True)
-class Before:
+class EarlierFindings:
     """What earlier calls have found out about the same weights: finished parts are taken from here, on whatever machine."""
 
     figures: NetworkFigures | None = None
@@ -148,29 +148,29 @@ BY_THE_FIRST = ("error", "collapsed", "robust_error", "robust_error_as_run")
 
 def evaluate_network(
     config: TrainConfig, run: Run, model: nn.Module, data: Examples, notes: Notes, watch: Watch, report: Report,
-    engines: Collection[str] | None = None, before: Before | None = None,
+    engines: Collection[str] | None = None, earlier: EarlierFindings | None = None,
 ) -> None:  # fmt: skip
     """Certifies every image by these engines (or by all that the row needs) and by the row's own, and attacks it. Fails if the attack
     breaks what an engine has certified.
 
     The report is complete when all of `engines_of(config)` have run, now or before.
     """
-    ball, before, small = make_ball(config), before or Before(), _is_small(model, data)
+    ball, earlier, small = make_ball(config), earlier or EarlierFindings(), _is_small(model, data)
     needed = engines_of(config, small)
     own, *_ = needed
     engines = tuple(needed) if engines is None else engines
-    broken = before.broken()
+    broken = earlier.broken()
     if broken is None:
         with notes.timed("attack"):
             broken = _attack_network(run, model, data, ball, watch)
     ran: dict[str, EngineFigures] = {}
     errors = {"pgd_error": broken.error_as_run, "pgd_error_exact": broken.error}
     whole: dict[str, Any] = {**errors, "pgd_steps": ATTACK_STEPS}
-    if before.figures is not None:
-        whole |= {name: getattr(before.figures, name) for name in BY_THE_FIRST}
-    arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
+    if earlier.figures is not None:
+        whole |= {name: getattr(earlier.figures, name) for name in BY_THE_FIRST}
+    arrays: Arrays = earlier.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
     for name, engine in (needed | ROW_ENGINES | ON_REQUEST).items():
-        known = before.engine(name)
+        known = earlier.engine(name)
         if known is not None:
             ran[name] = known
         elif name in (own, *engines):

@@ -71,7 +71,7 @@ def run_in_turn(
         if clock.stop():
             outcome.left = list(tasks[number:])
             break
-        done_before = extent.reached(campaign.record(task))
+        done_before = extent.satisfied_by(campaign.record(task))
         try:
             record = work_on(campaign, task, watch(), extent)
         except StoppedError:
@@ -104,7 +104,7 @@ def run_side_by_side(
             while waiting or running:
                 while waiting and len(running) < jobs and not clock.asked() and clock.left() > LEAST_SECONDS:
                     task = waiting.pop(0)
-                    if extent.reached(campaign.record(task)):
+                    if extent.satisfied_by(campaign.record(task)):
                         changed = campaign.changed_since(task)
                         if changed is not None:
                             outcome.failed[task] = changed
@@ -157,7 +157,7 @@ def _end(running: dict[Task, subprocess.Popen[bytes]]) -> None:
 def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: JobsOutcome, say: Say) -> None:
     record, progress = campaign.record(task), campaign.progress(task)
     trained = progress.step >= Phase.EVALUATING and not extent.evaluate
-    if extent.reached(record) or (code == 0 and trained):
+    if extent.satisfied_by(record) or (code == 0 and trained):
         say(f"{task}: {progress}: {_figures(record)}")
     elif code in STOPPED:
         outcome.left.append(task)
