@@ -149,20 +149,20 @@ def run(
 
     extent = Extent(tuple(engine) if engine else None, evaluation, max(side_by_side, jobs))
     with Signals() as signals:
-        clock = Deadline.within(minutes, signals.stop, until)
+        deadline = Deadline.within(minutes, signals.stop, until)
         if jobs > 1:
-            outcome = run_side_by_side(campaign, tasks, clock, jobs, _say, extent)
+            outcome = run_side_by_side(campaign, tasks, deadline, jobs, _say, extent)
         else:
-            display = Display(clock.stop)
+            display = Display(deadline.is_over)
             with display.bars:
-                outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, extent)
+                outcome = run_in_turn(campaign, tasks, deadline, display.watch, _say, extent)
         failed = {str(task): reason for task, reason in outcome.failed.items()}
-        finished = [str(task) for task in tasks if task not in (*outcome.left, *outcome.failed)]
-        answer(finished=finished, left=[str(task) for task in outcome.left], failed=failed)
+        finished = [str(task) for task in tasks if task not in (*outcome.unfinished, *outcome.failed)]
+        answer(finished=finished, left=[str(task) for task in outcome.unfinished], failed=failed)
         if signals.received is not None:
             raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
-    if outcome.left:
-        _say(f"time is up: {len(outcome.left)} of {len(tasks)} are not finished; the same command goes on")
+    if outcome.unfinished:
+        _say(f"time is up: {len(outcome.unfinished)} of {len(tasks)} are not finished; the same command goes on")
     if outcome.failed:
         names = "; ".join(f"{task}: {reason}" for task, reason in outcome.failed.items())
         error = AutodualError(f"{len(outcome.failed)} of {len(tasks)} failed: {names}")
