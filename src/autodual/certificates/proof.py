@@ -27,7 +27,7 @@ from autodual.graph import Network
 from autodual.graph.digest import digest_network, digesting
 from autodual.sets import GivenSet, InputSet, L1Ball, L2Ball, LinfBall, Perturbation
 from autodual.sets.input_sets import rounded_up
-from autodual.spec import Label, Question, Spec, Specification
+from autodual.spec import Question, Spec, Specification, plain_labels
 
 
 @overload
@@ -112,8 +112,8 @@ def certify(
     """
     engine = require_engine(engine)
     specification, ball = check_asked(x, labels, ball)
-    named = isinstance(specification, Label) and specification.targets is None
-    digested = (x, specification.labels) if isinstance(specification, Label) and named else (x,)
+    plain = plain_labels(specification)
+    digested = (x,) if plain is None else (x, plain)
     with full_precision(), torch.no_grad(), digesting(digested) as inputs:
         prepared = prepare(model, x, ball.around(x))
         question = specification.put(x, prepared.graph.output_shape)
