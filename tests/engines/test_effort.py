@@ -12,7 +12,7 @@ from torch import nn
 import autodual as ad
 from autodual.engines import effort as module
 from autodual.engines.backward import bands
-from autodual.engines.effort import Effort, Progress, TimeLimitError, current, reached, watched
+from autodual.engines.effort import Effort, Progress, TimeLimitError, current, report_progress, watched
 from autodual.engines.prepare import dual_network
 
 
@@ -41,17 +41,17 @@ class TestCounting:
         effort.begin(lambda: {4: 30.0, 7: 70.0}, examples=4)
         effort.next_part(1)
         clock[0] += 2.0
-        effort.reached(4, 0.5)
+        effort.report_progress(4, 0.5)
         assert told[-1].fraction == pytest.approx(15 / 400)
         effort.next_part(3)
         clock[0] += 2.0
-        effort.reached(7, 0.5)
+        effort.report_progress(7, 0.5)
         assert told[-1].fraction == pytest.approx((100 + 3 * 65) / 400)
         effort.end()
         effort.begin(lambda: {4: 100.0}, examples=4)
         effort.next_part(4)
         clock[0] += 2.0
-        effort.reached(4, 0.25)
+        effort.report_progress(4, 0.25)
         assert told[-1].fraction == pytest.approx((400 + 100) / 800)
         assert told[-1].elapsed == pytest.approx(6.0)
 
@@ -62,7 +62,7 @@ class TestCounting:
         effort.begin(lambda: {1: 1.0}, examples=1)
         effort.next_part(1)
         clock[0] += 10.0
-        effort.reached(1, 0.25)
+        effort.report_progress(1, 0.25)
         assert (told[-1].worked, told[-1].remaining, told[-1].expected) == pytest.approx((10.0, 30.0, 90.0))
 
     def test_short_calls_count_nothing(self, clock: list[float]) -> None:
@@ -73,7 +73,7 @@ class TestCounting:
         effort.begin(costs, examples=1)
         effort.next_part(1)
         clock[0] += 0.9
-        effort.reached(1, 0.5)
+        effort.report_progress(1, 0.5)
 
     def test_reports_keep_their_distance(self, clock: list[float]) -> None:
         told: list[Progress] = []
@@ -82,7 +82,7 @@ class TestCounting:
         effort.next_part(1)
         for number in range(100):
             clock[0] += 0.05
-            effort.reached(1, number / 100)
+            effort.report_progress(1, number / 100)
         assert 4.0 / 0.25 - 2 <= len(told) <= 4.0 / 0.2 + 1
 
 
@@ -117,7 +117,7 @@ class TestEngines:
         assert current() is None
 
     def test_nobody_need_watch(self) -> None:
-        reached(3, 0.5)
+        report_progress(3, 0.5)
 
     def test_watching_changes_no_number(self) -> None:
         model, x, labels = network()

@@ -171,7 +171,7 @@ def test_the_robust_loss_follows(make: Callable[[], tuple[nn.Module, Callable[[]
     loss(X, LABELS)
     change()
     assert torch.equal(loss(X, LABELS), ad.RobustCrossEntropy(model, BALL)(X, LABELS))
-    torch.testing.assert_close(build(loss._network(X)).forward(X), model(X))
+    torch.testing.assert_close(build(loss._captured_network(X)).forward(X), model(X))
 
 
 def test_steps_of_training_change_no_fingerprint() -> None:
@@ -179,7 +179,7 @@ def test_steps_of_training_change_no_fingerprint() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).to(DOUBLE).train()
     loss, optimiser = ad.RobustCrossEntropy(model, BALL), torch.optim.Adam(model.parameters())
     loss(X, LABELS)
-    before, captured = Fingerprint(model), loss._network(X)
+    before, captured = Fingerprint(model), loss._captured_network(X)
     for _ in range(2):
         optimiser.zero_grad()
         loss(X, LABELS).backward()
@@ -187,7 +187,7 @@ def test_steps_of_training_change_no_fingerprint() -> None:
     model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
     model[0].weight = nn.Parameter(torch.ones(5, 4, dtype=DOUBLE))
     assert Fingerprint(model) == before
-    assert loss._network(X) is captured
+    assert loss._captured_network(X) is captured
 
 
 def test_a_model_that_holds_very_much_is_taken_to_have_changed() -> None:

@@ -25,7 +25,7 @@ def test_a_job_that_fails_is_told_by_its_last_line(campaign: Campaign) -> None:
     assert said[0] == f"{OTHER}: begun; see {campaign.log(Task(OTHER))}"
     assert list(outcome.failed) == [Task(OTHER)]
     assert "no-such-data" in outcome.failed[Task(OTHER)]
-    assert outcome.left == []
+    assert outcome.unfinished == []
 
 
 @pytest.mark.slow
@@ -35,14 +35,14 @@ def test_two_jobs(campaign: Campaign) -> None:
     said: list[str] = []
     outcome = run_side_by_side(campaign, [Task(ROW), Task(OTHER)], Deadline(), 2, said.append)
     assert said[:2] == [f"{row}: begun; see {campaign.log(Task(row))}" for row in (ROW, OTHER)]
-    assert outcome.left == []
+    assert outcome.unfinished == []
     assert "no-such-data" in outcome.failed.pop(Task(OTHER))
     assert outcome.failed == {}
     record = kept(campaign, Task(ROW))
     assert record["complete"]
     assert record["training"]["side_by_side"] == 2
     assert any(line.startswith(f"{ROW}: done: robust error") for line in said)
-    assert run_side_by_side(campaign, [Task(ROW)], Deadline(), 2, said.append).left == []
+    assert run_side_by_side(campaign, [Task(ROW)], Deadline(), 2, said.append).unfinished == []
     assert said[-1] == f"{ROW}: done already"
 
 
@@ -56,18 +56,18 @@ def test_in_turn_one_that_fails_is_passed_over(campaign: Campaign) -> None:
 def test_within_a_time_limit(campaign: Campaign) -> None:
     said: list[str] = []
     late = Deadline.within(0.0, lambda: False)
-    outcome = run_in_turn(campaign, [Task(ROW), Task(OTHER)], late, lambda: Watch(stop=late.stop), said.append)
-    assert (outcome.left, said) == ([Task(ROW), Task(OTHER)], [])
+    outcome = run_in_turn(campaign, [Task(ROW), Task(OTHER)], late, lambda: Watch(stop=late.is_over), said.append)
+    assert (outcome.unfinished, said) == ([Task(ROW), Task(OTHER)], [])
     assert campaign.progress(Task(ROW)).step == Phase.NOT_RUN
-    assert run_side_by_side(campaign, [Task(ROW)], late, 2, said.append).left == [Task(ROW)]
+    assert run_side_by_side(campaign, [Task(ROW)], late, 2, said.append).unfinished == [Task(ROW)]
     asked = itertools.count()
     outcome = run_in_turn(
         campaign, [Task(ROW), Task(OTHER)], Deadline(), lambda: Watch(stop=lambda: next(asked) > 4), said.append
     )
-    assert outcome.left == [Task(ROW), Task(OTHER)]
+    assert outcome.unfinished == [Task(ROW), Task(OTHER)]
     assert said == [f"{ROW}: stopped at epoch 1 of 2; the same command goes on from there"]
     outcome = run_in_turn(campaign, [Task(ROW)], Deadline.within(5.0, lambda: False), Watch, said.append)
-    assert outcome.left == []
+    assert outcome.unfinished == []
     assert campaign.progress(Task(ROW)).step == Phase.DONE
 
 
@@ -77,23 +77,23 @@ def test_asked_to_stop_all_are_asked_and_none_has_failed(campaign: Campaign, mon
     def endless(*_: object) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 
-    monkeypatch.setattr(jobs, "_start", endless)
+    monkeypatch.setattr(jobs, "_start_process", endless)
     said: list[str] = []
     tasks = [Task(ROW), Task(OTHER), Task(ROW, seed=1)]
     started = time.monotonic()
-    outcome = run_side_by_side(campaign, tasks, Deadline(asked=lambda: len(said) >= 2), 2, said.append)
+    outcome = run_side_by_side(campaign, tasks, Deadline(asked_to_stop=lambda: len(said) >= 2), 2, said.append)
     assert time.monotonic() - started < 20
     assert outcome.failed == {}
-    assert set(outcome.left) == set(tasks)
+    assert set(outcome.unfinished) == set(tasks)
     assert set(said[2:]) == {f"{row}: stopped not run; the same command goes on from there" for row in (ROW, OTHER)}
 
 
 def test_processes_that_start_later_end_at_the_same_time() -> None:
     now = time.time()
-    assert 9 < Deadline.within(None, lambda: False, now + 10).left() <= 10
-    assert 5 < Deadline.within(0.1, lambda: False, now + 10).left() <= 6
-    assert Deadline.within(1.0, lambda: False, now - 1).stop()
-    assert not Deadline.within(None, lambda: False).stop()
+    assert 9 < Deadline.within(None, lambda: False, now + 10).seconds_left() <= 10
+    assert 5 < Deadline.within(0.1, lambda: False, now + 10).seconds_left() <= 6
+    assert Deadline.within(1.0, lambda: False, now - 1).is_over()
+    assert not Deadline.within(None, lambda: False).is_over()
 
 
 def _break(campaign: Campaign, row: str) -> None:

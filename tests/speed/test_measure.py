@@ -99,14 +99,14 @@ def test_operations_of_a_whole_step_are_those_of_pytorchs_own_counter() -> None:
     found = steps.counted()
     objective = steps.step.objective
     assert isinstance(objective, Objective)
-    network = objective.bounded._network(steps.x)
-    with patch.object(objective.loss, "_network", lambda x: network), FlopCounterMode(display=False) as theirs:
+    network = objective.bounded._captured_network(steps.x)
+    with patch.object(objective.loss, "_captured_network", lambda x: network), FlopCounterMode(display=False) as theirs:
         steps()
     assert found.operations == {FLOAT32: theirs.get_total_flops()}
     assert found.operations[FLOAT32] > 0
     assert found.read > found.written > 0
     steps()  # the network is captured and checked as before
-    assert "_network" not in vars(objective.loss)
+    assert "_captured_network" not in vars(objective.loss)
 
 
 def test_the_steps_of_a_graph_are_taken_plainly_where_they_are_counted() -> None:

@@ -223,7 +223,7 @@ def test_the_gradient_of_the_regularisers() -> None:
 
 def dual_network_with_gradient(model: nn.Module):  # type: ignore[no-untyped-def]
     loss = ad.RobustCrossEntropy(model, BALL, ad.IBP())
-    return loss.evaluated(loss.checked(X, LABELS)[0], X)[0]
+    return loss.dual_and_scores(loss.checked_network(X, LABELS)[0], X)[0]
 
 
 def test_the_width_of_the_input_is_that_of_normalised_images() -> None:

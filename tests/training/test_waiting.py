@@ -84,8 +84,8 @@ def test_a_step_looks_at_no_value(case: str, monkeypatch: pytest.MonkeyPatch) ->
     x, labels, generator = data.scaled(), data.labels, torch.Generator().manual_seed(0)
     draws = objective.draw(x)
     average = Average(config.with_changes(average="ema"), model)
-    network = objective.bounded._network(x)  # captured before, since no mode may be active then
-    with patch.object(objective.bounded, "_network", lambda x: network), NeverWaiting() as mode:
+    network = objective.bounded._captured_network(x)  # captured before, since no mode may be active then
+    with patch.object(objective.bounded, "_captured_network", lambda x: network), NeverWaiting() as mode:
         summary = objective(x, labels, draws if draws is None else draws.renew_(generator), generator)
         summary[0].backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)

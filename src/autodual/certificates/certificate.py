@@ -18,7 +18,7 @@ from autodual._errors import ArgumentError
 from autodual.engines.results import BoundEngine, Confidence, proves
 from autodual.graph.digest import digest_object, digest_tensors
 from autodual.sets import GivenSet, L1Ball, L2Ball, LinfBall, Perturbation
-from autodual.spec import Label, Question, Specification
+from autodual.spec import Question, Specification, plain_labels
 
 # Networks that have given up: one answer for everything, which is easily certified and says nothing.
 
@@ -96,9 +96,7 @@ class Subject:
         if device == "cuda":
             device = torch.cuda.get_device_name(x.device)
         question = repr(specification)
-        if not (
-            isinstance(specification, Label) and specification.targets is None
-        ):  # whose labels are among the inputs
+        if plain_labels(specification) is None:  # plain labels are among the inputs
             question = with_digest(question, specification)
         versions = torch.__version__, platform.python_version()
         return cls(network, inputs, describe(ball), repr(engine), dtype, device, *versions, question)

@@ -27,7 +27,7 @@ from autodual.graph import Network
 from autodual.graph.digest import digest_network, digesting
 from autodual.sets import GivenSet, InputSet, L1Ball, L2Ball, LinfBall, Perturbation
 from autodual.sets.input_sets import rounded_up
-from autodual.spec import Label, Question, Spec, Specification
+from autodual.spec import Question, Spec, Specification, plain_labels
 
 
 @overload
@@ -112,16 +112,16 @@ def certify(
     """
     engine = require_engine(engine)
     specification, ball = check_asked(x, labels, ball)
-    named = isinstance(specification, Label) and specification.targets is None
-    digested = (x, specification.labels) if isinstance(specification, Label) and named else (x,)
+    plain = plain_labels(specification)
+    digested = (x,) if plain is None else (x, plain)
     with full_precision(), torch.no_grad(), digesting(digested) as inputs:
         prepared = prepare(model, x, ball.around(x))
         question = specification.put(x, prepared.graph.output_shape)
         with in_time(engine, len(x), timeout, progress) as effort:
             right = question.holds(prepared.output)
-            proof, in_limit = prove_in_time(prepared, x, question, ball, engine, right, effort)
+            proof, reached = prove_in_time(prepared, x, question, ball, engine, right, effort)
         subject = Subject.of(digest_network(prepared.graph), inputs(), ball, engine, x, specification)
-        return _certificate(proof, prepared.output, question, subject, in_words(ball), in_limit)
+        return _certificate(proof, prepared.output, question, subject, in_words(ball), reached)
 
 
 def _certificate(
@@ -258,38 +258,38 @@ def prove_in_time(
     right: Tensor,
     effort: Effort,
 ) -> tuple[Proof | ProbableProof, Tensor | None]:
-    """What `prove` finds within a time limit, and which examples [N] it got to; None for all of them.
+    """What `prove` finds within a time limit, and which examples [N] were reached by then; None for all of them.
 
-    Where an engine kept what it had when the time was up (`Effort.late`), it got to the examples of that batch that this decides.
+    A batch that ends in time has reached all of its examples. Where an engine keeps what it had when the time was up (`Effort.late`),
+    it has reached those of them that this decides.
     """
     everyone = torch.arange(len(x), device=x.device)
-    in_full = 0
+    ended_in_time = 0
 
-    def of_some(part: slice) -> Proof | ProbableProof:
-        nonlocal in_full
-        found = prove_some(part)
-        in_full = in_full if effort.late else part.stop
+    def prove_part(part: slice) -> Proof | ProbableProof:
+        nonlocal ended_in_time
+        if part.stop - part.start == len(x):
+            found = prove(prepared, x, question, ball, engine, right)
+        else:
+            some = everyone[part]
+            smaller = ball_of_some(ball, x, some)
+            assert smaller is not None
+            found = prove(prepared, x[some], question.at(some), smaller, engine, right[some])
+        if not effort.late:
+            ended_in_time = part.stop
         return found
 
-    def prove_some(part: slice) -> Proof | ProbableProof:
-        if part.stop - part.start == len(x):
-            return prove(prepared, x, question, ball, engine, right)
-        some = everyone[part]
-        smaller = ball_of_some(ball, x, some)
-        assert smaller is not None
-        return prove(prepared, x[some], question.at(some), smaller, engine, right[some])
-
     together = engine.random or ball_of_some(ball, x, everyone[:1]) is None
-    parts, done = until_time_is_up(of_some, len(x), together, effort)
-    if in_full == len(x):
+    parts, bounded = until_time_is_up(prove_part, len(x), together, effort)
+    if ended_in_time == len(x):
         return join_proofs(parts), None
-    if done < len(x):
-        lower = x.new_full((len(x) - done, question.rows(x.dtype).rows.shape[0]), -torch.inf)
+    if bounded < len(x):
+        lower = x.new_full((len(x) - bounded, question.rows(x.dtype).rows.shape[0]), -torch.inf)
         parts.append(Proof(lower, torch.zeros_like(lower), torch.zeros_like(lower)))
-    found = join_proofs(parts)
-    decided = proves(question, found.lower, found.slack, found.run_error) | ~right
-    got_to = (everyone < in_full) | ((everyone < done) & decided)
-    return found, None if bool(got_to.all()) else got_to
+    proof = join_proofs(parts)
+    decided = proves(question, proof.lower, proof.slack, proof.run_error) | ~right
+    reached = (everyone < ended_in_time) | ((everyone < bounded) & decided)
+    return proof, None if bool(reached.all()) else reached
 
 
 def prove(

@@ -13,7 +13,7 @@ from autodual._errors import ArgumentError, AutodualError
 from autodual.cli.options import row_names, with_config_options
 from autodual.cli.terminal import Display, InterruptedRunError, Signals, answer, print_table, several_processes, speaks
 from autodual.reproduce.campaign import PART_BYTES, Campaign, Phase, Task, chosen_tasks, in_order
-from autodual.reproduce.rows import BEST, BY_NAME, MODERN, RECIPES, ROWS, SEEDED, SEEDS, Recipe, named_together
+from autodual.reproduce.rows import BEST, BY_NAME, MODERN, RECIPES, ROWS, SEEDED, SEEDS, Recipe, rows_of_group
 from autodual.runs.row_records import NetworkFigures, RowFigures
 
 if TYPE_CHECKING:
@@ -149,20 +149,20 @@ def run(
 
     extent = Extent(tuple(engine) if engine else None, evaluation, max(side_by_side, jobs))
     with Signals() as signals:
-        clock = Deadline.within(minutes, signals.stop, until)
+        deadline = Deadline.within(minutes, signals.stop, until)
         if jobs > 1:
-            outcome = run_side_by_side(campaign, tasks, clock, jobs, _say, extent)
+            outcome = run_side_by_side(campaign, tasks, deadline, jobs, _say, extent)
         else:
-            display = Display(clock.stop)
+            display = Display(deadline.is_over)
             with display.bars:
-                outcome = run_in_turn(campaign, tasks, clock, display.watch, _say, extent)
+                outcome = run_in_turn(campaign, tasks, deadline, display.watch, _say, extent)
         failed = {str(task): reason for task, reason in outcome.failed.items()}
-        finished = [str(task) for task in tasks if task not in (*outcome.left, *outcome.failed)]
-        answer(finished=finished, left=[str(task) for task in outcome.left], failed=failed)
+        finished = [str(task) for task in tasks if task not in (*outcome.unfinished, *outcome.failed)]
+        answer(finished=finished, left=[str(task) for task in outcome.unfinished], failed=failed)
         if signals.received is not None:
             raise InterruptedRunError("stopped as asked; the same command goes on", signals.received)
-    if outcome.left:
-        _say(f"time is up: {len(outcome.left)} of {len(tasks)} are not finished; the same command goes on")
+    if outcome.unfinished:
+        _say(f"time is up: {len(outcome.unfinished)} of {len(tasks)} are not finished; the same command goes on")
     if outcome.failed:
         names = "; ".join(f"{task}: {reason}" for task, reason in outcome.failed.items())
         error = AutodualError(f"{len(outcome.failed)} of {len(tasks)} failed: {names}")
@@ -206,7 +206,7 @@ def pack(
     from autodual.reproduce.pack import that_fit, unit_of, write_pack
 
     campaign = Campaign(**places)
-    named = {row for name in rows or () for row in named_together(name) or (name,)}
+    named = {row for name in rows or () for row in rows_of_group(name) or (name,)}
     tasks = [task for task in campaign.tasks() if not rows or task.row in named]
     units = [unit for task in tasks if (unit := unit_of(campaign, task, light, weights)) is not None and unit.files]
     left_out: list[Unit] = []

@@ -95,9 +95,9 @@ def check_max_bytes(max_bytes: int | None) -> None:
 
 # Time: how much work a call has before it, how far it has come, and when it must end.
 #
-# An engine says what it begins (`Effort.begin`) and how far it is (`Effort.reached`), chunk by chunk. Nothing is counted before a call
-# has taken a second, so that short calls pay nothing. After that the operations of every step are counted from the shapes of the
-# network, and the time that is left follows from the time that the steps so far have taken.
+# An engine says what it begins (`Effort.begin`) and how far it is (`Effort.report_progress`), chunk by chunk. Nothing is counted
+# before a call has taken a second, so that short calls pay nothing. After that the operations of every step are counted from the
+# shapes of the network, and the time that is left follows from the time that the steps so far have taken.
 
 PATIENCE = 1.0
 """Seconds before anything is counted."""
@@ -192,7 +192,7 @@ class Effort:
         now = self._open.pop()
         now.finished, now.part = now.examples, 0
 
-    def reached(self, step: int, within: float) -> None:
+    def report_progress(self, step: int, within: float) -> None:
         """Notes that the fraction `within` of a step is done for the examples treated now; ends the call if its time is up."""
         elapsed = time.monotonic() - self.started
         self.check(elapsed)
@@ -232,13 +232,13 @@ def current() -> Effort | None:
     return _CURRENT.get()
 
 
-def reached(step: int, within: float) -> None:
+def report_progress(step: int, within: float) -> None:
     """Tells whoever watches how far a step has come. A compiled step is not watched."""
     if torch.compiler.is_compiling():
         return
     effort = _CURRENT.get()
     if effort is not None:
-        effort.reached(step, within)
+        effort.report_progress(step, within)
 
 
 # What users hear of it, and what is proved when the time is up.

@@ -15,7 +15,7 @@ from autodual._tensor import added, flat, merge_leading, split_leading
 from autodual.dual import AffineDual, Band, DualNetwork, ElementwiseDual, OnDemand, Pass, walk
 from autodual.dual.base import schur_test
 from autodual.engines.backward.dual import Dual, join_bounds, join_preactivations
-from autodual.engines.effort import COPIES, Budget, current, reached
+from autodual.engines.effort import COPIES, Budget, current, report_progress
 from autodual.engines.results import (
     BoundEngine,
     Bounds,
@@ -143,7 +143,7 @@ class ForwardPass(Pass[Centred]):
             result[source] = split_leading(self._in_chunks(index, layer, columns), count)
             del columns
             self._drop(index, operands, source)
-            reached(index, place / len(sources))
+            report_progress(index, place / len(sources))
         return result
 
     def _in_chunks(self, index: int, layer: AffineDual, columns: list[Tensor]) -> Tensor:

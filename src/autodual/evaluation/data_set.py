@@ -40,7 +40,7 @@ from autodual.runs.lines import (
 )  # fmt: skip
 from autodual.runs.records import plain
 from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation
-from autodual.spec import Label, Specification, check_classifier, check_label_range
+from autodual.spec import Specification, check_classifier, check_label_range, plain_labels
 
 PIECE = 1000
 """Examples that are looked at together before the work begins."""
@@ -264,8 +264,9 @@ def _read(
     specification = None
     if isinstance(asked, Specification):
         first = asked.part(slice(0, len(x)), of)  # refuses numbers for more or fewer examples
-        if isinstance(first, Label) and first.targets is None:
-            asked = first.labels
+        labels = plain_labels(first)
+        if labels is not None:
+            asked = labels
         else:
             specification, asked = first, torch.zeros(len(x), dtype=torch.int64)
     else:

@@ -219,37 +219,17 @@ class ConcreteTracer(fx.Tracer):
             with self._plain.one_call(), NormalTensors():
                 return self._plain.unknown(self._run(kind, target, *map_aggregate((args, kwargs), value_of)))
         name = str(getattr(target, "__name__", target))
-        if kind == "call_function" or kind == "call_method":
-            self.watch.ask(name)
-            if name in calls.FACTS:
-                args, kwargs = self._concrete(args, kwargs)
-                return getattr(Tensor, name)(*args, **kwargs)
-            if kind == "call_method" and name in calls.OUT_OF_SIGHT:
-                raise self.watch.refused(
-                    f"{name}() lets values leave the graph, or be written out of its sight; use operations on tensors instead"
-                )
-            function = target if kind == "call_function" else getattr(Tensor, name, None)
-            rewrite = None if function is None else self.registry.rewrite_of(function)
-            rewritten = NotImplemented if rewrite is None else self._expanded(function, rewrite, args, kwargs)
-            if rewritten is not NotImplemented:
-                return rewritten
+        made = self._without_a_node(kind, target, name, args, kwargs)
+        if made is not NotImplemented:
+            return made
         self._check_followed()
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         assert isinstance(proxy, ConcreteProxy)
         args, kwargs = self._concrete(args, kwargs)
-        step = self._noted(kind, target, args, kwargs)
+        step = self._begin_step(kind, target, args, kwargs)
         self._check_shape(step, name)
         given = [(t, t._version) for t in tensors(args) + tensors(kwargs)]
-        self._running = True
-        try:
-            with NormalTensors():
-                proxy.value = self.values[proxy.node] = self._run(kind, target, args, kwargs)
-        except Exception:
-            self.graph.erase_node(proxy.node)  # the model may catch it, and the call has made nothing
-            self.watch.told = True  # for another number of examples, it may not fail
-            raise
-        finally:
-            self._running = False
+        proxy.value = self.values[proxy.node] = self._run_on_sample(proxy.node, kind, target, args, kwargs)
         self._check_shape(step, name, proxy.value)
         self.paths[proxy.node] = self.watch.where
         written = calls.written_to(name, given, args[0] if args else None)
@@ -261,6 +241,25 @@ class ConcreteTracer(fx.Tracer):
         elif step is not None:
             self.calls.finish(step, proxy.value, written)
         return proxy
+
+    def _without_a_node(self, kind: str, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call returns that gets no node of its own; NotImplemented for any other.
+
+        A fact about shapes is answered from the sample; of a function with a rewrite, the graph has what that makes of the call.
+        """
+        if kind != "call_function" and kind != "call_method":
+            return NotImplemented
+        self.watch.ask(name)
+        if name in calls.FACTS:
+            args, kwargs = self._concrete(args, kwargs)
+            return getattr(Tensor, name)(*args, **kwargs)
+        if kind == "call_method" and name in calls.OUT_OF_SIGHT:
+            raise self.watch.refused(
+                f"{name}() lets values leave the graph, or be written out of its sight; use operations on tensors instead"
+            )
+        function = target if kind == "call_function" else getattr(Tensor, name, None)
+        rewrite = None if function is None else self.registry.rewrite_of(function)
+        return NotImplemented if rewrite is None else self._expanded(function, rewrite, args, kwargs)
 
     def _check_followed(self) -> None:
         """Refuse an operation inside a module that is not a twin: the capture does not know how the model came by it."""
@@ -288,8 +287,8 @@ class ConcreteTracer(fx.Tracer):
                 f"operations whose result always has one shape"
             )
 
-    def _noted(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
-        """The call, as a run on tensors would show it."""
+    def _begin_step(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+        """Notes the call as a run on tensors would show it; None if it would show nothing."""
         if self._expanding or not kind.startswith("call"):
             return None
         if target is getattr or target is operator.getitem:
@@ -298,6 +297,21 @@ class ConcreteTracer(fx.Tracer):
             if target is getattr:
                 return self.calls.begin(args[1], args[:1], {}, self.watch.where)
         return self.calls.begin((target,) if kind == "call_module" else target, args, kwargs, self.watch.where)
+
+    def _run_on_sample(
+        self, node: fx.Node, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a call computes for the sample, while nothing is recorded. A call that fails loses its node."""
+        self._running = True
+        try:
+            with NormalTensors():
+                return self._run(kind, target, args, kwargs)
+        except Exception:
+            self.graph.erase_node(node)  # the model may catch it, and the call has made nothing
+            self.watch.told = True  # for another number of examples, it may not fail
+            raise
+        finally:
+            self._running = False
 
     def _run(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call computes for the sample."""

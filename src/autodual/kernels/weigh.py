@@ -83,12 +83,12 @@ class _Weigh(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return launch_backward(rows, slope, radius, *gradients)
 
-        def reached(*given: Tensor) -> tuple[Tensor, ...]:
+        def used_results(*given: Tensor) -> tuple[Tensor, ...]:
             results = _plain(given[0], given[1] if slope is not None else None, given[-1])
             return tuple(r for r, g in zip(results, gradients, strict=True) if g is not None and r is not None)
 
         inputs = [t for t in (rows, slope, radius) if t is not None]
-        found = torch.func.vjp(reached, *inputs)[1](tuple(g for g in gradients if g is not None))
+        found = torch.func.vjp(used_results, *inputs)[1](tuple(g for g in gradients if g is not None))
         return found[0], found[1] if slope is not None else None, found[-1]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autodual._errors import ArgumentError
 from autodual._files import read_json
-from autodual.reproduce.rows import BY_NAME, MODERN, RECIPES, ROWS, Recipe, named_together
+from autodual.reproduce.rows import BY_NAME, MODERN, RECIPES, ROWS, Recipe, rows_of_group
 from autodual.runs.config import TrainConfig, option, read_yaml
 from autodual.runs.folder import FREE, Run
 from autodual.runs.records import Failure, parse, read_if_sound
@@ -205,13 +205,13 @@ def chosen_tasks(names: Iterable[str], recipe: Recipe, seeds: Iterable[int], cam
     `all` stands for all of their rows."""
     rows: dict[str, None] = {}
     for name in names:
-        together = named_together(name)
-        if together is not None and recipe == "modern":
+        group = rows_of_group(name)
+        if group is not None and recipe == "modern":
             if name != "all":
                 raise ArgumentError(f"{name}: the paper's tables have no rows of later methods; name rows, or all")
-            together = tuple(MODERN)
-        for row in (name,) if together is None else together:
-            if together is None or recipe == "paper" or campaign.config_file(Task(row, recipe)).is_file():
+            group = tuple(MODERN)
+        for row in (name,) if group is None else group:
+            if group is None or recipe == "paper" or campaign.config_file(Task(row, recipe)).is_file():
                 rows[row] = None
     return [Task(row, recipe, seed) for seed in seeds for row in rows]
 

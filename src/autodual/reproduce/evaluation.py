@@ -126,7 +126,7 @@ Report = Callable[[RowFigures, Arrays, bool], None]
 
 
 @dataclass(frozen=True)
-class Before:
+class EarlierFindings:
     """What earlier calls have found out about the same weights: finished parts are taken from here, on whatever machine."""
 
     figures: NetworkFigures | None = None
@@ -142,70 +142,64 @@ class Before:
         return Broken(*(torch.from_numpy(self.arrays[name]) for name in ("attacked", "attacked_as_run")))
 
 
-BY_THE_FIRST = ("error", "collapsed", "robust_error", "robust_error_as_run")
-"""Figures of the row that the first engine brings, beside its own."""
+OWN_FIGURES = ("error", "collapsed", "robust_error", "robust_error_as_run")
+"""Figures of the whole row that the run of its own engine brings."""
 
 
 def evaluate_network(
     config: TrainConfig, run: Run, model: nn.Module, data: Examples, notes: Notes, watch: Watch, report: Report,
-    engines: Collection[str] | None = None, before: Before | None = None,
+    engines: Collection[str] | None = None, earlier: EarlierFindings | None = None,
 ) -> None:  # fmt: skip
     """Certifies every image by these engines (or by all that the row needs) and by the row's own, and attacks it. Fails if the attack
     breaks what an engine has certified.
 
     The report is complete when all of `engines_of(config)` have run, now or before.
     """
-    ball, before, small = make_ball(config), before or Before(), _is_small(model, data)
-    needed = engines_of(config, small)
+    ball, earlier, is_small = make_ball(config), earlier or EarlierFindings(), _is_small(model, data)
+    needed = engines_of(config, is_small)
     own, *_ = needed
     engines = tuple(needed) if engines is None else engines
-    broken = before.broken()
+    broken = earlier.broken()
     if broken is None:
         with notes.timed("attack"):
             broken = _attack_network(run, model, data, ball, watch)
     ran: dict[str, EngineFigures] = {}
-    errors = {"pgd_error": broken.error_as_run, "pgd_error_exact": broken.error}
-    whole: dict[str, Any] = {**errors, "pgd_steps": ATTACK_STEPS}
-    if before.figures is not None:
-        whole |= {name: getattr(before.figures, name) for name in BY_THE_FIRST}
-    arrays: Arrays = before.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
+    row_figures: dict[str, Any] = {
+        "pgd_error": broken.error_as_run, "pgd_error_exact": broken.error, "pgd_steps": ATTACK_STEPS,
+    }  # fmt: skip
+    if earlier.figures is not None:
+        row_figures |= {name: getattr(earlier.figures, name) for name in OWN_FIGURES}
+    arrays: Arrays = earlier.arrays | {"attacked": broken.exact.numpy(), "attacked_as_run": broken.as_run.numpy()}
     for name, engine in (needed | ROW_ENGINES | ON_REQUEST).items():
-        known = before.engine(name)
+        known = earlier.engine(name)
         if known is not None:
             ran[name] = known
         elif name in (own, *engines):
             file = run.folder / f"certificates-{name}.jsonl"
-            every = name == "ibp" or (name in needed and small)
-            index = torch.arange(len(data)) if every else _open(ran, arrays)
-            if name == own and not every:
-                index = torch.cat([index, broken.exact.nonzero().squeeze(1)[:CHECKED]]).sort().values
+            judges_all = name == "ibp" or (name in needed and is_small)
+            positions = None if judges_all else _positions_to_judge(ran, arrays, with_some_broken=name == own)
             try:
                 with notes.timed(name):
-                    judged = _judge(file, model, data, None if every else index, ball, engine, watch)
+                    judged = _judge(file, model, data, positions, ball, engine, watch)
             except MemoryBudgetError as error:
                 if name == own:
                     raise
                 watch.say(f"{name}: not run: {error}")
                 ran[name] = EngineFigures(engine=repr(engine), not_run=str(error))
                 continue
-            columns = _columns(name, judged, index, len(data), exact=name == own)
-            certified, as_run = (torch.from_numpy(columns[f"{name}_{claim}"]) for claim in CLAIMS)
+            verdicts = _verdict_arrays(name, judged, positions, len(data), exact=name == own)
+            certified, as_run = (torch.from_numpy(verdicts[f"{name}_{claim}"]) for claim in CLAIMS)
             check_claims(file, certified, as_run, broken, watch.say)
-            ran[name] = figures = _figures(
-                judged, engine, data, notes.spent.seconds[name], decides=every or name == own
-            )
-            arrays |= columns
+            seconds = notes.spent.seconds[name]
+            ran[name] = _engine_figures(judged, engine, data, seconds, decides=judges_all or name == own)
+            arrays |= verdicts
             if name == own:
-                labels = data.labels.cpu()
-                predicted = judged.predicted if every else _predictions(model, data)
-                wrong = (predicted != labels).double().mean().item()
-                collapsed = collapse(predicted.tolist(), labels.tolist(), judged.margins.tolist(), data.classes)
-                of_own = wrong, collapsed, figures.robust_error, figures.robust_error_as_run
-                whole |= dict(zip(BY_THE_FIRST, of_own, strict=True))
-                arrays |= {"labels": _small(labels), "predicted": _small(predicted)}
-            report(NetworkFigures(**whole, engines=dict(ran)), arrays, False)
+                predicted = judged.predicted if judges_all else _predictions(model, data)
+                row_figures |= _own_figures(ran[name], judged, predicted, data)
+                arrays |= {"labels": _compact(data.labels.cpu()), "predicted": _compact(predicted)}
+            report(NetworkFigures(**row_figures, engines=dict(ran)), arrays, False)
     if set(ran) >= set(needed):
-        report(NetworkFigures(**whole, engines=ran, **_best(ran, arrays)), arrays, True)
+        report(NetworkFigures(**row_figures, engines=ran, **_best(ran, arrays)), arrays, True)
 
 
 def _is_small(model: nn.Module, data: Examples) -> bool:
@@ -213,29 +207,35 @@ def _is_small(model: nn.Module, data: Examples) -> bool:
     return generators(dual_network(model, data.scaled(slice(0, 1)))) <= WHOLE_UNITS
 
 
-def _judge(
-    file: Path, model: nn.Module, data: Examples, index: Tensor | None, ball: Perturbation, engine: BoundEngine, watch: Watch
-) -> Judged:  # fmt: skip
-    """All images, or those at `index`, in batches that can be stopped in between: fewer images of a larger network, and for the
-    dearest engine."""
-    if index is not None and len(index) == 0:
-        nothing = torch.zeros(0, dtype=torch.int64)
-        return Judged(nothing, nothing, nothing.bool(), nothing.bool(), nothing.float(), nothing.float())
-    if index is not None:
-        data = data.select(index.to(data.labels.device))
-    step = at_once(model, data)
-    step = max(1, step // 10) if isinstance(engine, Crown) or engine in ON_REQUEST.values() else step
-    renewed = RENEWED if index is None else (*RENEWED, "data", "examples")  # other images may be open now
-    return judge_to_file(Ledger(file, watch, renewed=renewed, step=step), model, data, ball, engine)
+def _positions_to_judge(ran: dict[str, EngineFigures], arrays: Arrays, with_some_broken: bool) -> Tensor:
+    """Positions, ascending, of the images that nobody has broken in real numbers, and no engine so far has certified as run.
 
-
-def _open(ran: dict[str, EngineFigures], arrays: Arrays) -> Tensor:
-    """Positions of the images that nobody has broken in real numbers, and no engine so far has certified as run."""
+    with_some_broken: `CHECKED` of the broken ones are added.
+    """
     decided = arrays["attacked"].copy()
     for name, figures in ran.items():
         if figures.not_run is None:
             decided |= arrays[f"{name}_certified_as_run"]
-    return torch.from_numpy((~decided).nonzero()[0])
+    positions = (~decided).nonzero()[0]
+    if with_some_broken:
+        positions = np.sort(np.concatenate([positions, arrays["attacked"].nonzero()[0][:CHECKED]]))
+    return torch.from_numpy(positions)
+
+
+def _judge(
+    file: Path, model: nn.Module, data: Examples, positions: Tensor | None, ball: Perturbation, engine: BoundEngine, watch: Watch
+) -> Judged:  # fmt: skip
+    """Verdicts on all images, or on those at `positions`, in batches that can be stopped in between: fewer images of a larger network,
+    and for the dearest engine."""
+    if positions is not None and len(positions) == 0:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return Judged(nothing, nothing, nothing.bool(), nothing.bool(), nothing.float(), nothing.float())
+    if positions is not None:
+        data = data.select(positions.to(data.labels.device))
+    step = at_once(model, data)
+    step = max(1, step // 10) if isinstance(engine, Crown) or engine in ON_REQUEST.values() else step
+    renewed = RENEWED if positions is None else (*RENEWED, "data", "examples")  # other images may be open now
+    return judge_to_file(Ledger(file, watch, renewed=renewed, step=step), model, data, ball, engine)
 
 
 def _predictions(model: nn.Module, data: Examples) -> Tensor:
@@ -246,7 +246,9 @@ def _predictions(model: nn.Module, data: Examples) -> Tensor:
     return torch.cat(parts).cpu()
 
 
-def _figures(judged: Judged, engine: BoundEngine, data: Examples, seconds: float, decides: bool) -> EngineFigures:
+def _engine_figures(
+    judged: Judged, engine: BoundEngine, data: Examples, seconds: float, decides: bool
+) -> EngineFigures:
     """Counts; and errors, where the images that were tried decide for all: none of the others can be certified."""
     device, tried = data.device, len(judged.labels)
     certified, as_run = int(judged.certified.sum()), int(judged.certified_as_run.sum())
@@ -256,6 +258,14 @@ def _figures(judged: Judged, engine: BoundEngine, data: Examples, seconds: float
         robust_error_as_run=1 - as_run / len(data) if decides else None, engine=repr(engine), seconds=seconds,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     )  # fmt: skip
+
+
+def _own_figures(figures: EngineFigures, judged: Judged, predicted: Tensor, data: Examples) -> dict[str, Any]:
+    """`OWN_FIGURES`, from what the row's own engine found and the labels predicted for all images."""
+    labels = data.labels.cpu()
+    error = (predicted != labels).double().mean().item()
+    collapsed = collapse(predicted.tolist(), labels.tolist(), judged.margins.tolist(), data.classes)
+    return dict(zip(OWN_FIGURES, (error, collapsed, figures.robust_error, figures.robust_error_as_run), strict=True))
 
 
 def _best(ran: dict[str, EngineFigures], arrays: Arrays) -> dict[str, Any]:
@@ -268,12 +278,16 @@ def _best(ran: dict[str, EngineFigures], arrays: Arrays) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _columns(name: str, judged: Judged, index: Tensor, images: int, exact: bool) -> Arrays:
-    """About all images: those that were not tried have no margin. Margins are kept as they are if `exact`, or else in half the space,
-    since their verdicts are kept beside them."""
+def _verdict_arrays(name: str, judged: Judged, positions: Tensor | None, images: int, exact: bool) -> Arrays:
+    """What an engine found about each image; those at other positions than were judged are not certified, and have no margin.
+
+    exact: margins are kept as they are; if not, in half the space, since their verdicts are kept beside them.
+    """
+    judged_at = slice(None) if positions is None else positions
     certified, as_run = torch.zeros(2, images, dtype=torch.bool).unbind()
     margins = torch.full((images,), torch.nan)
-    certified[index], as_run[index], margins[index] = judged.certified, judged.certified_as_run, judged.margins.float()
+    certified[judged_at], as_run[judged_at] = judged.certified, judged.certified_as_run
+    margins[judged_at] = judged.margins.float()
     kept = margins if exact else margins.clamp(-6e4, 6e4).half()
     return {
         f"{name}_certified": certified.numpy(),
@@ -282,7 +296,8 @@ def _columns(name: str, judged: Judged, index: Tensor, images: int, exact: bool)
     }
 
 
-def _small(labels: Tensor) -> np.ndarray:
+def _compact(labels: Tensor) -> np.ndarray:
+    """Labels or numbers of stages, a byte each where they fit."""
     return labels.to(torch.uint8 if int(labels.max()) < 256 else torch.int64).numpy()
 
 
@@ -315,7 +330,7 @@ def evaluate_cascade(
     summary = certified.summary()
     found = parse(CascadeFigures, summary | {"cascade_engine": summary["engine"]})
     arrays: Arrays = {
-        "labels": _small(certified.labels), "answer": _small(certified.answers.label), "stage": _small(certified.answers.stage),
+        "labels": _compact(certified.labels), "answer": _compact(certified.answers.label), "stage": _compact(certified.answers.stage),
         "certified": certified.answers.certified.numpy(), "sound": certified.sound.numpy(),
         "sound_as_run": certified.sound_as_run.numpy(), "no_wrong_certificate": certified.no_wrong_certificate.numpy(),
     }  # fmt: skip

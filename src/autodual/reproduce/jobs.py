@@ -24,10 +24,10 @@ from autodual.runs.lines import Say
 from autodual.runs.row_records import RowRecord
 from autodual.training.loop import StoppedError
 
-LEAST_SECONDS = 5.0
+SECONDS_WORTH_A_START = 5.0
 """Seconds that must be left for another process to be worth its start."""
 POLL_SECONDS = 0.1
-STOPPED = (0, *(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)))
+STOPPED_CODES = (0, *(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)))
 """Exit codes of a process that was asked to stop, or whose time was up; below zero where it had not even begun to listen."""
 
 
@@ -35,22 +35,27 @@ STOPPED = (0, *(code for number in (signal.SIGTERM, signal.SIGINT) for code in (
 class Deadline:
     """When to stop: at the time limit, if there is one, or when the caller asks."""
 
-    deadline: float | None = None
-    asked: Callable[[], bool] = lambda: False
+    end: float | None = None
+    """By `time.monotonic`; None if there is no limit."""
+    asked_to_stop: Callable[[], bool] = lambda: False
 
     @classmethod
-    def within(cls, minutes: float | None, asked: Callable[[], bool], until: float | None = None) -> Deadline:
+    def within(cls, minutes: float | None, asked_to_stop: Callable[[], bool], until: float | None = None) -> Deadline:
         """until: on the clock of the machine, by which processes that start at different times end at the same."""
         seconds = [60 * minutes] if minutes is not None else []
         seconds += [until - time.time()] if until is not None else []
-        return cls(time.monotonic() + min(seconds) if seconds else None, asked)
+        return cls(time.monotonic() + min(seconds) if seconds else None, asked_to_stop)
 
-    def left(self) -> float:
-        """Seconds that are left."""
-        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+    def seconds_left(self) -> float:
+        """Infinitely many if there is no limit."""
+        return float("inf") if self.end is None else self.end - time.monotonic()
 
-    def stop(self) -> bool:
-        return self.asked() or self.left() <= 0
+    def worth_a_start(self) -> bool:
+        """Whether another process would have time for some work."""
+        return not self.asked_to_stop() and self.seconds_left() > SECONDS_WORTH_A_START
+
+    def is_over(self) -> bool:
+        return self.asked_to_stop() or self.seconds_left() <= 0
 
 
 @dataclass
@@ -58,83 +63,83 @@ class JobsOutcome:
     """What became of the tasks of one call."""
 
     failed: dict[Task, str]
-    left: list[Task]
-    """Not finished: time was up, or the caller asked to stop."""
+    unfinished: list[Task]
+    """Time was up, or the caller asked to stop."""
 
 
 def run_in_turn(
-    campaign: Campaign, tasks: Sequence[Task], clock: Deadline, watch: Callable[[], Watch], say: Say, extent: Extent | None = None
+    campaign: Campaign, tasks: Sequence[Task], deadline: Deadline, watch: Callable[[], Watch], say: Say, extent: Extent | None = None
 ) -> JobsOutcome:  # fmt: skip
     """One task after the other. One that fails does not keep the others from running."""
     outcome, extent = JobsOutcome({}, []), extent or Extent()
     for number, task in enumerate(tasks):
-        if clock.stop():
-            outcome.left = list(tasks[number:])
+        if deadline.is_over():
+            outcome.unfinished = list(tasks[number:])
             break
-        done_before = extent.reached(campaign.record(task))
+        done_before = extent.satisfied_by(campaign.record(task))
         try:
             record = work_on(campaign, task, watch(), extent)
         except StoppedError:
             say(f"{task}: stopped {campaign.progress(task)}; the same command goes on from there")
-            outcome.left = list(tasks[number:])
+            outcome.unfinished = list(tasks[number:])
             break
         except AutodualError as error:
             outcome.failed[task] = str(error)
             say(f"{task}: failed: {error}")
         else:
-            say(f"{task}: {'done already' if done_before else campaign.progress(task)}: {_figures(record)}")
+            say(f"{task}: {'done already' if done_before else campaign.progress(task)}: {_figures_in_words(record)}")
     return outcome
 
 
-def _figures(record: RowRecord | None) -> str:
+def _figures_in_words(record: RowRecord | None) -> str:
     return "not evaluated yet" if record is None else str(record.figures)
 
 
 def run_side_by_side(
-    campaign: Campaign, tasks: Sequence[Task], clock: Deadline, jobs: int, say: Say, extent: Extent | None = None
+    campaign: Campaign, tasks: Sequence[Task], deadline: Deadline, jobs: int, say: Say, extent: Extent | None = None
 ) -> JobsOutcome:
     """At most `jobs` processes at once, each with one task and what is left of the time; each writes to a log of its own.
 
     Asked to stop, all of them are asked, too, and waited for: each leaves a checkpoint.
     """
-    outcome, waiting, extent, told = JobsOutcome({}, []), list(tasks), extent or Extent(), False
+    outcome, waiting, extent, all_asked = JobsOutcome({}, []), list(tasks), extent or Extent(), False
     running: dict[Task, subprocess.Popen[bytes]] = {}
     with shared_gpu(campaign.device, say) as variables:
         try:
             while waiting or running:
-                while waiting and len(running) < jobs and not clock.asked() and clock.left() > LEAST_SECONDS:
+                while waiting and len(running) < jobs and deadline.worth_a_start():
                     task = waiting.pop(0)
-                    if extent.reached(campaign.record(task)):
+                    if extent.satisfied_by(campaign.record(task)):
                         changed = campaign.changed_since(task)
                         if changed is not None:
                             outcome.failed[task] = changed
                         say(f"{task}: {'done already' if changed is None else f'failed: {changed}'}")
                         continue
-                    running[task] = _start(campaign, task, clock, jobs, extent, variables)
+                    running[task] = _start_process(campaign, task, deadline, jobs, extent, variables)
                     say(f"{task}: begun; see {campaign.log(task)}")
                 if not running:
                     break
                 time.sleep(POLL_SECONDS)
-                if clock.asked() and not told:
-                    told = True
-                    _end(running)
+                if deadline.asked_to_stop() and not all_asked:
+                    all_asked = True
+                    _ask_to_stop(running)
                 for task in [task for task, process in running.items() if process.poll() is not None]:
-                    _note_end(campaign, task, running.pop(task).returncode, extent, outcome, say)
+                    _note_outcome(campaign, task, running.pop(task).returncode, extent, outcome, say)
         finally:
-            _end(running)
+            _ask_to_stop(running)
             for process in running.values():
                 process.wait()
-    outcome.left += waiting
+    outcome.unfinished += waiting
     return outcome
 
 
-def _start(
-    campaign: Campaign, task: Task, clock: Deadline, jobs: int, extent: Extent, variables: dict[str, str]
+def _start_process(
+    campaign: Campaign, task: Task, deadline: Deadline, jobs: int, extent: Extent, variables: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     given = {
         "recipe": task.recipe, "seed": task.seed, "side-by-side": jobs, "device": campaign.device, "work": campaign.work,
         "results": campaign.results, "configs": campaign.configs, "data-folder": campaign.data_folder,
-        "until": None if clock.deadline is None else f"{time.time() + clock.left():.3f}",
+        "until": None if deadline.end is None else f"{time.time() + deadline.seconds_left():.3f}",
     }  # fmt: skip
     options = [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
     options += [text for name in extent.engines or () for text in ("--engine", name)]
@@ -148,19 +153,19 @@ def _start(
         return subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
 
 
-def _end(running: dict[Task, subprocess.Popen[bytes]]) -> None:
+def _ask_to_stop(running: dict[Task, subprocess.Popen[bytes]]) -> None:
     for process in running.values():
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
 
 
-def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: JobsOutcome, say: Say) -> None:
+def _note_outcome(campaign: Campaign, task: Task, code: int, extent: Extent, outcome: JobsOutcome, say: Say) -> None:
     record, progress = campaign.record(task), campaign.progress(task)
     trained = progress.step >= Phase.EVALUATING and not extent.evaluate
-    if extent.reached(record) or (code == 0 and trained):
-        say(f"{task}: {progress}: {_figures(record)}")
-    elif code in STOPPED:
-        outcome.left.append(task)
+    if extent.satisfied_by(record) or (code == 0 and trained):
+        say(f"{task}: {progress}: {_figures_in_words(record)}")
+    elif code in STOPPED_CODES:
+        outcome.unfinished.append(task)
         say(f"{task}: stopped {progress}; the same command goes on from there")
     else:
         last = campaign.log(task).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
@@ -174,38 +179,45 @@ def _note_end(campaign: Campaign, task: Task, code: int, extent: Extent, outcome
 # after the other. Measured on an H200 with `configs/mnist-small-0.1.yaml`: 1.42 s an epoch alone; 5.86 s in each of four processes in
 # turns, 2.93 s with MPS; 4.78 s in each of eight.
 
-CONTROL = "nvidia-cuda-mps-control"
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-USUAL = Path("/tmp/nvidia-mps")
+MPS_PROGRAM = "nvidia-cuda-mps-control"
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+MPS_USUAL_PIPES = Path("/tmp/nvidia-mps")
 """Where a daemon of the whole machine listens."""
-SECONDS = 20
+MPS_SECONDS = 20
 """Seconds that the daemon has to start, and to end."""
 
 
 @contextmanager
 def shared_gpu(device: str, say: Say) -> Iterator[dict[str, str]]:
     """Environment variables for processes that are to use the GPU at the same time. Empty where MPS is not there or runs already."""
-    control = shutil.which(CONTROL)
-    if control is None or device == "cpu" or PIPES in os.environ or USUAL.exists() or not torch.cuda.is_available():
+    control = shutil.which(MPS_PROGRAM)
+    if control is None or device == "cpu" or _mps_runs() or not torch.cuda.is_available():
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="autodual-mps-", ignore_cleanup_errors=True) as folder:
-        variables = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        if not _told([control, "-d"], variables):
+        variables = {MPS_PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        if not _succeeds([control, "-d"], variables):
             say("the GPU is used in turns: MPS could not be started")
             yield {}
             return
         try:
             yield variables
         finally:
-            _told([control], variables, b"quit\n")
+            _succeeds([control], variables, b"quit\n")
 
 
-def _told(command: list[str], variables: dict[str, str], text: bytes = b"") -> bool:
+def _mps_runs() -> bool:
+    """Whether somebody has started MPS already, for this process or for the whole machine."""
+    return MPS_PIPES in os.environ or MPS_USUAL_PIPES.exists()
+
+
+def _succeeds(command: list[str], variables: dict[str, str], text: bytes = b"") -> bool:
     """Whether the command succeeded. Its output goes nowhere: the daemon would keep a pipe open."""
     quiet, environment = subprocess.DEVNULL, {**os.environ, **variables}
     try:
-        subprocess.run(command, input=text, stdout=quiet, stderr=quiet, env=environment, timeout=SECONDS, check=True)
+        subprocess.run(
+            command, input=text, stdout=quiet, stderr=quiet, env=environment, timeout=MPS_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return True

@@ -34,7 +34,7 @@ from autodual.reproduce.evaluation import (
     ON_REQUEST,
     ROW_ENGINES,
     Arrays,
-    Before,
+    EarlierFindings,
     Notes,
     Spent,
     evaluate_cascade,
@@ -85,8 +85,8 @@ class Extent:
             if name not in known:
                 raise ArgumentError(f"engines must be some of {', '.join(known)}, got {name!r}")
 
-    def reached(self, record: RowRecord | None) -> bool:
-        """Whether a record has all of it."""
+    def satisfied_by(self, record: RowRecord | None) -> bool:
+        """Whether a record has all that is wanted."""
         figures = None if record is None else record.figures
         if not isinstance(figures, NetworkFigures) or self.engines is None:
             return record is not None and record.complete
@@ -99,20 +99,21 @@ def work_on(campaign: Campaign, task: Task, watch: Watch, extent: Extent | None 
     StoppedError if `watch` asks to stop before.
     """
     extent = extent or Extent()
-    before = campaign.record(task)
-    if before is not None and before.complete:
+    record = campaign.record(task)
+    if record is not None and record.complete:
         changed = campaign.changed_since(task)
         if changed is not None:
             raise ArgumentError(changed)
-    if extent.reached(before):
-        return before
+    if extent.satisfied_by(record):
+        return record
     run = campaign.run(task)
     if campaign.has_only_results(task):
         _check_kept_weights(campaign, task)
         _restore(campaign.result(task), run)
     if not extent.evaluate and run.model_file.exists():
-        return before
-    run_named(campaign.config(task), run.folder, run.begun(), watch, partial(_work, campaign, task, extent))
+        return record
+    what_is_left = partial(_train_and_evaluate, campaign, task, extent)
+    run_named(campaign.config(task), run.folder, run.begun(), watch, what_is_left)
     return campaign.record(task)
 
 
@@ -135,9 +136,10 @@ def _restore(result: Path, run: Run) -> None:
     write_bytes(run.model_file, encode_tensors(whole))
 
 
-def _work(
+def _train_and_evaluate(
     campaign: Campaign, task: Task, extent: Extent, config: TrainConfig, run: Run, parts: Parts, watch: Watch
 ) -> None:
+    """Brings a task as far as `extent` wants it: what the run folder or the results have already is not done again."""
     group = watch.group
     if not group.alone and (config.cascade > 1 or not extent.evaluate or not group.by_first(run.model_file.exists)):
         raise ArgumentError(
@@ -159,21 +161,21 @@ def _work(
         group.by_first(lambda: _keep(campaign, task, config, run, models, notes, figures, arrays, complete))
 
     if extent.evaluate and config.cascade == 1:
-        before = _known_before(campaign, task, models[0])
-        evaluate_network(config, run, models[0], parts.test, notes, watch, keep, extent.engines, before)
+        earlier = _earlier_findings(campaign, task, models[0])
+        evaluate_network(config, run, models[0], parts.test, notes, watch, keep, extent.engines, earlier)
     elif extent.evaluate:
         evaluate_cascade(config, run, models, parts, notes, watch, keep)
 
 
-def _known_before(campaign: Campaign, task: Task, model: nn.Module) -> Before:
+def _earlier_findings(campaign: Campaign, task: Task, model: nn.Module) -> EarlierFindings:
     """What the results have about this very network, found in earlier calls, perhaps on another machine."""
     record, file = campaign.record(task), campaign.result(task) / CERTIFICATES
     figures = None if record is None else record.figures
     if record is None or not isinstance(figures, NetworkFigures) or not file.exists():
-        return Before()
+        return EarlierFindings()
     if record.weights.sha256 != (hashlib.sha256(encode_half(model)).hexdigest(),):
-        return Before()
-    return Before(figures, _read_arrays(file, record, figures))
+        return EarlierFindings()
+    return EarlierFindings(figures, _read_arrays(file, record, figures))
 
 
 def _read_arrays(file: Path, record: RowRecord, figures: NetworkFigures) -> Arrays:

@@ -12,8 +12,8 @@ from autodual.runs.recipes import RECIPES as METHODS
 # A row's name is that of its config. Figures are in per cent. The paper chose its networks by their error on test data, so its figures
 # are optimistic; those of the released weights were measured again by others, and are the fairer comparison.
 
-Errors = tuple[float, float]
-"""Robust error and error, in per cent; for a cascade, the first is the stage-certified error."""
+PublishedErrors = tuple[float, float]
+"""Robust error and clean error, in per cent; for a cascade, the first is the stage-certified error."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Row:
     data: str
     network: str
     eps: str
-    paper: Errors
-    released: Errors | None = None
+    paper: PublishedErrors
+    released: PublishedErrors | None = None
     """The released weights, evaluated again by others."""
 
     @property
@@ -147,7 +147,7 @@ SIZES = (
 )
 
 
-def named_together(name: str) -> tuple[str, ...] | None:
+def rows_of_group(name: str) -> tuple[str, ...] | None:
     """The rows of `table1` to `table4`, or of `all`, in the order of the campaign; None for any other name."""
     tables = {f"table{number}": {row.name for row in ROWS if row.table == number} for number in (2, 3, 4)}
     tables |= {"table1": {size.row for size in SIZES if size.row is not None}, "all": set(BY_NAME)}

@@ -10,7 +10,7 @@ from typing import TypeVar
 from autodual.report.verdicts import Rates
 from autodual.reproduce.campaign import Campaign, Task
 from autodual.reproduce.evaluation import ROW_ENGINES
-from autodual.reproduce.rows import BEST, MODERN, PROBLEMS, ROWS, SEEDS, SIZES, Errors, Recipe, Row
+from autodual.reproduce.rows import BEST, MODERN, PROBLEMS, ROWS, SEEDS, SIZES, PublishedErrors, Recipe, Row
 from autodual.runs.recipes import RECIPES as METHODS
 from autodual.runs.records import read
 from autodual.runs.row_records import CascadeFigures, EngineFigures, NetworkFigures, RowRecord
@@ -313,8 +313,8 @@ def _clean(result: RowResults) -> str:
     return f"{result.percent('error')}{' (collapsed)' if collapsed else ''}"
 
 
-def _errors(errors: Errors | None) -> str:
-    return "" if errors is None else f"{errors[0]:.2f} / {errors[1]:.2f}"
+def _errors(published: PublishedErrors | None) -> str:
+    return "" if published is None else f"{published[0]:.2f} / {published[1]:.2f}"
 
 
 def percent(value: float | None) -> str:

@@ -15,3 +15,4 @@ from autodual.spec.question import check_label_range as check_label_range
 from autodual.spec.question import check_labels as check_labels
 from autodual.spec.question import margins as margins
 from autodual.spec.question import outputs as outputs
+from autodual.spec.question import plain_labels as plain_labels

@@ -314,6 +314,11 @@ class Label(Specification):
         return "Label()" if self.targets is None else f"Label(targets={shown(self.targets)})"
 
 
+def plain_labels(specification: Specification) -> Tensor | None:
+    """The labels, if nothing but labels is asked: a `Label` without targets. None for any other specification."""
+    return specification.labels if isinstance(specification, Label) and specification.targets is None else None
+
+
 def some_of(name: str, values: Tensor, examples: slice, of: int, each: bool = False) -> Tensor:
     """Numbers of some of the examples; a single set of numbers is for all of them, unless there must be one for `each`."""
     if len(values) == 1 and not each:

@@ -227,10 +227,10 @@ class OurSteps(TrainingSteps):
         """What one step does. It must not be the first, which captures the network: no mode may be active then."""
         objective = inner(self.step.objective)
         assert isinstance(objective, Objective)
-        network = objective.bounded._network(self.x)
+        network = objective.bounded._captured_network(self.x)
         if self.x.is_cuda:  # as in a graph, which makes gradients instead of adding to those that are there
             self.step.optimiser.zero_grad(set_to_none=True)
-        with patch.object(objective.loss, "_network", lambda x: network), Counting().with_kernels() as work:
+        with patch.object(objective.loss, "_captured_network", lambda x: network), Counting().with_kernels() as work:
             self()
         return work
 

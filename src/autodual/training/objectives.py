@@ -329,18 +329,18 @@ class Objective(nn.Module):
         self, x: Tensor, labels: Tensor, draws: Draws | None, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Clean scores, worst scores, scores to mix in, and terms to add. Batch normalisation sees one batch, once."""
-        network, labels = self.bounded.checked(x, labels)
+        network, labels = self.bounded.checked_network(x, labels)
         found = None
         if self.batch_statistics == "adversarial":
             found = self._attacked(x, labels, generator)
-            dual, at_found = self.bounded.evaluated(network, found)
+            dual, at_found = self.bounded.dual_and_scores(network, found)
             if self.mix_with == "natural":
                 clean = dual.forward(x)
             else:
                 with torch.no_grad():  # for the record
                     clean = dual.forward(x)
         else:
-            dual, clean = self.bounded.evaluated(network, x)
+            dual, clean = self.bounded.dual_and_scores(network, x)
             if self.attack is not None:
                 found = self._attacked(x, labels, generator)
             at_found = dual.forward(found) if found is not None and self.mix_with == "adversarial" else clean

@@ -30,7 +30,7 @@ from autodual.engines.backward.rows import (
     prune,
 )
 from autodual.engines.backward.settling import Settling, blocks
-from autodual.engines.effort import Budget, even_split, reached
+from autodual.engines.effort import Budget, even_split, report_progress
 from autodual.engines.rounding import SAFETY, Errors, Rounding, underflow_of_sum
 from autodual.interval import Interval
 from autodual.kernels.weigh import weigh, weighable, weighted_l1
@@ -212,7 +212,7 @@ class PulledRadii:
             block.put(values.unflatten(1, (self._results, -1)), whole)
             done += len(block.rank)
             if step is not None:
-                reached(step, done / total)
+                report_progress(step, done / total)
         return whole.unbind()
 
     def _for_examples(self, examples: Tensor) -> PulledRadii:
@@ -270,7 +270,7 @@ class PulledRadii:
             lines = slice(start, min(start + size, patches.space[0]))
             some = None if chosen is None else chosen[:, :, lines]
             found.append(self._of_lines(replace(patches, lines=lines), some))
-            reached(index, min(1.0, (start + size) / patches.space[0]))
+            report_progress(index, min(1.0, (start + size) / patches.space[0]))
         return found[0] if len(found) == 1 else tuple(torch.cat(kind, 2) for kind in zip(*found, strict=True))
 
     def _of_lines(self, patches: Patches, chosen: Tensor | None) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from autodual._tensor import merge_leading, split_leading
 from autodual.dual import AffineDual, DualNetwork
 from autodual.engines.backward.rows import Plan, Rows, SomeUnitsPlan, StartedRows, taken
-from autodual.engines.effort import Budget, even_split, reached
+from autodual.engines.effort import Budget, even_split, report_progress
 
 Observer = Callable[[int, Tensor], None]
 AtActivation = Callable[[int, Tensor], Tensor | None]
@@ -83,7 +83,7 @@ def over_chunks(
     for rows in plan.chunks(size, like):
         results.append(checkpoint(bound, rows, use_reentrant=False) if again else bound(rows))
         done = min(1.0, len(results) * size / plan.count)
-        reached(target, span[0] + done * (span[1] - span[0]))
+        report_progress(target, span[0] + done * (span[1] - span[0]))
     return plan.assemble(results)
 
 

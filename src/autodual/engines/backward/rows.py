@@ -94,14 +94,14 @@ class DenseRows(Rows):
 class StartedRows(DenseRows):
     """Rows that have been pulled back as far as examples can share them: to the first activations, and to the input."""
 
-    reached: dict[int, Tensor]
+    at_nodes: dict[int, Tensor]
     """[R, N, *shape] by node."""
 
     def start(self, target: int) -> dict[int, Tensor]:
-        return self.reached
+        return self.at_nodes
 
     def flipped(self) -> StartedRows:
-        return StartedRows(-self.seed, {node: -values for node, values in self.reached.items()})
+        return StartedRows(-self.seed, {node: -values for node, values in self.at_nodes.items()})
 
 
 def taken(rows: Tensor, which: Tensor) -> Tensor:

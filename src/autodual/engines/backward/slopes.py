@@ -31,7 +31,7 @@ from autodual.engines.backward.crown import Crown, CrownSolver
 from autodual.engines.backward.dual import BackwardEngine
 from autodual.engines.backward.rows import CellRows, DenseRows, Plan, Rows, local_windows, plan_for
 from autodual.engines.best import improved
-from autodual.engines.effort import Budget, current, even_split, reached
+from autodual.engines.effort import Budget, current, even_split, report_progress
 from autodual.engines.ibp import IBP
 from autodual.engines.results import BoundEngine, Minimum, ProbableProof, Proof
 from autodual.engines.rounding import Errors, Outside, Rounding, outside_of_both
@@ -241,7 +241,7 @@ class SlopeSolver(CrownSolver):
             values.append(value)
             errors.append(error)
             half = min(0.5, 0.5 * len(values) * size / plan.count)
-            reached(index, 0.5 + half if flipped else half)
+            report_progress(index, 0.5 + half if flipped else half)
         return plan.assemble(values), plan.assemble(errors)
 
     def _agreed(self, index: int, own: Interval, found: Interval, error: Tensor) -> Interval:
