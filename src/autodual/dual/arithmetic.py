@@ -342,8 +342,8 @@ def _check_variance(call: Call, variance: Tensor, eps: float) -> None:
     if bool((wrong & exact.isfinite()).any()):
         example = exact[wrong][0].item()
         raise ArgumentError(
-            f"{call.path}: variance + eps is {example:.3g}, which {variance.dtype} cannot hold: batch normalisation divides by another "
-            f"number as it runs; choose a larger eps, or smaller units"
+            f"{call.path}: variance + eps is {example:.3g}, which {variance.dtype} cannot hold: batch normalisation divides by "
+            f"another number as it runs; choose a larger eps, or smaller units"
         )
 
 

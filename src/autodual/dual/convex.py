@@ -504,8 +504,8 @@ def _power_of_a_number(input: Any, exponent: Any) -> Any:
     log = math.log(input)
     if not _keeps_its_logarithm(input, log, exponent.dtype):
         raise ArgumentError(
-            f"{input!r} ** x: PyTorch rounds the base to {exponent.dtype}, which has another logarithm, so that the result as it runs is "
-            f"that of another base; write torch.exp(x * {log!r})"
+            f"{input!r} ** x: PyTorch rounds the base to {exponent.dtype}, which has another logarithm, so that the result as it runs "
+            f"is that of another base; write torch.exp(x * {log!r})"
         )
     return torch.exp(exponent * log)
 
