@@ -143,8 +143,13 @@ class DualVariance(AffineDual):
         return self.count + 2, 1
 
     def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
-        """PyTorch may subtract the square of a sum of x from a sum of squares of x: both are rounded, in proportion to x^2."""
-        return grain * (2 + self.count / 4) * operands[1].square().mean(self.dims, keepdim=True)
+        """PyTorch may subtract the square of a sum of x from a sum of squares of x: both are rounded, in proportion to x^2.
+
+        They may overflow where the variance does not.
+        """
+        squares = operands[1].square().mean(self.dims, keepdim=True)
+        error = grain * (2 + self.count / 4) * squares
+        return torch.where(2 * self.count**2 * squares <= torch.finfo(torch.float32).max, error, torch.inf)
 
 
 @register(variance_of)
