@@ -155,17 +155,19 @@ def test_an_activation_that_overflows_on_the_way_is_not_certified_as_run(
     assert not found.certified_as_run[4]
 
 
-def test_a_group_whose_squares_overflow_is_not_certified_as_run() -> None:
-    """PyTorch adds up squares of values, 4e38 here, where the squares of their distances from the mean are 1e37 at most."""
+@pytest.mark.parametrize(
+    "normalise", [lambda x: F.group_norm(x, 1), lambda x: F.layer_norm(x, (16,))], ids=["group", "layer"]
+)
+def test_a_norm_whose_squares_overflow_is_not_certified_as_run(normalise: Callable[[Tensor], Tensor]) -> None:
+    """PyTorch adds up squares of values, 4e38 here, where the squares of their distances from the mean are 1e36 at most."""
 
     def scores(m: Net, x: Tensor) -> Tensor:
-        near = torch.tensor([0.0, 1e18, 2e18, 4e18], dtype=x.dtype)
-        h = F.group_norm(x * 1e19 + near, 1)
+        h = normalise(x * 1e19 + torch.linspace(0, 2e18, 16, dtype=x.dtype))
         return torch.cat([h[:, :1] + 2, h[:, :1]], 1)
 
-    model, x, corner = Net(scores).float(), torch.zeros(5, 1), torch.full((64, 1), 2.2)
-    x[4] = 1.2
-    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(torch.tensor([0, 0, 0, 0, 1.0])))
+    model, x, corner = Net(scores).float(), torch.zeros(5, 1), torch.full((64, 1), 4.0)
+    x[4] = 0.6
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(torch.tensor([0, 0, 0, 0, 3.5])))
     assert not model(corner).isfinite().all()
     assert found.certified[4], "in real numbers nothing is infinite"
     assert not found.certified_as_run[4]
