@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable, Iterator
 
@@ -154,6 +155,24 @@ def test_an_activation_that_overflows_on_the_way_is_not_certified_as_run(
     assert not found.certified_as_run[4]
 
 
+@pytest.mark.parametrize(
+    "normalise", [lambda x: F.group_norm(x, 1), lambda x: F.layer_norm(x, (16,))], ids=["group", "layer"]
+)
+def test_a_norm_whose_squares_overflow_is_not_certified_as_run(normalise: Callable[[Tensor], Tensor]) -> None:
+    """PyTorch adds up squares of values, 4e38 here, where the squares of their distances from the mean are 1e36 at most."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = normalise(x * 1e19 + torch.linspace(0, 2e18, 16, dtype=x.dtype))
+        return torch.cat([h[:, :1] + 2, h[:, :1]], 1)
+
+    model, x, corner = Net(scores).float(), torch.zeros(5, 1), torch.full((64, 1), 4.0)
+    x[4] = 0.6
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(torch.tensor([0, 0, 0, 0, 3.5])))
+    assert not model(corner).isfinite().all()
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
 @pytest.mark.parametrize("divisor", [1e39, torch.tensor(1e39, dtype=torch.float64)], ids=["number", "tensor"])
 def test_a_divisor_that_float32_takes_for_infinity_is_refused(divisor: float | Tensor) -> None:
     """The result is 0.1 x in real numbers, and zero as it runs."""
@@ -163,6 +182,34 @@ def test_a_divisor_that_float32_takes_for_infinity_is_refused(divisor: float | T
         ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(torch.tensor([0, 0, 0, 0, 0.5])))
     exact = ad.certify(model, x.double(), torch.zeros(5, dtype=torch.long), ad.LinfBall(0.5))
     assert exact.certified_as_run.all()
+
+
+@pytest.mark.parametrize("base", [1.001, 1e300, 3e-45], ids=str)
+def test_a_base_whose_logarithm_float32_does_not_keep_is_refused(base: float) -> None:
+    """1.001 ** 1100 is 3.00267 as it runs and 3.00252 in real numbers; 1e300 is infinite in float32."""
+    model = Net(lambda m, x: torch.cat([base**x, 0 * x + 2.0], 1))
+    for dtype in (torch.float32, torch.float64):
+        x = torch.zeros(5, 1, dtype=dtype)
+        x[4] = 1.1 / math.log(base)
+        ball = ad.LinfBall(torch.tensor([0, 0, 0, 0, 1e-6], dtype=dtype))
+        if dtype == torch.float32:
+            with pytest.raises(ad.ArgumentError, match="another logarithm"):
+                ad.certify(model.float(), x, torch.ones(5, dtype=torch.long), ball)
+        else:
+            found = ad.certify(model.double(), x, torch.ones(5, dtype=torch.long), ball)
+            assert found.certified_as_run.tolist() == [True] * 4 + [False], "exp(1.1) is 3.004"
+
+
+@pytest.mark.parametrize(("eps", "variance"), [(2e-45, 0.0), (1e38, 3e38)], ids=["denormal", "overflowing"])
+def test_a_variance_plus_eps_that_float32_does_not_hold_is_refused(eps: float, variance: float) -> None:
+    """Batch normalisation then divides by another number as it runs: by infinity, or by one that is wrong by a fifth."""
+    norm = nn.BatchNorm1d(1, eps=eps)
+    norm.running_var.fill_(variance)
+    model = Net(lambda m, x: torch.cat([m.norm(x * (variance + eps) ** 0.5), 0.5 * x], 1), norm=norm).float()
+    x, labels = torch.zeros(5, 1), torch.zeros(5, dtype=torch.long)
+    x[4] = 0.5
+    with pytest.raises(ad.ArgumentError, match=r"variance \+ eps"):
+        ad.certify(model, x, labels, ad.LinfBall(torch.tensor([0, 0, 0, 0, 0.1])))
 
 
 def test_a_softplus_with_a_tiny_beta_counts_what_its_exponential_loses() -> None:

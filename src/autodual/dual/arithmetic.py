@@ -319,6 +319,7 @@ def _scale(
     """
     dtype = call.floating(variance)
     if call.clean is None:
+        _check_variance(call, variance, eps)
         mean, variance = mean.double(), variance.double()
         weight, bias = (None if p is None else p.double() for p in (weight, bias))
     slope = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
@@ -332,6 +333,18 @@ def _scale(
         faint = (slope != 0) & (slope.abs() < torch.finfo(torch.float32).tiny)
         terms = terms + torch.where(faint, mean.abs() * (_least(torch.float32) / FOLDING), 0.0)
     return replace(folded, cancelling=terms.reshape(columns), faint=bool(faint.any()))
+
+
+def _check_variance(call: Call, variance: Tensor, eps: float) -> None:
+    """Refuse variances whose sum with eps overflows as the model runs, or is so small that only some digits are held."""
+    running, exact = (variance + eps).double(), variance.double() + eps
+    wrong = ~((running - exact).abs() <= 4 * torch.finfo(variance.dtype).eps * exact.abs())
+    if bool((wrong & exact.isfinite()).any()):
+        example = exact[wrong][0].item()
+        raise ArgumentError(
+            f"{call.path}: variance + eps is {example:.3g}, which {variance.dtype} cannot hold: batch normalisation divides by "
+            f"another number as it runs; choose a larger eps, or smaller units"
+        )
 
 
 # Fully connected layers, and products with constant matrices.

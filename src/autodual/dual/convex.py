@@ -507,6 +507,23 @@ def _log10(input: Any) -> Any:
 @rewrite(operator.pow, torch.pow)
 def _power_of_a_number(input: Any, exponent: Any) -> Any:
     """b ** z = exp(z log b) for a number b > 0."""
-    if isinstance(input, int | float) and input > 0 and depends(exponent):
-        return torch.exp(exponent * math.log(input))
-    return NotImplemented
+    if not isinstance(input, int | float) or not input > 0 or not depends(exponent):
+        return NotImplemented
+    log = math.log(input)
+    if not _keeps_its_logarithm(input, log, exponent.dtype):
+        raise ArgumentError(
+            f"{input!r} ** x: PyTorch rounds the base to {exponent.dtype}, which has another logarithm, so that the result as it runs "
+            f"is that of another base; write torch.exp(x * {log!r})"
+        )
+    return torch.exp(exponent * log)
+
+
+def _keeps_its_logarithm(base: float, log: float, dtype: torch.dtype) -> bool:
+    """Whether a base, rounded to a dtype, has the same logarithm up to a few units in the last place."""
+    try:
+        rounded = torch.tensor(float(base), dtype=dtype).item()
+    except OverflowError:
+        return False
+    if rounded == base:
+        return True
+    return 0 < rounded < math.inf and abs(math.log(rounded) - log) <= 4 * torch.finfo(dtype).eps * abs(log)

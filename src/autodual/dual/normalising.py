@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._tensor import Shape
+from autodual.dual.arithmetic import DualSum
 from autodual.dual.base import AffineDual, register, rewrite
 from autodual.dual.convex import power_above, recorded
 from autodual.dual.products import BilinearDual, elementwise_product
@@ -143,14 +144,41 @@ class DualVariance(AffineDual):
         return self.count + 2, 1
 
     def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
-        """PyTorch may subtract the square of a sum of x from a sum of squares of x: both are rounded, in proportion to x^2."""
-        return grain * (2 + self.count / 4) * operands[1].square().mean(self.dims, keepdim=True)
+        """PyTorch may subtract the square of a sum of x from a sum of squares of x: both are rounded, in proportion to x^2.
+
+        They may overflow where the variance does not.
+        """
+        squares = operands[1].square().mean(self.dims, keepdim=True)
+        error = grain * (2 + self.count / 4) * squares
+        return torch.where(2 * self.count**2 * squares <= torch.finfo(torch.float32).max, error, torch.inf)
 
 
 @register(variance_of)
 def _variance_of(call: Call) -> DualVariance:
     dims = tuple(call.dimension(d) + 1 for d in call.argument(2, "dims"))
     return DualVariance(dims, math.prod(call.operand.shape[d - 1] for d in dims))
+
+
+def from_mean(x: Tensor, mean: Tensor) -> Tensor:
+    """x - mean, on the way to what is divided by the standard deviation. For rewrites."""
+    return x - mean
+
+
+@dataclass(frozen=True)
+class DualFromMean(DualSum):
+    """x - mean. PyTorch may add up squares of x itself, or of means of some of it, which overflow where the result does not."""
+
+    weights: tuple[float, ...] = (1.0, -1.0)
+
+    def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
+        x, mean = operands
+        squares = 2 * (x[0].numel() // mean[0].numel()) * x.square()
+        return torch.where(squares <= torch.finfo(torch.float32).max, 0.0, torch.inf).to(x)
+
+
+@register(from_mean)
+def _from_mean(call: Call) -> DualFromMean:
+    return DualFromMean()
 
 
 def limited_product(x: Tensor, y: Tensor, limit: float) -> Tensor:
@@ -166,7 +194,7 @@ def _limited_product(call: Call) -> BilinearDual:
 
 def standardised(x: Any, dims: tuple[int, ...], eps: float, by_sums: bool = False) -> Any:
     """(x - mean) / sqrt(variance + eps) over some dimensions. by_sums: whether PyTorch may compute the variance from sums of x^2."""
-    apart = x - x.mean(dims, keepdim=True)
+    apart = recorded(from_mean, x, x.mean(dims, keepdim=True))
     squares = torch.square(apart)
     variance = recorded(variance_of, squares, x, dims) if by_sums else squares.mean(dims, keepdim=True)
     inverse = recorded(power_above, variance + eps, -0.5, eps)
