@@ -343,6 +343,8 @@ def test_a_model_that_raises_at_a_corner_of_the_set_is_refused() -> None:
     assert ad.certify(model, x, torch.zeros(2).long(), ad.LinfBall(1.0)).reached is None
     with pytest.raises(ad.CaptureError, match="for x or for a corner of its set"):
         ad.certify(model, x, torch.zeros(2).long(), ad.LinfBall(5.0))
+    with pytest.raises(ad.ArgumentError, match="raises RuntimeError for an input of the set"):
+        ad.attack(model, x, model(x).argmax(1), ad.LinfBall(5.0))
 
 
 def test_errors_are_also_what_python_programmers_expect() -> None:

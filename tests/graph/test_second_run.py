@@ -335,3 +335,23 @@ def test_a_value_that_an_earlier_capture_has_left_behind_is_refused() -> None:
             ad.capture(model, batch(3, 4))
     finally:
         LEFT.clear()
+
+
+def _kept_by_shape(make: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    cache: dict[tuple[int, ...], Any] = {}
+
+    def compute(m: Any, x: Tensor) -> Any:
+        key = tuple(x.shape)
+        if key not in cache:
+            cache[key] = make(m, x)
+        return m.fc(x) + cache[key]
+
+    return compute
+
+
+def test_what_is_kept_by_the_size_of_the_batch_is_refused_if_it_is_made_of_the_input() -> None:
+    """The second batch of a size would be answered with what was made of the first."""
+    with pytest.raises(ad.CaptureError, match="earlier run has stored"):
+        ad.capture(Net(_kept_by_shape(lambda m, x: m.fc(x).detach()), fc=nn.Linear(4, 3)), batch(3, 4))
+    masks = Net(_kept_by_shape(lambda m, x: torch.arange(3).to(x.dtype)), fc=nn.Linear(4, 3))
+    assert ad.capture(masks, batch(3, 4)).output_shape == (3,)

@@ -229,6 +229,19 @@ class _Search:
         shape, device = (1, *self.x.shape[1:]), self.generator.device
         return kind(shape, dtype=torch.float64, device=device, generator=self.generator).to(self.x)
 
+    def _run(self, points: Tensor) -> Tensor:
+        """The model's output where the search has come to, which it must have."""
+        try:
+            output: Tensor = self.module(points.clone())
+        except (AutodualError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ArgumentError(
+                f"model: raises {type(error).__name__} for an input of the set: {error}. Make the set smaller (clip=), or leave the "
+                f"check out of the module"
+            ) from error
+        return output
+
     def _broken(self, margins: Tensor, some: Tensor | slice) -> Tensor:
         """[M] bool: clearly broken, so that float64 will confirm it."""
         size = self.output[some].detach().flatten(1) if self.output.dim() > 1 else self.output[some].unsqueeze(1)
@@ -244,7 +257,7 @@ class _Search:
         wanted = self._wanted(examples, ranks)
 
         def objective(at: Tensor, numbers: Tensor) -> Seen:
-            asked, output = question.at(numbers), self.module(at.clone())
+            asked, output = question.at(numbers), self._run(at)
             return Seen(self._loss(asked, output, ranks[numbers], wanted[numbers]), asked.value(output.detach()))
 
         def finished(numbers: Tensor, merits: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from autodual._errors import CaptureError, UnsupportedOperationError
 from autodual._tensor import Shape
@@ -181,9 +182,55 @@ def read_in(module: nn.Module, name: str, dtype: torch.dtype | None) -> Any:
     if dtype is None:
         return getattr(module, name)
     if parametrize.is_parametrized(module, name):
+        computes: Any = module.parametrizations[name]  # type: ignore[index]
         with torch.no_grad():
-            return copy.deepcopy(module.parametrizations[name]).to(dtype)()  # type: ignore[index, operator]
+            stored, in_dtype = copy.deepcopy(computes), copy.deepcopy(computes).to(dtype)
+            with _SameNumbers() as numbers:
+                stored()
+            with numbers.again():
+                return in_dtype()
     return cast(getattr(module, name), dtype)
+
+
+class _SameNumbers(TorchFunctionMode):
+    """Notes the calls that compute a parameter; makes the same calls, with the same numbers, in another dtype.
+
+    `torch.finfo(w.dtype).eps` is another number in float64, and a branch on the dtype another function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[tuple[str, list[Any]]] = []
+        self._left: Iterator[tuple[str, list[Any]]] | None = None
+
+    def again(self) -> _SameNumbers:
+        self._left = iter(self._seen)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is None and self._left is not None and next(self._left, None) is not None:
+            raise _other_calls()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, numbers = getattr(func, "__name__", repr(func)), list[Any]()
+        map_aggregate((args, kwargs or {}), lambda a: numbers.append(a) if type(a) in (int, float) else None)
+        if self._left is None:
+            self._seen.append((name, numbers))
+            return func(*args, **(kwargs or {}))
+        before = next(self._left, None)
+        if before is None or (before[0], len(before[1])) != (name, len(numbers)):
+            raise _other_calls()
+        known = iter(before[1])
+        args, kwargs = map_aggregate((args, kwargs or {}), lambda a: next(known) if type(a) in (int, float) else a)
+        return func(*args, **kwargs)
+
+
+def _other_calls() -> CaptureError:
+    return CaptureError(
+        "model: a parametrization makes other calls in float64 than in float32, so that no proof is about what runs; let it do the "
+        "same for every dtype"
+    )
 
 
 def function_in(target: nn.Module | Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:

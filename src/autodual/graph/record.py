@@ -73,6 +73,10 @@ def capture_graph(model: nn.Module, example: Tensor, registry: Registry, may_dra
             known = given in (CAPTURE_BATCH, OTHER_BATCH) or (given == 1 and model.training)
             if tracer.watch.told and not known:
                 compare(given, nullcontext())
+            if (
+                tracer.watch.told and not model.training
+            ):  # what was stored under the size of a batch is read at its second time
+                compare(OTHER_BATCH, nullcontext())
             if tracer.watch.told and given != 1 and not model.training:
                 _compare_alone(tracer, sample(1), example)
             if tracer.watch.asked or not example.is_contiguous():
