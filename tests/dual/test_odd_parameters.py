@@ -19,7 +19,7 @@ import autodual as ad
 from autodual.dual import REGISTRY
 from autodual.dual.attention import differences
 from autodual.dual.convex import log_above, power_above
-from autodual.dual.normalising import limited_product, variance_of
+from autodual.dual.normalising import from_mean, limited_product, variance_of
 from small import Net, corners
 
 INF, NAN, T = torch.inf, torch.nan, torch.Tensor
@@ -561,6 +561,7 @@ def statistics() -> Iterator[Odd]:
     yield from (refused(f"{options}", spread, given(**options), (3, 2)) for options in ({}, {"dim": 0}))
     yield Odd("by a rewrite", (limited_product,), lambda f: lambda x: F.layer_norm(x, (2,)), (3, 2))
     yield Odd("by a rewrite", (variance_of,), lambda f: lambda x: F.group_norm(x, 1), (3, 2))
+    yield Odd("by a rewrite", (from_mean,), lambda f: lambda x: F.layer_norm(x, (3,)), (2, 3))
     for p in (1, 2, INF):
         yield Odd(f"l{p}", (torch.norm, T.norm), given(p, 1), (3, 2))
         yield Odd(f"l{p}", (torch.linalg.vector_norm, torch.linalg.norm), given(p, 1), (3, 2))
