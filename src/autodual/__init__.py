@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
     from autodual._errors import ArgumentError as ArgumentError
     from autodual._errors import AutodualError as AutodualError
     from autodual._errors import CaptureError as CaptureError
+    from autodual._errors import ContradictionError as ContradictionError
     from autodual._errors import MemoryBudgetError as MemoryBudgetError
     from autodual._errors import UnsoundError as UnsoundError
     from autodual._errors import UnsupportedOperationError as UnsupportedOperationError
@@ -93,7 +94,7 @@ if TYPE_CHECKING:  # what type checkers read; the table below is what Python rea
 else:
     _NAMES = {
         "_errors": (
-            "ArgumentError", "AutodualError", "CaptureError", "MemoryBudgetError", "UnsoundError",
+            "ArgumentError", "AutodualError", "CaptureError", "ContradictionError", "MemoryBudgetError", "UnsoundError",
             "UnsupportedOperationError",
         ),
         "cascades": ("Cascade", "CascadeAttack", "CascadeCertificate", "RoutedCascade", "SumEnsemble"),

@@ -28,3 +28,7 @@ class MemoryBudgetError(AutodualError, MemoryError):
 
 class UnsoundError(AutodualError, TypeError):
     """A proof was asked for, but the bounds are only estimates."""
+
+
+class ContradictionError(AutodualError, RuntimeError):
+    """A certificate was contradicted by the model itself: a dual layer, an input set or an engine is wrong."""

@@ -16,12 +16,12 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from autodual._errors import ArgumentError, AutodualError
+from autodual._errors import ArgumentError, AutodualError, ContradictionError
 from autodual._tensor import full_precision
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject, in_words
 from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
-from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine
+from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine, run_in_set, without_pattern
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, proves, worth_another_look
 from autodual.graph import Network
 from autodual.graph.digest import digest_network, digesting
@@ -97,6 +97,7 @@ def certify(
         ArgumentError: An argument has a value, shape, dtype or device that cannot be used; the model is in training mode.
         CaptureError: The model could not be turned into a graph, or computes something else than its graph.
         UnsupportedOperationError: The model uses an operation that has no dual layer; the message says how to add one.
+        ContradictionError: The model answers otherwise at a corner of the set of an example that was certified.
         UnsoundError: The engine only estimates, as `Projected()` does.
         MemoryBudgetError: The work does not fit into the memory, however it is cut.
 
@@ -121,7 +122,9 @@ def certify(
             right = question.holds(prepared.output)
             proof, reached = prove_in_time(prepared, x, question, ball, engine, right, effort)
         subject = Subject.of(digest_network(prepared.graph), inputs(), ball, engine, x, specification)
-        return _certificate(proof, prepared.output, question, subject, in_words(ball), reached)
+        certificate = _certificate(proof, prepared.output, question, subject, in_words(ball), reached)
+        _try_a_corner(prepared, x, question, ball, certificate)
+        return certificate
 
 
 def _certificate(
@@ -140,6 +143,30 @@ def _certificate(
     if isinstance(proof, ProbableProof):
         return HighProbabilityCertificate(*claim, proof.confidence, reached=reached)
     return Certificate(*claim, reached=reached)
+
+
+def _try_a_corner(
+    prepared: Prepared,
+    x: Tensor,
+    question: Question,
+    ball: Perturbation,
+    certificate: Certificate | HighProbabilityCertificate,
+) -> None:
+    """Runs the model at one corner of every set. A certificate that this contradicts is an error, and is never returned."""
+    proved = certificate.certified_as_run
+    if isinstance(certificate, HighProbabilityCertificate) or not bool(proved.any()):
+        return
+    region = ball.within(x)
+    corner = region.project(region.vertex(without_pattern(x)).detach())
+    if corner is None:  # the set does not know what lies inside
+        return
+    broken = (proved & ~question.holds(run_in_set(prepared.graph.model, corner))).nonzero().squeeze(1)
+    if len(broken) > 0:
+        raise ContradictionError(
+            f"example {int(broken[0])} was certified, but the model breaks what was asked at a corner of its set ({len(broken)} of "
+            f"{len(x)} examples), so no certificate of this call counts. A layer or a set of your own may be wrong: "
+            f"autodual.testing checks them. If there is none, please report it, with the model"
+        )
 
 
 def certified_radius(

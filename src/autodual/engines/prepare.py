@@ -171,18 +171,22 @@ COMPARED = 2
 
 
 def _corners(region: InputSet) -> Tensor:
-    """Two opposite corners of each set, in a direction without a pattern that a network's layout could share."""
-    x = region.centre
+    """Two opposite corners of each set."""
+    direction = without_pattern(region.centre)
+    return torch.cat([region.vertex(sign * direction).detach() for sign in (1, -1)])
+
+
+def without_pattern(x: Tensor) -> Tensor:
+    """A direction of the shape of x, the same for each example: signs without a pattern that a network's layout could share."""
     places = torch.arange(2, x[0].numel() + 2, device=x.device)
     drawn = (places.square() * 40503 >> 12) % 2 == 0
-    signs = torch.where(drawn, 1.0, -1.0).to(x).reshape(x.shape[1:])
-    return torch.cat([region.vertex(sign * signs.expand_as(x)).detach() for sign in (1, -1)])
+    return torch.where(drawn, 1.0, -1.0).to(x).reshape(x.shape[1:]).expand_as(x)
 
 
 @torch.no_grad()
 def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> Tensor:
     """The model's output for the first batch. A graph that computes something else than the model proves nothing about it."""
-    outputs = [_run(network.model, batch) for batch in batches]
+    outputs = [run_in_set(network.model, batch) for batch in batches]
     if not all(bool(output.isfinite().all()) for output in outputs):
         raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
     if all(output.shape == (len(batch), *network.output_shape) for batch, output in zip(batches, outputs, strict=True)):
@@ -201,7 +205,7 @@ def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) 
     )
 
 
-def _run(model: nn.Module, batch: Tensor) -> Tensor:
+def run_in_set(model: nn.Module, batch: Tensor) -> Tensor:
     """The model's output, which it must have everywhere in the set."""
     try:
         output: Tensor = model(batch.clone())  # a copy, since a model may write into its input
