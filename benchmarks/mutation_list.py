@@ -341,6 +341,12 @@ DUAL = [
 
 ENGINES = [
     mutation(
+        "overflow on the way to a value ignored", "engines/rounding.py",
+        "self._pass.unless_overflowing(evaluating, size + moved, layer.on_the_way)",
+        "self._pass.unless_overflowing(evaluating, size + moved)",
+        "certificates/test_as_run.py",
+    ),
+    mutation(
         "interval radius with signs", "engines/ibp.py",
         "return Interval.around(centre, layer.absolute(*(o.radius for o in operands)))",
         "return Interval.around(centre, layer.linear(*(o.radius for o in operands)))",
@@ -601,6 +607,11 @@ ENGINES = [
 ]
 
 CERTIFICATES = [
+    mutation(
+        "contradictions of certificates ignored", "certificates/proof.py",
+        "    if len(broken) > 0:\n        raise ContradictionError(", "    if False:\n        raise ContradictionError(",
+        "certificates/test_contradiction.py::test_an_engine_that_proves_too_much_is_found_out",
+    ),
     mutation(
         "label off by one", "kernels/weigh.py",
         "return identity[labels].unsqueeze(0) - identity.unsqueeze(1)",
