@@ -13,11 +13,14 @@ With u half the machine epsilon, a sum of n products, in any order, fused or not
               + errors of constants
     since_i   |W| since_j + local_i                  0                               errors since the last activations
 
+The input has size_0 = the largest |x|, moves_0 = the radius, and since_0 = local_0 + gamma_n moves_0. What enters an activation
+lies in an interval; for local_i, |a| |z_j| and |a| |c_j| take the place of size_i where they are larger.
+
 gamma belongs to the centre c, which goes forward; gamma' to coefficients, which are pulled back and multiplied by how far the node
 may be from its centre. That is half the width of an interval around c, and up to |c - middle| more where another bound has cut the
-interval. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i. Where columns of generators go forward,
-gamma' is the larger of both.) What enters an activation was bounded by computed numbers, so it may lie `outside` its interval by the
-slack of those bounds, where f may stray from its lines. So an activation is wrong by
+interval. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i, and since_i has gamma_n |b| in addition.
+Where columns of generators go forward, gamma' is the larger of both.) What enters an activation was bounded by computed numbers, so
+it may lie `outside` its interval by the slack of those bounds, where f may stray from its lines. So an activation is wrong by
 
     error_i  =  local_i + strayed_i + |a| since_j + gamma_n r,
 
@@ -47,7 +50,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -229,7 +232,8 @@ class NodeErrors:
     size: Tensor
     """size_i: at least the largest |z_i|, and |c_i|."""
     moves: Tensor
-    """moves_i: at least |z_i - c_i|, how far the node may be from its centre; `size` where centres are pulled back, too."""
+    """moves_i: at least |z_i - c_i|, how far the node may be from its centre, where no activation strays from its lines; `size` where
+    centres are pulled back, too."""
     local: Tensor
     """local_i: the error that computing this node adds, whatever its operands' errors are."""
     since: Tensor
@@ -252,7 +256,7 @@ class _AffineErrors(Pass[NodeErrors]):
         self.dtype = region.centre.dtype
         self.run_dtype = network.run_dtype or self.dtype
         self.lost = region.centre.new_zeros(len(region.centre))
-        """[N]: what coefficients that underflow on their way back through the nodes visited so far may add to a row of size 1."""
+        """[N]: what coefficients that underflow on their way back through the nodes visited so far may add to the error of any row."""
         self._counted: dict[int, tuple[int, int]] = {}
         self._zeros: dict[int, Tensor] = {}
         """Errors that are zero everywhere, by identity: |W| 0 = 0 need not be computed."""
@@ -290,13 +294,13 @@ class _AffineErrors(Pass[NodeErrors]):
         drifts = [o.drift for o in operands]
         drift = self.zero_like(size) if self.are_zero(drifts) else layer.linear(*drifts)
         self.lose(index, moves)
-        running, (forward, back) = self._evaluation_error(index, layer, operands, size, run), self.gammas(index)
-        own = 1 + 2 * forward + back
-        total = self._scaled(own, self._sum(run, running))
-        part = total if run is run_since else self._scaled(own, self._sum(run_since, running))
-        if part is not total and not self.are_zero([run]):  # what pulls this error back is rounded, too
-            part = torch.add(part, run, alpha=own * back)
-        return NodeErrors(size, moves, local, since, drift, total, part)
+        evaluating, (forward, back) = self._evaluation_error(index, layer, operands, size, run), self.gammas(index)
+        own = 1 + 2 * forward + back  # these sums are rounded, too
+        new_run = self._scaled(own, self._sum(run, evaluating))
+        new_since = new_run if run is run_since else self._scaled(own, self._sum(run_since, evaluating))
+        if new_since is not new_run and not self.are_zero([run]):  # what pulls this error back is rounded, too
+            new_since = torch.add(new_since, run, alpha=own * back)
+        return NodeErrors(size, moves, local, since, drift, new_run, new_since)
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[NodeErrors]) -> NodeErrors:
         raise AssertionError(f"{self.network.nodes[index].name} has not been relaxed yet")
@@ -307,7 +311,8 @@ class _AffineErrors(Pass[NodeErrors]):
         if layer.exact:  # entries change places only, which is no more work in several calls
             found = {key: layer.absolute(*operands) for key, operands in different.items()}
         else:
-            found = dict(zip(different, _together(layer.absolute, list(different.values())), strict=True))
+            batches = map(torch.cat, zip(*different.values(), strict=True))
+            found = dict(zip(different, layer.absolute(*batches).chunk(len(different)), strict=True))
         zero = self.zero_like(next(iter(found.values())))
         return [found.get(tuple(map(id, operands)), zero) for operands in known]
 
@@ -438,12 +443,12 @@ class Rounding(Errors):
 
     @property
     def lost(self) -> Tensor:
-        """[N]: what coefficients that underflow on their way back may add to a row of size 1."""
+        """[N]: what coefficients that underflow on their way back may add to the error of any row."""
         return self._pass.lost
 
     @property
     def run_lost(self) -> Tensor:
-        """[N]: what they may add to the run error of such a row."""
+        """[N]: what they may add to the run error of any row."""
         return self._run_lost
 
     def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
@@ -573,7 +578,7 @@ class Rounding(Errors):
             evaluating = layer.error(wider, size + moved, gamma) + underflow_of_sum(0, dtype)
             evaluating = self._pass.unless_overflowing(evaluating, size + moved, layer.on_the_way)
             moved, off_line = moved + evaluating, off_line + evaluating
-        own = 1 + gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype)
+        own = 1 + gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype)  # these sums are rounded, too
         self.run_errors[index] = own * off_line
         lost = underflow_of_sum(self._pass.terms(index)[1], self._pass.dtype)
         self._run_lost = torch.add(self._run_lost, flat(self.run_errors[index], 1).sum(1), alpha=lost)
@@ -641,11 +646,6 @@ def _strayed(
 def _zero_slope(layer: ElementwiseDual, zero: Tensor, like: Interval) -> Tensor:
     """A slope of zero, as slopes of this layer are shaped: like its result, `zero`, or like its operand where those differ."""
     return zero if layer.elementwise else torch.zeros_like(like.lower)
-
-
-def _together(function: Callable[..., Tensor], calls: list[list[Tensor]]) -> tuple[Tensor, ...]:
-    """The results of several calls, each with a batch, from one call with all batches."""
-    return function(*map(torch.cat, zip(*calls, strict=True))).chunk(len(calls))
 
 
 def _steepest(slopes: tuple[Tensor, ...]) -> Tensor:
