@@ -156,7 +156,7 @@ class Errors(ABC):
 
     @abstractmethod
     def reach(self, index: int, interval: Interval) -> Tensor:
-        """How far values may be from the centre of a node that has been bounded."""
+        """How far values may be from the centre of a node that has been bounded, by an interval around that centre."""
 
     @abstractmethod
     def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
