@@ -104,8 +104,8 @@ class Errors(ABC):
     A computation goes from activation to activation, in the network's order, and calls for each of them:
 
     1. one of `note`, `note_some` and `take`, when the node that enters it has been bounded: how far outside may values lie? `take`
-       may follow `note`, when the bounds are cut with others. `Settling`, which chooses units to bound, asks `with_room` and `as_run`
-       before that, and `reach` after it.
+       may follow `note`, when the bounds are cut with others. `Settling`, which chooses units to bound, asks `with_room` and
+       `with_run_error` before that, and `reach` after it.
     2. `enter_band` or `enter_lines`, when the activation has been relaxed for these bounds: `errors` and `run_errors` have its own.
     3. `alive` and `of_activation`, before rows are pulled back through it.
 
@@ -151,7 +151,7 @@ class Errors(ABC):
         """How far values may be from a node's centre if they are within `reach` without rounding."""
 
     @abstractmethod
-    def as_run(self, index: int, reach: Tensor) -> Tensor:
+    def with_run_error(self, index: int, reach: Tensor) -> Tensor:
         """How far values may be from a node's centre as the network runs, if they are within `reach` in exact arithmetic."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class NoErrors(Errors):
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         return reach
 
-    def as_run(self, index: int, reach: Tensor) -> Tensor:
+    def with_run_error(self, index: int, reach: Tensor) -> Tensor:
         return reach
 
     def reach(self, index: int, interval: Interval) -> Tensor:
@@ -429,9 +429,10 @@ class Rounding(Errors):
         self.intervals: dict[int, Interval] = {}
         """By activation: what its relaxation was made for."""
         self.outside: dict[int, Outside] = {}
-        """By node, as far as bounds were computed for it."""
+        """By node: how far values may lie outside the bounds that were computed for it."""
         self.errors, self.run_errors = {}, {}
         self._leaning: dict[int, Tensor] = {}
+        """By activation: what straying to one side more than to the other adds to its drift."""
         self._pass = _AffineErrors(network, region, columns, pulls_centres)
         self._nodes = OnDemand(network, self._pass)
         self._nodes.at(0)
@@ -600,7 +601,7 @@ class Rounding(Errors):
         )
         return self._error(index, zero_slope, size, strayed)
 
-    def as_run(self, index: int, reach: Tensor) -> Tensor:
+    def with_run_error(self, index: int, reach: Tensor) -> Tensor:
         return reach + self.at(index).run
 
     def reach(self, index: int, interval: Interval) -> Tensor:
@@ -610,7 +611,7 @@ class Rounding(Errors):
         return {i: self.outside[self.network.source(i)] for i in activations}
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
-        """Adds what rounding may have done to centre and reach, to the errors before the node and to this sum."""
+        """Adds the errors of the centre and of `reach` itself: those before the node, the node's own, and those of this sum."""
         wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
         return torch.add((1 + 2 * self._pass.gammas(index)[0]) * wider, self.at(index).local, alpha=2)
 

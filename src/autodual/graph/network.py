@@ -439,7 +439,7 @@ def check_unchanged(network: Network, now: Network) -> None:
     if len(network.nodes) != len(now.nodes) or network.output != now.output:
         how = f"{len(now.nodes)} operations instead of {len(network.nodes)}"
     for before, after in zip(network.nodes, now.nodes, strict=False):
-        difference = _difference(before, after)
+        difference = _node_difference(before, after)
         if difference is not None:
             where, how = after.path or after.name, difference
             break
@@ -450,7 +450,7 @@ def check_unchanged(network: Network, now: Network) -> None:
         )
 
 
-def _difference(before: Node, after: Node) -> str | None:
+def _node_difference(before: Node, after: Node) -> str | None:
     """In what two nodes differ, in words; None if they compute the same."""
     if (before.name, before.path) != (after.name, after.path):
         return f"{before.name} was there, {after.name} is"

@@ -209,7 +209,7 @@ def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
         inputs: list[tuple[Value, Value]] = []
         given, again = (a.args, a.kwargs), (b.args, b.kwargs)
         alike = one.position == other.position and a.key == b.key
-        if not alike or not _same(given, again, batches, inputs, takes_shape=a.key in TAKES_SHAPE):
+        if not alike or not _same_arguments(given, again, batches, inputs, takes_shape=a.key in TAKES_SHAPE):
             return _in_words((a, b))
         # Both must have one entry for each example of their batch, of the same shape.
         if one.varies and ((one.shape[:1] + other.shape[:1], one.shape[1:]) != (batches, other.shape[1:])):
@@ -233,7 +233,7 @@ def _same_for_all(one: Value, other: Value, batches: tuple[int, int]) -> bool:
     return _same_tensor(one.tensor, other.tensor, batches, computed=True)
 
 
-def _same(
+def _same_arguments(
     a: Any, b: Any, batches: tuple[int, int], inputs: list[tuple[Value, Value]], takes_shape: bool = False
 ) -> bool:
     """Whether arguments are equal. inputs: gets the values that calls have made among them, in pairs.
