@@ -72,7 +72,7 @@ GRAPH = [
     ),
     mutation(
         "old weight_norm left as the last run left it", "graph/network.py",
-        "        hook(copy, ())\n", "        hook.name\n",
+        "        hook(private, ())\n", "        hook.name\n",
         "graph/test_parametrizations.py", "graph/test_live_parameters.py",
     ),
     mutation(

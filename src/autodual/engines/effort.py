@@ -132,8 +132,8 @@ class Progress:
 
 
 @dataclass
-class _Pass:
-    """One pass of an engine over a batch: steps in order, each of them for the examples of one part after the other."""
+class _Sweep:
+    """One sweep of an engine over a batch: steps in order, each of them for the examples of one part after the other."""
 
     costs: Callable[[], Mapping[int, float]]
     examples: int
@@ -168,19 +168,19 @@ class Effort:
     started: float = field(default_factory=lambda: time.monotonic())
     late: bool = False
     """Whether the time was up while an engine tried to improve on what others had proved, which was then kept."""
-    _passes: list[_Pass] = field(default_factory=list)
-    _open: list[_Pass] = field(default_factory=list)
+    _sweeps: list[_Sweep] = field(default_factory=list)
+    _open: list[_Sweep] = field(default_factory=list)
     _told: float = -float("inf")
     _begun: float | None = None
 
     def begin(self, costs: Callable[[], Mapping[int, float]], examples: int) -> None:
-        """Notes that a pass over so many examples begins.
+        """Notes that a sweep over so many examples begins.
 
         costs: operations of its steps for one example, in the order of the steps; asked for once, if at all.
         """
         self._begun = time.monotonic() if self._begun is None else self._begun
-        self._passes.append(_Pass(costs, examples))
-        self._open.append(self._passes[-1])
+        self._sweeps.append(_Sweep(costs, examples))
+        self._open.append(self._sweeps[-1])
 
     def next_part(self, examples: int) -> None:
         """Notes that the next so many examples are treated, together."""
@@ -188,7 +188,7 @@ class Effort:
         now.finished, now.part, now.step = now.finished + now.part, examples, None
 
     def end(self) -> None:
-        """Notes that the pass begun last is done; one that was interrupted for it goes on."""
+        """Notes that the sweep begun last is done; one that was interrupted for it goes on."""
         now = self._open.pop()
         now.finished, now.part = now.examples, 0
 
@@ -209,7 +209,7 @@ class Effort:
             raise TimeLimitError(f"not decided within the time limit of {self.timeout:g} s")
 
     def progress(self, elapsed: float) -> Progress:
-        done, total = (sum(kind) for kind in zip(*(p.operations() for p in self._passes), strict=True))
+        done, total = (sum(kind) for kind in zip(*(s.operations() for s in self._sweeps), strict=True))
         begun = self.started if self._begun is None else self._begun
         return Progress(min(1.0, done / total) if total > 0 else 0.0, elapsed, self.started + elapsed - begun)
 

@@ -1,4 +1,4 @@
-"""What an engine is, what it returns, and the one place that decides. A proof and an estimate are different types."""
+"""What an engine is, what it returns, and the one place that decides."""
 
 from __future__ import annotations
 

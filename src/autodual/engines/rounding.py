@@ -13,11 +13,14 @@ With u half the machine epsilon, a sum of n products, in any order, fused or not
               + errors of constants
     since_i   |W| since_j + local_i                  0                               errors since the last activations
 
+The input has size_0 = the largest |x|, moves_0 = the radius, and since_0 = local_0 + gamma_n moves_0. What enters an activation
+lies in an interval; for local_i, |a| |z_j| and |a| |c_j| take the place of size_i where they are larger.
+
 gamma belongs to the centre c, which goes forward; gamma' to coefficients, which are pulled back and multiplied by how far the node
 may be from its centre. That is half the width of an interval around c, and up to |c - middle| more where another bound has cut the
-interval. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i. Where columns of generators go forward,
-gamma' is the larger of both.) What enters an activation was bounded by computed numbers, so it may lie `outside` its interval by the
-slack of those bounds, where f may stray from its lines. So an activation is wrong by
+interval. (Engines with two lines per unit pull centres back, too: there, moves_i = size_i, and since_i has gamma_n |b| in addition.
+Where columns of generators go forward, gamma' is the larger of both.) What enters an activation was bounded by computed numbers, so
+it may lie `outside` its interval by the slack of those bounds, where f may stray from its lines. So an activation is wrong by
 
     error_i  =  local_i + strayed_i + |a| since_j + gamma_n r,
 
@@ -47,7 +50,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -101,8 +104,8 @@ class Errors(ABC):
     A computation goes from activation to activation, in the network's order, and calls for each of them:
 
     1. one of `note`, `note_some` and `take`, when the node that enters it has been bounded: how far outside may values lie? `take`
-       may follow `note`, when the bounds are cut with others. `Settling`, which chooses units to bound, asks `with_room` and `as_run`
-       before that, and `reach` after it.
+       may follow `note`, when the bounds are cut with others. `Settling`, which chooses units to bound, asks `with_room` and
+       `with_run_error` before that, and `reach` after it.
     2. `enter_band` or `enter_lines`, when the activation has been relaxed for these bounds: `errors` and `run_errors` have its own.
     3. `alive` and `of_activation`, before rows are pulled back through it.
 
@@ -148,12 +151,12 @@ class Errors(ABC):
         """How far values may be from a node's centre if they are within `reach` without rounding."""
 
     @abstractmethod
-    def as_run(self, index: int, reach: Tensor) -> Tensor:
+    def with_run_error(self, index: int, reach: Tensor) -> Tensor:
         """How far values may be from a node's centre as the network runs, if they are within `reach` in exact arithmetic."""
 
     @abstractmethod
     def reach(self, index: int, interval: Interval) -> Tensor:
-        """How far values may be from the centre of a node that has been bounded."""
+        """How far values may be from the centre of a node that has been bounded, by an interval around that centre."""
 
     @abstractmethod
     def outside_of(self, activations: Iterable[int]) -> dict[int, Outside]:
@@ -190,7 +193,7 @@ class NoErrors(Errors):
     def with_room(self, index: int, reach: Tensor) -> Tensor:
         return reach
 
-    def as_run(self, index: int, reach: Tensor) -> Tensor:
+    def with_run_error(self, index: int, reach: Tensor) -> Tensor:
         return reach
 
     def reach(self, index: int, interval: Interval) -> Tensor:
@@ -229,7 +232,8 @@ class NodeErrors:
     size: Tensor
     """size_i: at least the largest |z_i|, and |c_i|."""
     moves: Tensor
-    """moves_i: at least |z_i - c_i|, how far the node may be from its centre; `size` where centres are pulled back, too."""
+    """moves_i: at least |z_i - c_i|, how far the node may be from its centre, where no activation strays from its lines; `size` where
+    centres are pulled back, too."""
     local: Tensor
     """local_i: the error that computing this node adds, whatever its operands' errors are."""
     since: Tensor
@@ -252,7 +256,7 @@ class _AffineErrors(Pass[NodeErrors]):
         self.dtype = region.centre.dtype
         self.run_dtype = network.run_dtype or self.dtype
         self.lost = region.centre.new_zeros(len(region.centre))
-        """[N]: what coefficients that underflow on their way back through the nodes visited so far may add to a row of size 1."""
+        """[N]: what coefficients that underflow on their way back through the nodes visited so far may add to the error of any row."""
         self._counted: dict[int, tuple[int, int]] = {}
         self._zeros: dict[int, Tensor] = {}
         """Errors that are zero everywhere, by identity: |W| 0 = 0 need not be computed."""
@@ -290,13 +294,13 @@ class _AffineErrors(Pass[NodeErrors]):
         drifts = [o.drift for o in operands]
         drift = self.zero_like(size) if self.are_zero(drifts) else layer.linear(*drifts)
         self.lose(index, moves)
-        running, (forward, back) = self._evaluation_error(index, layer, operands, size, run), self.gammas(index)
-        own = 1 + 2 * forward + back
-        total = self._scaled(own, self._sum(run, running))
-        part = total if run is run_since else self._scaled(own, self._sum(run_since, running))
-        if part is not total and not self.are_zero([run]):  # what pulls this error back is rounded, too
-            part = torch.add(part, run, alpha=own * back)
-        return NodeErrors(size, moves, local, since, drift, total, part)
+        evaluating, (forward, back) = self._evaluation_error(index, layer, operands, size, run), self.gammas(index)
+        own = 1 + 2 * forward + back  # these sums are rounded, too
+        new_run = self._scaled(own, self._sum(run, evaluating))
+        new_since = new_run if run is run_since else self._scaled(own, self._sum(run_since, evaluating))
+        if new_since is not new_run and not self.are_zero([run]):  # what pulls this error back is rounded, too
+            new_since = torch.add(new_since, run, alpha=own * back)
+        return NodeErrors(size, moves, local, since, drift, new_run, new_since)
 
     def activation(self, index: int, layer: ElementwiseDual, operands: Sequence[NodeErrors]) -> NodeErrors:
         raise AssertionError(f"{self.network.nodes[index].name} has not been relaxed yet")
@@ -307,7 +311,8 @@ class _AffineErrors(Pass[NodeErrors]):
         if layer.exact:  # entries change places only, which is no more work in several calls
             found = {key: layer.absolute(*operands) for key, operands in different.items()}
         else:
-            found = dict(zip(different, _together(layer.absolute, list(different.values())), strict=True))
+            batches = map(torch.cat, zip(*different.values(), strict=True))
+            found = dict(zip(different, layer.absolute(*batches).chunk(len(different)), strict=True))
         zero = self.zero_like(next(iter(found.values())))
         return [found.get(tuple(map(id, operands)), zero) for operands in known]
 
@@ -424,9 +429,10 @@ class Rounding(Errors):
         self.intervals: dict[int, Interval] = {}
         """By activation: what its relaxation was made for."""
         self.outside: dict[int, Outside] = {}
-        """By node, as far as bounds were computed for it."""
+        """By node: how far values may lie outside the bounds that were computed for it."""
         self.errors, self.run_errors = {}, {}
         self._leaning: dict[int, Tensor] = {}
+        """By activation: what straying to one side more than to the other adds to its drift."""
         self._pass = _AffineErrors(network, region, columns, pulls_centres)
         self._nodes = OnDemand(network, self._pass)
         self._nodes.at(0)
@@ -438,12 +444,12 @@ class Rounding(Errors):
 
     @property
     def lost(self) -> Tensor:
-        """[N]: what coefficients that underflow on their way back may add to a row of size 1."""
+        """[N]: what coefficients that underflow on their way back may add to the error of any row."""
         return self._pass.lost
 
     @property
     def run_lost(self) -> Tensor:
-        """[N]: what they may add to the run error of such a row."""
+        """[N]: what they may add to the run error of any row."""
         return self._run_lost
 
     def note(self, index: int, error: Tensor | None, run_error: Tensor | None = None) -> None:
@@ -573,7 +579,7 @@ class Rounding(Errors):
             evaluating = layer.error(wider, size + moved, gamma) + underflow_of_sum(0, dtype)
             evaluating = self._pass.unless_overflowing(evaluating, size + moved, layer.on_the_way)
             moved, off_line = moved + evaluating, off_line + evaluating
-        own = 1 + gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype)
+        own = 1 + gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype)  # these sums are rounded, too
         self.run_errors[index] = own * off_line
         lost = underflow_of_sum(self._pass.terms(index)[1], self._pass.dtype)
         self._run_lost = torch.add(self._run_lost, flat(self.run_errors[index], 1).sum(1), alpha=lost)
@@ -595,7 +601,7 @@ class Rounding(Errors):
         )
         return self._error(index, zero_slope, size, strayed)
 
-    def as_run(self, index: int, reach: Tensor) -> Tensor:
+    def with_run_error(self, index: int, reach: Tensor) -> Tensor:
         return reach + self.at(index).run
 
     def reach(self, index: int, interval: Interval) -> Tensor:
@@ -605,7 +611,7 @@ class Rounding(Errors):
         return {i: self.outside[self.network.source(i)] for i in activations}
 
     def with_room(self, index: int, reach: Tensor) -> Tensor:
-        """Adds what rounding may have done to centre and reach, to the errors before the node and to this sum."""
+        """Adds the errors of the centre and of `reach` itself: those before the node, the node's own, and those of this sum."""
         wider = reach if index not in self.errors else reach + self.errors[index] + self._leaning[index].abs()
         return torch.add((1 + 2 * self._pass.gammas(index)[0]) * wider, self.at(index).local, alpha=2)
 
@@ -641,11 +647,6 @@ def _strayed(
 def _zero_slope(layer: ElementwiseDual, zero: Tensor, like: Interval) -> Tensor:
     """A slope of zero, as slopes of this layer are shaped: like its result, `zero`, or like its operand where those differ."""
     return zero if layer.elementwise else torch.zeros_like(like.lower)
-
-
-def _together(function: Callable[..., Tensor], calls: list[list[Tensor]]) -> tuple[Tensor, ...]:
-    """The results of several calls, each with a batch, from one call with all batches."""
-    return function(*map(torch.cat, zip(*calls, strict=True))).chunk(len(calls))
 
 
 def _steepest(slopes: tuple[Tensor, ...]) -> Tensor:

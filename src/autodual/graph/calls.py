@@ -82,9 +82,9 @@ class Watch:
     def __init__(self) -> None:
         self.stack: list[str] = []
         """Paths of the modules that are being run."""
-        self.told = False
+        self.batch_seen = False
         """Whether forward has asked for anything that tells the size of the batch."""
-        self.asked = False
+        self.layout_seen = False
         """Whether forward has asked for the layout of a tensor, or whether it requires gradients."""
         self.refusal: Exception | None = None
         """The first refusal. A model that catches it is refused all the same."""
@@ -97,8 +97,8 @@ class Watch:
 
     def ask(self, name: str) -> None:
         """Note that the model uses a method or property of a tensor."""
-        self.told |= name in _TELLS_BATCH
-        self.asked |= name in _CIRCUMSTANCES
+        self.batch_seen |= name in _TELLS_BATCH
+        self.layout_seen |= name in _CIRCUMSTANCES
 
     def refused(self, why: str, where: str | None = None) -> CaptureError:
         """The error to raise. The model may catch it: the capture remembers. where: the module, if it is not the one that runs."""
@@ -474,12 +474,12 @@ class Plain(TorchFunctionMode):
             with outside_inference_mode():
                 made = function(*args, **kwargs)
         except Exception:
-            self._watch.told = True  # for another number of examples, it may not fail, and the model may catch it
+            self._watch.batch_seen = True  # for another number of examples, it may not fail, and the model may catch it
             raise
         with torch._C.DisableTorchFunction():
             if any(_unwrapped(t) is not t for t in tensors(made)):
                 raise self._out_of_sight()
-            self._watch.told |= isinstance(made, tuple | list)
+            self._watch.batch_seen |= isinstance(made, tuple | list)
             shaped = shaped_by_values(step, self.calls.batch, made)
             if step.varies and (name in OUT_OF_SIGHT or _reads_values(name, made) or shaped):
                 raise self._watch.refused(

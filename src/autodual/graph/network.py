@@ -161,20 +161,20 @@ def with_hooked_parameters(module: nn.Module, dtype: torch.dtype | None) -> nn.M
     hooks = parameter_hooks(module)
     if not hooks:
         return module
-    copy: nn.Module = object.__new__(type(module))
-    vars(copy).update(vars(module))
+    private: nn.Module = object.__new__(type(module))
+    vars(private).update(vars(module))
     if dtype is not None:
-        _cast_tensors(copy, dtype)
+        _cast_tensors(private, dtype)
     for hook in hooks:
-        hook(copy, ())
-    return copy
+        hook(private, ())
+    return private
 
 
-def _cast_tensors(copy: nn.Module, dtype: torch.dtype) -> None:
-    """Gives a copy of a module parameters and buffers of its own, in another dtype."""
+def _cast_tensors(private: nn.Module, dtype: torch.dtype) -> None:
+    """Gives a private copy of a module parameters and buffers of its own, in another dtype."""
     for table in ("_parameters", "_buffers"):
-        tensors = vars(copy)[table].items()
-        vars(copy)[table] = {name: None if t is None else cast(t.detach(), dtype) for name, t in tensors}
+        tensors = vars(private)[table].items()
+        vars(private)[table] = {name: None if t is None else cast(t.detach(), dtype) for name, t in tensors}
 
 
 def read_in(module: nn.Module, name: str, dtype: torch.dtype | None) -> Any:
@@ -237,10 +237,10 @@ def function_in(target: nn.Module | Callable[..., Any], dtype: torch.dtype) -> C
     """The function itself; for a module, a private copy whose parameters and buffers have another dtype."""
     if not isinstance(target, nn.Module):
         return target
-    copy = private_copy(target)
-    for part in copy.modules():
+    private = private_copy(target)
+    for part in private.modules():
         _cast_tensors(part, dtype)
-    return copy
+    return private
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -439,7 +439,7 @@ def check_unchanged(network: Network, now: Network) -> None:
     if len(network.nodes) != len(now.nodes) or network.output != now.output:
         how = f"{len(now.nodes)} operations instead of {len(network.nodes)}"
     for before, after in zip(network.nodes, now.nodes, strict=False):
-        difference = _difference(before, after)
+        difference = _node_difference(before, after)
         if difference is not None:
             where, how = after.path or after.name, difference
             break
@@ -450,7 +450,7 @@ def check_unchanged(network: Network, now: Network) -> None:
         )
 
 
-def _difference(before: Node, after: Node) -> str | None:
+def _node_difference(before: Node, after: Node) -> str | None:
     """In what two nodes differ, in words; None if they compute the same."""
     if (before.name, before.path) != (after.name, after.path):
         return f"{before.name} was there, {after.name} is"

@@ -71,15 +71,14 @@ def capture_graph(model: nn.Module, example: Tensor, registry: Registry, may_dra
             compare(OTHER_BATCH, nullcontext())
             given = len(example)
             known = given in (CAPTURE_BATCH, OTHER_BATCH) or (given == 1 and model.training)
-            if tracer.watch.told and not known:
+            if tracer.watch.batch_seen and not known:
                 compare(given, nullcontext())
-            if (
-                tracer.watch.told and not model.training
-            ):  # what was stored under the size of a batch is read at its second time
+            if tracer.watch.batch_seen and not model.training:
+                # What was stored under the size of a batch is read at its second time.
                 compare(OTHER_BATCH, nullcontext())
-            if tracer.watch.told and given != 1 and not model.training:
-                _compare_alone(tracer, sample(1), example)
-            if tracer.watch.asked or not example.is_contiguous():
+                if given != 1:
+                    _compare_alone(tracer, sample(1), example)
+            if tracer.watch.layout_seen or not example.is_contiguous():
                 _vary_circumstances(tracer, sample(OTHER_BATCH), example)
             if not may_draw and drawn != random_state(example.device, generators):  # by the model, or by another thread
                 compare(OTHER_BATCH, no_random_numbers(tracer.watch, generators))
@@ -195,14 +194,14 @@ def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
     while waiting:
         one, other, users = waiting.pop()
         if not (isinstance(one, Value) and isinstance(other, Value)):  # another kind of output
-            return _told(users)
+            return _in_words(users)
         a, b = one.maker, other.maker
         if not (isinstance(a, Step) and isinstance(b, Step)):
             if not (isinstance(a, str) and a == b):
-                return _told(users)
+                return _in_words(users)
             continue
         if users is not None and users[0].varies and not _same_for_all(one, other, batches):
-            return _told(users)
+            return _in_words(users)
         pair = id(a), one.position, id(b), other.position
         if pair in compared:
             continue
@@ -210,8 +209,8 @@ def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
         inputs: list[tuple[Value, Value]] = []
         given, again = (a.args, a.kwargs), (b.args, b.kwargs)
         alike = one.position == other.position and a.key == b.key
-        if not alike or not _same(given, again, batches, inputs, takes_shape=a.key in TAKES_SHAPE):
-            return _told((a, b))
+        if not alike or not _same_arguments(given, again, batches, inputs, takes_shape=a.key in TAKES_SHAPE):
+            return _in_words((a, b))
         # Both must have one entry for each example of their batch, of the same shape.
         if one.varies and ((one.shape[:1] + other.shape[:1], one.shape[1:]) != (batches, other.shape[1:])):
             return b.path or a.path, f"{b!r} has shape {other.shape} instead of {one.shape}"
@@ -219,7 +218,7 @@ def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
     return None
 
 
-def _told(users: tuple[Step, Step] | None) -> tuple[str, str]:
+def _in_words(users: tuple[Step, Step] | None) -> tuple[str, str]:
     """Where and how two calls differ, or what they use."""
     if users is None:
         return "", "another output"
@@ -234,7 +233,7 @@ def _same_for_all(one: Value, other: Value, batches: tuple[int, int]) -> bool:
     return _same_tensor(one.tensor, other.tensor, batches, computed=True)
 
 
-def _same(
+def _same_arguments(
     a: Any, b: Any, batches: tuple[int, int], inputs: list[tuple[Value, Value]], takes_shape: bool = False
 ) -> bool:
     """Whether arguments are equal. inputs: gets the values that calls have made among them, in pairs.

@@ -308,7 +308,7 @@ class ConcreteTracer(fx.Tracer):
                 return self._run(kind, target, args, kwargs)
         except Exception:
             self.graph.erase_node(node)  # the model may catch it, and the call has made nothing
-            self.watch.told = True  # for another number of examples, it may not fail
+            self.watch.batch_seen = True  # for another number of examples, it may not fail
             raise
         finally:
             self._running = False
@@ -355,7 +355,7 @@ class ConcreteTracer(fx.Tracer):
 
     def iter(self, obj: Any) -> Any:
         if isinstance(obj.value, tuple | list):
-            self.watch.told = True
+            self.watch.batch_seen = True
             return (obj[i] for i in range(len(obj.value)))
         raise self._depends_on_values("a loop runs over the values in a tensor")
 

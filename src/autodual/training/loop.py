@@ -250,13 +250,13 @@ class Loop:
                     if stop:
                         raise StoppedError(f"{self.run.folder}: stopped as asked; go on with --resume")
             every = config.evaluate_every
-            due = every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == config.epochs)
-            if due:
+            validating = every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == config.epochs)
+            if validating:
                 self._save(optimiser, position, sums)  # a validation may take long, and be interrupted
             self._end_epoch(epoch, position.step, sums, None if first > 0 else time.monotonic() - started)
             if self.average is not None:
                 self.average.end_epoch(epoch)
-            if due and self.validate is not None:
+            if validating and self.validate is not None:
                 self.group.same_(self.model)
                 self.model.eval()
                 with self._settled(epoch):

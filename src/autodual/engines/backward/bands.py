@@ -262,8 +262,8 @@ class PulledRadii:
 
     def _of_patches(self, index: int, patches: Patches, chosen: Tensor | None = None) -> tuple[Tensor, ...]:
         """Radius and errors of every unit, some lines of positions at a time: what they see is cut out together."""
-        kinds = 2 + bool(self.errors) + bool(self.run_errors)
-        line = kinds * len(self.region) * patches.values_per_line * self.region.centre.element_size()
+        cut = 1 + self._results  # the slopes of bands, their radii, and errors
+        line = cut * len(self.region) * patches.values_per_line * self.region.centre.element_size()
         size = even_split(patches.space[0], max(1, min(self.budget.max_bytes, MOST_CUT) // line))
         found = []
         for start in range(0, patches.space[0], size):
@@ -271,21 +271,21 @@ class PulledRadii:
             some = None if chosen is None else chosen[:, :, lines]
             found.append(self._of_lines(replace(patches, lines=lines), some))
             report_progress(index, min(1.0, (start + size) / patches.space[0]))
-        return found[0] if len(found) == 1 else tuple(torch.cat(kind, 2) for kind in zip(*found, strict=True))
+        return found[0] if len(found) == 1 else tuple(torch.cat(values, 2) for values in zip(*found, strict=True))
 
     def _of_lines(self, patches: Patches, chosen: Tensor | None) -> tuple[Tensor, ...]:
         """Radius and errors of units, as the output of a small network over many virtual examples, some at a time."""
         network = patches.network
         region, bands = patches.region(self.region), patches.bands(self.bands)
         errors, run_errors = (
-            {patches.places[i]: patches.cut(i, e) for i, e in kind.items() if i in patches.places}
-            for kind in (self.errors, self.run_errors)
+            {patches.places[i]: patches.cut(i, e) for i, e in known.items() if i in patches.places}
+            for known in (self.errors, self.run_errors)
         )
         if chosen is not None:
             small = PulledRadii(network, region, bands, self.budget, errors=errors, run_errors=run_errors)
             limit = self.budget.patches(network, 1, region.centre)
             found = small._of_chosen_units(network.output, chosen.flatten(2).mT.flatten(0, 1), limit)
-            return tuple(patches.assemble(kind.T) for kind in found)
+            return tuple(patches.assemble(values.T) for values in found)
         plan = DensePlan(network.nodes[network.output].shape)
         size = even_split(len(region), self.budget.patches(network, plan.count, region.centre))
 
@@ -307,8 +307,8 @@ class PulledRadii:
         again = torch.is_grad_enabled() and len(parts) > 1
         results = [checkpoint(some, part, use_reentrant=False) if again else some(part) for part in parts]
         count = 1 + bool(errors) + bool(run_errors)  # a patch may hold no activation at all
-        kinds = zip(*(result.chunk(count, dim=1) for result in results), strict=True)
-        return tuple(patches.assemble(torch.cat(kind, 1)) for kind in kinds)
+        by_kind = zip(*(result.chunk(count, dim=1) for result in results), strict=True)
+        return tuple(patches.assemble(torch.cat(values, 1)) for values in by_kind)
 
 
 def _flipped(work: Callable[[int, Rows], Tensor]) -> Callable[[int, Rows], Tensor]:
@@ -367,7 +367,10 @@ class Solver(ABC):
 
     @abstractmethod
     def lower(self, index: int, rows: Rows, as_run: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Bounds from below on the rows, and sums over activations of |coefficients| times errors and (as_run) times run errors."""
+        """Bounds from below on the rows, and sums over activations of |coefficients| times errors and times run errors.
+
+        The last is not to be used unless `as_run` asks for it.
+        """
 
     def minimum(self, index: int, spec: Spec) -> Tensor:
         """[N, K]: bounds from below on linear functions of a node. [SPAD Thm 1: J]"""

@@ -1,4 +1,4 @@
-"""Backward engines: the paper's exact bound and its two-line relative."""
+"""What all backward engines do with a batch, `BackwardEngine`, and the paper's exact bound, `Dual`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BackwardEngine(BoundEngine):
 
     @abstractmethod
     def solver(self, network: DualNetwork, region: InputSet, budget: Budget, rounding: Errors) -> Solver:
-        """A fresh computation."""
+        """A fresh computation, in which no activation is relaxed yet."""
 
     def preactivations(self, network: DualNetwork, region: InputSet) -> Preactivations:
         return self._preactivations(network, region, proof=False)
@@ -137,7 +137,11 @@ class BackwardEngine(BoundEngine):
     def _relaxed(
         self, network: DualNetwork, part: Part, rounding: Errors, exact: bool = True
     ) -> tuple[Solver, Preactivations, IntervalBounds | None]:
-        """All activations relaxed, one after the other; `exact` asks for bounds that are themselves of interest."""
+        """Relaxes all activations, one after the other: the solver, what enters the activations, and interval bounds run beside it.
+
+        exact: bound every node by `Solver.bound`, since its intervals are wanted for themselves; else by `Solver.settle`, which may
+        be loose where nothing depends on it.
+        """
         region = part.region
         solver = self.solver(network, region, Budget.of(self.max_bytes, region.centre.device), rounding)
         proof = isinstance(rounding, Rounding)
@@ -170,7 +174,7 @@ class BackwardEngine(BoundEngine):
         return self._rounding(network, region) if proof else NoErrors()
 
     def _given(self, network: DualNetwork, region: InputSet, proof: bool) -> Preactivations | None:
-        """What another engine is asked for."""
+        """What the engine `intermediate` finds, if there is one; in a proof, with its errors."""
         if self.intermediate is None:
             return None
         ask = self.intermediate.provable if proof else self.intermediate.preactivations

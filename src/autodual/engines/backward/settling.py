@@ -91,7 +91,7 @@ class Settling:
         work = operations(source) * len(centre)
         if isinstance(plan, Patches) and (alike or work < LEAST):
             return None
-        interval = Interval.around(centre, self.rounding.as_run(source, self.reach(source)))
+        interval = Interval.around(centre, self.rounding.with_run_error(source, self.reach(source)))
         units = self._open(source, interval)
         if units is None:
             return None
