@@ -105,3 +105,26 @@ def test_a_set_that_is_not_around_its_centre() -> None:
     assert (known.moves >= 1 - TOLERANCE).all()
     corner_and_minimum = 2 * 0.5 * known.size.numel() * torch.finfo(torch.float64).eps / 2
     assert (known.since >= corner_and_minimum).all()
+
+
+def test_units_that_only_rounding_keeps_dead(seen: Seen) -> None:
+    """Where a computed upper bound is zero or less, a ReLU has a band of nothing; its true value may be positive all the same."""
+    surprised = 0
+    for seed in range(20):
+        seen.clear()
+        torch.manual_seed(seed)
+        linear = nn.Linear(64, 8)
+        with torch.no_grad():
+            linear.bias.copy_(-linear.weight.abs().sum(1))
+        model = nn.Sequential(linear, nn.ReLU(), nn.Linear(8, 2))
+        inputs = ad.LinfBall(1.0).around(torch.zeros(1, 64))
+        labels = torch.zeros(1, dtype=torch.int64)
+        with torch.no_grad():
+            ad.Dual().prove(dual_network(model, inputs.centre), inputs, margins(labels, 2, torch.float32))
+            weight, bias = linear.weight.double(), linear.bias.double()
+            largest = (weight.abs().sum(1) + bias).clamp(min=0)
+        ((index, entries),) = seen.items()
+        for rounding, centre in entries:
+            surprised += int(((largest > 0) & (rounding.intervals[index].upper[0] <= 0)).sum())
+            assert ((largest - centre[0].double()).abs() <= rounding.at(index).moves[0]).all()
+    assert surprised > 0

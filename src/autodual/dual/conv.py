@@ -18,7 +18,7 @@ from autodual._errors import ArgumentError
 from autodual._tensor import Shape, channels_inside, channels_lie_inside
 from autodual.dual.base import AffineDual, Window, parameter, register, rewrite, spectral_norm, weights
 from autodual.dual.normalising import tournament
-from autodual.dual.shape import DualMonotone
+from autodual.dual.shape import DualPartialSums
 from autodual.graph import Call
 from autodual.kernels import thin
 from autodual.kernels.narrow import Geometry, convolve, is_narrow, is_narrow_back, spread
@@ -340,8 +340,8 @@ _ADAPTIVE: dict[int, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class DualNegative(DualMonotone):
-    """Minus a linear map with non-negative coefficients."""
+class DualNegative(DualPartialSums):
+    """Averages by a negative divisor."""
 
     def linear(self, *operands: Tensor) -> Tensor:
         return -self.function(*operands)
@@ -350,7 +350,7 @@ class DualNegative(DualMonotone):
         return self.function(*operands)
 
 
-def _average(dims: int, call: Call) -> DualMonotone:
+def _average(dims: int, call: Call) -> DualPartialSums:
     """dims: spatial dimensions. Without a dimension for channels, PyTorch takes the batch for it."""
     kernel, padding = per_dim(parameter(call, 1, "kernel_size"), dims), per_dim(parameter(call, 3, "padding", 0), dims)
     stride = per_dim(parameter(call, 2, "stride", None) or kernel, dims)
@@ -359,16 +359,21 @@ def _average(dims: int, call: Call) -> DualMonotone:
     low = tuple(-p for p in padding)
     window = Window(stride, low, tuple(a + k - 1 for a, k in zip(low, kernel, strict=True)))
     rest = {} if divisor is None else {"divisor_override": abs(divisor)}
-    layer = DualNegative if divisor is not None and divisor < 0 else DualMonotone
-    pool = _AVERAGE[dims]
+    layer = DualNegative if divisor is not None and divisor < 0 else DualPartialSums
+    pool, most = _AVERAGE[dims], math.prod(kernel)
     return layer(
-        lambda x: pool(x, kernel, stride, padding, ceil, count, **rest), window if len(call.shape) == dims + 1 else None
+        lambda x: pool(x, kernel, stride, padding, ceil, count, **rest),
+        window if len(call.shape) == dims + 1 else None,
+        counts=(most, most),
     )
 
 
-def _adaptive_average(dims: int, call: Call) -> DualMonotone:
-    size = call.shape[-dims:]
-    return DualMonotone(lambda x: _ADAPTIVE[dims](x, size))
+def _adaptive_average(dims: int, call: Call) -> DualPartialSums:
+    """A window begins and ends in the middle of a step of `size`, so it has a value more than sizes that divide."""
+    size, before = call.shape[-dims:], call.operand.shape[-dims:]
+    averaged = math.prod(-(-a // b) + (a % b > 0) for a, b in zip(before, size, strict=True))
+    averages = math.prod(-(-b // a) + 1 for a, b in zip(before, size, strict=True))
+    return DualPartialSums(lambda x: _ADAPTIVE[dims](x, size), counts=(averaged, averages))
 
 
 for _dims, _module, _adaptive in (

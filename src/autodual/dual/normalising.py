@@ -21,28 +21,32 @@ from autodual.dual.arithmetic import DualSum
 from autodual.dual.base import AffineDual, register, rewrite
 from autodual.dual.convex import power_above, recorded
 from autodual.dual.products import BilinearDual, elementwise_product
-from autodual.dual.shape import DualMonotone
+from autodual.dual.shape import DualPartialSums
 from autodual.graph import Call, depends
 
 # Sums, means, and extremes, which are rewritten with ReLU.
 
 
 @register(torch.mean, torch.Tensor.mean)
-def _mean(call: Call) -> DualMonotone:
+def _mean(call: Call) -> DualPartialSums:
     dims, keep = _reduced_dims(call)
-    return DualMonotone(lambda x: x.mean(dims, keepdim=keep))
+    return DualPartialSums(lambda x: x.mean(dims, keepdim=keep), counts=(_together(call, dims), 1))
 
 
 @register(torch.sum, torch.Tensor.sum)
-def _sum(call: Call) -> DualMonotone:
+def _sum(call: Call) -> DualPartialSums:
     dims, keep = _reduced_dims(call)
-    return DualMonotone(lambda x: x.sum(dims, keepdim=keep))
+    return DualPartialSums(lambda x: x.sum(dims, keepdim=keep), counts=(_together(call, dims), 1))
 
 
 def _reduced_dims(call: Call) -> tuple[list[int], bool]:
     given = call.argument(1, "dim", 0)
     dims = given if isinstance(given, list | tuple) else (given,)
     return [call.dimension(d) + 1 for d in dims], call.argument(2, "keepdim", False)
+
+
+def _together(call: Call, dims: list[int]) -> int:
+    return math.prod(call.operand.shape[d - 1] for d in dims)
 
 
 @rewrite(torch.maximum, torch.Tensor.maximum)

@@ -120,6 +120,18 @@ class DualMonotone(AffineDual):
 
 
 @dataclass(frozen=True)
+class DualPartialSums(DualMonotone):
+    """Sums or averages of some of the entries each, whose numbers are known."""
+
+    counts: tuple[int, int] = (0, 0)
+    """At most so many entries are added up together, and an entry is part of at most so many sums."""
+
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        together, sums = self.counts
+        return together + 1, sums
+
+
+@dataclass(frozen=True)
 class DualInterpolation(DualMonotone):
     """Linear interpolation between neighbours, whose coefficients PyTorch computes from positions in the dtype of the operand.
 

@@ -215,9 +215,15 @@ LOST = 1024
 
 
 def gamma_of_sum(terms: int, dtype: torch.dtype) -> float:
-    """gamma_n of a dtype, enlarged for the rounding of a sum of so many errors; infinite for more terms than it has digits for."""
+    """gamma_n of a dtype, enlarged for the rounding of a sum of so many errors; infinite where SAFETY does not cover n u any more."""
     part = terms * torch.finfo(dtype).eps / 2
-    return SAFETY * part / (1 - 2 * part) if part < 1 / 2 else math.inf
+    return SAFETY * part / (1 - 2 * part) if part < 1 - 1 / SAFETY else math.inf
+
+
+def gammas_of_sums(terms: Tensor, dtype: torch.dtype) -> Tensor:
+    """`gamma_of_sum` of each number of terms."""
+    part = terms * (torch.finfo(dtype).eps / 2)
+    return torch.where(part < 1 - 1 / SAFETY, SAFETY * part / (1 - 2 * part), torch.inf)
 
 
 def underflow_of_sum(terms: int, dtype: torch.dtype) -> float:
@@ -232,8 +238,7 @@ class NodeErrors:
     size: Tensor
     """size_i: at least the largest |z_i|, and |c_i|."""
     moves: Tensor
-    """moves_i: at least |z_i - c_i|, how far the node may be from its centre, where no activation strays from its lines; `size` where
-    centres are pulled back, too."""
+    """moves_i: at least |z_i - c_i|, how far the node may be from its centre; `size` where centres are pulled back, too."""
     local: Tensor
     """local_i: the error that computing this node adds, whatever its operands' errors are."""
     since: Tensor
@@ -255,9 +260,12 @@ class _AffineErrors(Pass[NodeErrors]):
         self.columns, self.pulls_centres = columns, pulls_centres
         self.dtype = region.centre.dtype
         self.run_dtype = network.run_dtype or self.dtype
-        self.lost = region.centre.new_zeros(len(region.centre))
-        """[N]: what coefficients that underflow on their way back through the nodes visited so far may add to the error of any row."""
+        products = underflow_of_sum(sum(math.prod(node.shape) for node in network.nodes), self.dtype)
+        self.lost = region.centre.new_full((len(region.centre),), products)
+        """[N]: what underflow may add to the error of any row: of its products with values, and of its coefficients, on the nodes that
+        were visited so far."""
         self._counted: dict[int, tuple[int, int]] = {}
+        self._chains: dict[int, int] = {}
         self._zeros: dict[int, Tensor] = {}
         """Errors that are zero everywhere, by identity: |W| 0 = 0 need not be computed."""
 
@@ -343,8 +351,12 @@ class _AffineErrors(Pass[NodeErrors]):
         clean = self.are_zero([o.run for o in operands])
         sizes = [o.size if clean else o.size + o.run for o in operands]
         terms, counted = self.terms(index)[0] + MORE_ROUNDINGS, layer.nonzero_terms(*sizes)
-        total, gamma = size + before, gamma_of_sum(terms, dtype)
-        share = gamma if counted is None else ((counted.to(before) + MORE_ROUNDINGS) * (gamma / terms)).clamp(max=gamma)
+        total = size + before
+        share = (
+            gamma_of_sum(terms, dtype)
+            if counted is None
+            else gammas_of_sums(counted.to(before) + MORE_ROUNDINGS, dtype)
+        )
         error = total * share + underflow_of_sum(terms, dtype)
         more = layer.run_error(gamma_of_sum(MORE_ROUNDINGS, dtype), *sizes)
         error = error if more is None else error + more
@@ -370,8 +382,13 @@ class _AffineErrors(Pass[NodeErrors]):
 
     def lose(self, index: int, moves: Tensor) -> None:
         """Counts coefficients on a node that underflow, times how far it moves, over all its features."""
-        lost = underflow_of_sum(self.terms(index)[1], self.dtype)
+        lost = self.underflow_of_coefficients(index)
         self.lost = torch.add(self.lost, flat(moves, 1).sum(1), alpha=lost)
+
+    def underflow_of_coefficients(self, index: int) -> float:
+        """What a coefficient on a node may lose where its readers' coefficients are pulled back."""
+        most = max((self.terms(reader)[1] for reader in self.network.readers[index]), default=0)
+        return underflow_of_sum(most, self.dtype)
 
     def terms(self, index: int) -> tuple[int, int]:
         """The most terms of a sum that computes the node, and of one that pulls a coefficient back through it.
@@ -386,9 +403,23 @@ class _AffineErrors(Pass[NodeErrors]):
         return self._counted[index]
 
     def gammas(self, index: int) -> tuple[float, float]:
-        """gamma and gamma' of a node: of the sums that compute it, and of those that pull coefficients back through it."""
+        """gamma and gamma' of a node: of the sums that compute it, and of those that pull coefficients back through it.
+
+        Sizes and errors are pushed through |W| from node to node, and rounded as well: SAFETY has to cover the whole chain of sums
+        since the last activations.
+        """
+        if gamma_of_sum(self._chain(index), self.dtype) == math.inf:
+            return math.inf, math.inf
         forward, back = self.terms(index)
         return gamma_of_sum(forward + MORE_ROUNDINGS, self.dtype), gamma_of_sum(back + MORE_ROUNDINGS, self.dtype)
+
+    def _chain(self, index: int) -> int:
+        """How many terms the sums have, one after the other, that lead to a node from the last activations or the input."""
+        if index not in self._chains:
+            node = self.network.nodes[index]
+            before = node.inputs if isinstance(node.layer, AffineDual) else ()
+            self._chains[index] = self.terms(index)[0] + 1 + max(map(self._chain, before), default=0)
+        return self._chains[index]
 
     def gamma_of_features(self, index: int) -> float:
         """gamma_n of a sum of coefficients times values over all features of a node, which other such sums are added to: two for an
@@ -436,7 +467,7 @@ class Rounding(Errors):
         self._pass = _AffineErrors(network, region, columns, pulls_centres)
         self._nodes = OnDemand(network, self._pass)
         self._nodes.at(0)
-        self._run_lost = torch.zeros_like(self._pass.lost)
+        self._run_lost = self._pass.lost.clone()
 
     def at(self, index: int) -> NodeErrors:
         """What is known of a node; all activations before it must have been entered."""
@@ -534,7 +565,10 @@ class Rounding(Errors):
             size, largest = torch.maximum(size, after.abs()), torch.maximum(largest, before.abs())
             farthest = torch.maximum(interval.upper - before, before - interval.lower)
         reach = farthest + outside.farther
-        moves = size if self.pulls_centres else layer.along(steepest, reach, plus=offset)
+        up, down = _strayed(layer, interval, outside, slopes)
+        moves = size
+        if not self.pulls_centres:
+            moves = layer.along(steepest, reach, plus=offset + torch.maximum(up, down))
         self.intervals[index] = interval
         local = self._pass.error_of_sums(index, torch.maximum(size, layer.along(steepest, largest)), moves)
         if not layer.exact:
@@ -544,7 +578,6 @@ class Rounding(Errors):
         self._pass.lose(index, moves)
         zero = self._pass.zero_like(size)
         run = self._enter_run(index, wide, size, slopes, steepest, _zero_slope(layer, zero, wide))
-        up, down = _strayed(layer, interval, outside, slopes)
         self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
         strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
         drift = layer.along(slopes[0], operand.drift, plus=self._leaning[index])
@@ -581,7 +614,7 @@ class Rounding(Errors):
             moved, off_line = moved + evaluating, off_line + evaluating
         own = 1 + gamma_of_sum(MORE_ROUNDINGS, self._pass.dtype)  # these sums are rounded, too
         self.run_errors[index] = own * off_line
-        lost = underflow_of_sum(self._pass.terms(index)[1], self._pass.dtype)
+        lost = self._pass.underflow_of_coefficients(index)
         self._run_lost = torch.add(self._run_lost, flat(self.run_errors[index], 1).sum(1), alpha=lost)
         return own * moved
 
