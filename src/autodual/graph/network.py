@@ -282,9 +282,10 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
         if call.op == "placeholder" or not depends.isdisjoint(call.all_input_nodes):
             depends.add(call)
     if not isinstance(output, fx.Node) or output not in depends:
+        keys = f", such as out[{next(iter(output))!r}]" if isinstance(output, dict) and output else ""
         raise CaptureError(
             "model: must return one tensor that depends on its input; wrap a model that returns several "
-            "values in a module that returns the one to be bounded"
+            f"values in a module that returns the one to be bounded{keys}"
         )
     used = {output}
     for call in reversed(calls):
