@@ -312,7 +312,7 @@ def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
     values = torch.as_tensor(eps if isinstance(eps, Tensor) else _as_float(eps))
     if not bool((values >= 0).all()) or not bool(values.isfinite().all()):
         ends = f"values from {values.min().item()} to {values.max().item()}"
-        got = str(values.item()) if values.dim() == 0 else ends
+        got = ends if values.dim() > 0 else str(eps.item() if isinstance(eps, Tensor) else eps)
         raise ArgumentError(f"{name} must be finite and not negative everywhere, got {got}")
 
 
