@@ -106,8 +106,15 @@ EVERYWHERE: Table = {
     "labels as a list": (lambda: spoilt(labels=[0, 1, 2]), r"got list; use torch.as_tensor\(labels\)"),
     "labels as floats": (lambda: spoilt(labels=torch.zeros(3)), "labels must be .* got torch.float32"),
     "labels as booleans": (lambda: spoilt(labels=torch.zeros(3, dtype=torch.bool)), "labels must be .* got torch.bool"),
-    "labels as columns": (lambda: spoilt(labels=torch.zeros(3, 1, dtype=torch.long)), r"labels must have shape \[3\]"),
-    "labels as one-hot": (lambda: spoilt(labels=torch.eye(3, dtype=torch.long)), r"labels must have shape \[3\]"),
+    "labels as columns": (
+        lambda: spoilt(labels=torch.zeros(3, 1, dtype=torch.long)),
+        r"labels must have shape \[3\], .*; pass labels.squeeze\(1\)",
+    ),
+    "labels as one-hot": (
+        lambda: spoilt(labels=torch.eye(3, dtype=torch.long)),
+        r"labels must have shape \[3\], .*; pass labels.argmax\(1\), if they are one-hot",
+    ),
+    "labels as one-hot floats": (lambda: spoilt(labels=torch.eye(3)), r"of one-hot labels, pass labels.argmax\(1\)"),
     "labels are sparse": (
         lambda: spoilt(labels=torch.tensor([0, 1, 2]).to_sparse()),
         "labels is a tensor of the layout 'sparse_coo'",

@@ -309,3 +309,13 @@ def test_a_file_that_ends_too_early_is_told(call: Call, run: Path) -> None:
     code, said, _ = check(call, file, "--sample", "2")
     assert code == 0
     assert "all as written; the file ends after 7 of 10 examples" in said
+
+
+def test_a_file_of_certify_data_says_that_it_cannot_be_opened(call: Call, tmp_path: Path) -> None:
+    images, labels = ad.load_digits("test")
+    lines = tmp_path / "lines.jsonl"
+    ad.certify_data(ad.load_digits_network(), (images[:5], labels[:5]), ad.LinfBall(0.05), out=lines)
+    code, _, complaint = call("certify", "--check", str(lines), *CPU)
+    assert code == 2
+    assert "does not say where its model and data are, as certify_data leaves it; certify again there" in complaint
+    assert complaint.count("\n") == 1

@@ -118,3 +118,8 @@ def test_fractions_as_options(call: Call, small: list[str], tmp_path: Path) -> N
 def test_a_first_eps_of_a_run_gives_way_to_a_smaller_eps(eps: float, start: float) -> None:
     assert merged({"eps": 0.3, "eps_start": 0.2}, {"eps": eps})["eps_start"] == start
     assert merged({"eps": 0.3, "eps_start": 0.2}, {"eps": eps, "eps_start": 0.25})["eps_start"] == 0.25
+
+
+def test_a_run_folder_in_the_place_of_a_config_says_what_to_write(call: Call, tmp_path: Path) -> None:
+    said = f"error: {tmp_path}: is a folder, not a config file; name a run folder with --out {tmp_path}\n"
+    assert call("train", "--resume", str(tmp_path)) == (2, "", said)

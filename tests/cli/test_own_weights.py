@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,12 +116,37 @@ def test_weights_that_do_not_fit_say_how(tmp_path: Path) -> None:
         ),
     ):
         torch.save(state | change, file)
-        with pytest.raises(ArgumentError, match=message) as refusal:
+        with pytest.raises(ArgumentError, match=message):
             load_model(file, model)
-        assert "Names in the file" not in str(refusal.value)  # no name has a prefix
-    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, file)
-    with pytest.raises(ArgumentError, match=r"Names in the file begin with 'module\.'; save the state_dict"):
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+@pytest.mark.parametrize("entry", [None, "state_dict", "model"])
+def test_checkpoints_and_wrapped_names_are_read(tmp_path: Path, prefix: str, entry: str | None) -> None:
+    """What DataParallel and torch.compile write, alone or beside the state of an optimiser, is read and told."""
+    file, trained = tmp_path / "w.pt", torch.nn.Sequential(torch.nn.Linear(2, 3))
+    optimiser = torch.optim.Adam(trained.parameters())
+    trained(torch.ones(1, 2)).sum().backward()
+    optimiser.step()
+    state = {f"{prefix}{name}": tensor for name, tensor in trained.state_dict().items()}
+    torch.save({"epoch": 3, "optimizer": optimiser.state_dict(), entry: state} if entry else state, file)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         load_model(file, model)
+    assert torch.equal(model[0].weight, trained[0].weight)
+    said = " ".join(str(each.message) for each in told)
+    assert ("is a checkpoint; its weights are taken from the entry" in said) == (entry is not None)
+    assert (f"all names begin with {prefix!r}" in said) == (prefix != "")
+
+
+def test_a_checkpoint_with_two_networks_is_refused(tmp_path: Path) -> None:
+    file, state = tmp_path / "w.pt", torch.nn.Linear(2, 3).state_dict()
+    torch.save({"model": state, "ema": state}, file)
+    with pytest.raises(
+        ArgumentError, match=r"more than one state dictionary \(model, ema\); save the one that you mean"
+    ):
+        read_tensors(file)
 
 
 @pytest.mark.parametrize(

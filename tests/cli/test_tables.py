@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def run(call: Call, table: Path, tmp_path: Path) -> Path:
     assert code == 0, complaint
     assert "at linf 1 (31 test examples)" in said
     return folder
+
+
+def test_columns_in_very_different_units_are_told_without_normalise(call: Call, table: Path, tmp_path: Path) -> None:
+    asked = ["--label-column", "outcome", "--eps", "age=1", "--epochs", "1", "--skip-curve"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, told = call("train", "--data", str(table), *FAST[1:], *asked, "--out", str(tmp_path / "run"))
+    assert code == 0, told
+    assert "note: the columns of this table spread between" in told
 
 
 def test_a_run_from_training_to_its_report(call: Call, run: Path, table: Path) -> None:

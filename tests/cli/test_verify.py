@@ -47,6 +47,13 @@ def test_what_holds_is_unsat(call: Call, network: Path, tmp_path: Path) -> None:
     assert re.search(r"in real numbers, least margin [\d.]+ \(slack .*\); as run: proved as well", told)
 
 
+def test_a_property_that_contradicts_itself_is_told(call: Call, network: Path, tmp_path: Path) -> None:
+    """It is proved of any network, and hardly ever what was meant."""
+    code, said, told = call("verify", str(network), str(_property(tmp_path, 0.02, extra="(assert (<= X_0 -1))")))
+    assert (code, said) == (0, "unsat\n")
+    assert "note: the property contradicts itself, such as by a lower bound above the upper one" in told
+
+
 def test_what_is_broken_is_sat_with_a_counterexample(call: Call, network: Path, tmp_path: Path) -> None:
     property_file = _property(tmp_path, 0.6)
     code, said, _ = call("verify", str(network), str(property_file))

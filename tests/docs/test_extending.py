@@ -36,7 +36,7 @@ def test_every_code_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks) >= 4
     names: dict[str, object] = {"__name__": "extending"}
     for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), names)
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
     assert "tensor" in capsys.readouterr().out
     assert nn.Softsign in REGISTRY.builders
 
@@ -56,6 +56,29 @@ def test_the_rewrite_is_needed_and_faithful() -> None:
         exec(
             compile("@ad.rewrite(Swap)" + after.replace("[second, first]", "[first, second]"), str(PAGE), "exec"), names
         )
+
+
+@pytest.mark.usefixtures("_restored_registry")
+def test_a_dual_layer_that_cannot_be_made_is_refused_when_it_is_registered() -> None:
+    class Half(ad.CurvedDual):
+        def value(self, z: torch.Tensor) -> torch.Tensor:
+            return z
+
+    class Asking(ad.CurvedDual):
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+        def value(self, z: torch.Tensor) -> torch.Tensor:
+            return z
+
+        def derivative(self, z: torch.Tensor) -> torch.Tensor:
+            return torch.ones_like(z)
+
+    with pytest.raises(ad.ArgumentError, match="Half: has no derivative; a dual layer must define"):
+        ad.register(nn.Softsign)(Half)
+    with pytest.raises(ad.ArgumentError, match="Asking: its __init__ asks for arguments; make it a dataclass"):
+        ad.register(nn.Softsign)(Asking)
+    assert nn.Softsign not in REGISTRY.builders
 
 
 def test_the_first_example_is_short() -> None:

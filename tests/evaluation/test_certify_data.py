@@ -263,6 +263,9 @@ def test_a_loader_is_read_no_further_than_the_limit() -> None:
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "labels for others": ((IMAGES, LABELS[:5]), {}, r"labels have shape \(5,\), but there are 60 inputs"),
+    "one-hot labels": ((IMAGES, torch.eye(10)[LABELS]), {}, r"of one-hot labels, pass labels.argmax\(1\)"),
+    "single examples": (list(zip(IMAGES, LABELS, strict=True)), {}, "these seem to be single examples; put them into batches"),
+    "batches as dictionaries": ([{"x": IMAGES, "y": LABELS}], {}, r"batch 0 holds a dict, .*; pass a generator of pairs"),
     "labels with fractions": ((IMAGES, LABELS.float()), {}, "labels are float32, but must be integers"),
     "bytes": (((IMAGES * 255).byte().numpy(), LABELS), {}, "inputs hold uint8, but networks take floats"),
     "labels of several lengths": ((IMAGES, [[0], [1, 2]] * 30), {}, "labels: lists inside are not of one length"),

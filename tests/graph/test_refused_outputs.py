@@ -34,6 +34,34 @@ def test_other_outputs_are_refused(compute: Callable[[Any, Tensor], Any]) -> Non
         ad.capture(Net(compute, fc=nn.Linear(4, 3)), batch(2, 4))
 
 
+@pytest.mark.parametrize(("kind", "pick"), [(nn.LSTM, lambda out: out[1][0][-1]), (nn.GRU, lambda out: out[1][-1])])
+def test_last_states_say_what_to_take(kind: type[nn.Module], pick: Callable[[Any], Tensor]) -> None:
+    net = Net(lambda m, x: pick(m.rnn(x)), rnn=kind(2, 3, batch_first=True))
+    with pytest.raises(ad.CaptureError, match=r"For the last states, take output\[:, -1\] instead"):
+        ad.capture(net.eval(), batch(2, 4, 2))
+
+
+def test_a_dictionary_is_told_by_its_key() -> None:
+    with pytest.raises(ad.CaptureError, match=r"returns the one to be bounded, such as out\['logits'\]"):
+        ad.capture(Net(REFUSED["dictionary"], fc=nn.Linear(4, 3)), batch(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"weight": torch.ones(1)}, "dict; make the network, and load these weights"),
+        ("net.pt", "str; make the network, and load the file's weights"),
+        (lambda x: x, "function; make it the forward of a module"),
+        (3, "int$"),
+    ],
+)
+def test_what_is_no_module_says_what_to_give(given: Any, advice: str) -> None:
+    ball, x, labels = ad.LinfBall(0.1), batch(2, 4), torch.tensor([0, 1])
+    for call in (lambda: ad.capture(given, x), lambda: ad.certify(given, x, labels, ball)):
+        with pytest.raises(ad.ArgumentError, match=f"got {advice}"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("compute", "message"),
     [

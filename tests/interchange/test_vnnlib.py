@@ -249,7 +249,7 @@ def test_packed_and_cut_short_or_no_text_at_all(tmp_path: Path) -> None:
     with pytest.raises(ad.ArgumentError, match="cannot be unpacked"):
         ad.load_vnnlib(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ad.ArgumentError, match="it is no text"):
+    with pytest.raises(ad.ArgumentError, match="it is no text; the network comes first"):
         ad.load_vnnlib(path)
     with pytest.raises(ad.ArgumentError, match="is a folder"):
         ad.load_vnnlib(tmp_path)

@@ -1,5 +1,8 @@
 """eps may be a number, a scalar tensor, one per example, or one per feature; what is ambiguous or does not fit is refused."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -155,6 +158,39 @@ def test_sizes_without_meaning_are_refused(kind: type[ad.LinfBall], eps: float, 
 def test_ranges_without_meaning_are_refused(clip: tuple[float, float]) -> None:
     with pytest.raises(ad.ArgumentError, match="clip must be"):
         ad.LinfBall(0.1, clip=clip)
+
+
+@pytest.mark.parametrize(
+    ("eps", "advice"),
+    [
+        ([1.0, 2.0], "got list; make it a tensor with torch.as_tensor"),
+        (np.ones(2), "got ndarray; make it a tensor with torch.as_tensor"),
+        ({"age": 1.0}, "got dict; give one size per feature as a tensor, in the order of the columns"),
+        ("8/255", "got str; write a number, such as 8 / 255"),
+        (None, "got NoneType$"),
+    ],
+)
+def test_sizes_of_other_types_say_what_to_write(eps: Any, advice: str) -> None:
+    with pytest.raises(ad.ArgumentError, match=advice):
+        ad.LinfBall(eps)
+
+
+def test_a_range_for_each_feature_is_a_box() -> None:
+    with pytest.raises(
+        ad.ArgumentError, match=r"clip must be .*; for a range of each feature, clamp the ends of a Box"
+    ):
+        ad.LinfBall(0.1, clip=(torch.zeros(3), torch.ones(3)))  # type: ignore[arg-type]
+
+
+def test_grey_levels_outside_the_range_are_named() -> None:
+    with pytest.raises(ad.ArgumentError, match=r"ranges from .*; divide grey levels by the highest"):
+        ad.LinfBall(0.1, clip=(0.0, 1.0)).around(255 * X)
+
+
+def test_an_eps_in_grey_levels_is_noticed() -> None:
+    x, labels = batch(2, 4).clamp(0, 1), torch.tensor([0, 1])
+    with pytest.warns(UserWarning, match="eps = 8 is more than the whole range of the data"):
+        ad.certify(mlp(4, 3), x, labels, ad.LinfBall(8, clip=(0, 1)))
 
 
 def test_a_range_may_end_beyond_all_numbers() -> None:

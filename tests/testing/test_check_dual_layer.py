@@ -356,3 +356,11 @@ def test_the_lines_of_a_layer_without_a_band_are_checked() -> None:
     ad.register(BadlyBent)(WrongLines)
     with pytest.raises(AssertionError, match="lines: the function is not above its lower line"):
         check_dual_layer(BadlyBent())
+
+
+def test_a_reason_that_every_shape_has_is_told_once() -> None:
+    with pytest.raises(
+        AssertionError, match=r"no usual input shape fits: .*'softsign' has no dual layer.*give an example$"
+    ) as refused:
+        check_dual_layer(torch.nn.Softsign())
+    assert str(refused.value).count("softsign") == 1

@@ -172,7 +172,7 @@ def test_metrics_of_the_stages_before_are_kept(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_config_is_refused_and_left_alone(whole: Path) -> None:
     before = (whole / "config.yaml").read_bytes()
-    with pytest.raises(ad.ArgumentError, match=r"another config: eps was 0\.05, now 0\.07"):
+    with pytest.raises(ad.ArgumentError, match=r"another config: eps was 0\.05, now 0\.07; go on with its own"):
         train(CONFIG.with_changes(eps=0.07), whole, resume=True)
     with pytest.raises(ad.ArgumentError, match="holds a run already; go on with --resume"):
         train(CONFIG, whole)

@@ -309,6 +309,11 @@ def _open_again(file: Path, asked: Asked | None, changes: dict[str, Any], exampl
     try:
         return open_named(place, given | changes, examples)
     except ArgumentError as error:
+        if asked is None and not (place / "config.yaml").exists():
+            raise ArgumentError(
+                f"{file}: does not say where its model and data are, as certify_data leaves it; certify again there, with another "
+                f"out, and compare"
+            ) from None
         raise ArgumentError(f"{file}: what it is about cannot be opened: {error}") from None
 
 

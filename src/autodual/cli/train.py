@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodual._errors import ArgumentError
 from autodual.cli.options import DEFAULTS, checked, configs, run_folders, with_config_options
 from autodual.cli.terminal import answer, speaks, watched
 from autodual.runs.config import read_yaml
@@ -38,6 +39,8 @@ def train(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Train a network that can be certified, evaluate it exactly, and keep everything in a run folder."""
+    if config is not None and config.is_dir():
+        raise ArgumentError(f"{config}: is a folder, not a config file; name a run folder with --out {config}")
     folder = out or Path("runs") / (config.stem if config is not None else "run")
     given, place = ({}, DEFAULTS) if config is None else (read_yaml(config), str(config))
     if resume and config is None and Run(folder).config_file.exists():

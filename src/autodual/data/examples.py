@@ -49,11 +49,12 @@ def check_labels(
 def as_labels(array: Any, count: int, where: str, kind: str = "image") -> Tensor:
     """[N] or [N, 1] of any integer type as int64 [N]."""
     array = as_array(array, f"{where}: labels")
+    one_hot = "; of one-hot labels, pass labels.argmax(1)" if array.ndim == 2 and array.shape[1] > 1 else ""
     if array.dtype.kind not in "iu":
-        raise ArgumentError(f"{where}: labels are {array.dtype}, but must be integers, 0 for the first class")
+        raise ArgumentError(f"{where}: labels are {array.dtype}, but must be integers, 0 for the first class{one_hot}")
     if array.shape not in ((count,), (count, 1)):
         raise ArgumentError(
-            f"{where}: labels have shape {array.shape}, but there are {count} {kind}s; pass one for each"
+            f"{where}: labels have shape {array.shape}, but there are {count} {kind}s; pass one for each{one_hot}"
         )
     if count == 0:
         raise ArgumentError(f"{where}: there are no labels; one part of the data is empty")

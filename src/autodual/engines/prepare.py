@@ -20,6 +20,7 @@ from autodual.engines.ibp import evaluate_with_error
 from autodual.engines.results import BoundEngine
 from autodual.engines.rounding import MORE_ROUNDINGS, gamma_of_sum
 from autodual.graph import Network, capture_graph, check_current
+from autodual.graph.record import no_module
 from autodual.sets import GivenSet, InputSet, LinfBall, Perturbation, norm_of
 from autodual.sets.balls import warn_of_raw_pixels
 from autodual.spec import Label, Specification, check_labels
@@ -412,7 +413,7 @@ def check_finite(x: Tensor, name: str) -> None:
 def check_placement(model: nn.Module, x: Tensor, name: str) -> None:
     """Refuse a model whose parameters and buffers are on another device, or in another dtype, than the input."""
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module or a captured Network, got {type(model).__name__}")
+        raise ArgumentError(f"model must be a torch.nn.Module or a captured Network, got {no_module(model)}")
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not tensor.is_floating_point():
             continue

@@ -27,6 +27,7 @@ from autodual.engines.effort import Effort, ProgressOfPart, Report, TimeLimitErr
 from autodual.engines.prepare import check_ball, check_region, require_engine
 from autodual.evaluation.judge import Judged, Ledger, at_once, graph_of, judged_summary, problem_of
 from autodual.graph import Network
+from autodual.graph.record import no_module
 from autodual.runs.lines import (
     FUNCTION,
     CertificateLine,
@@ -208,7 +209,7 @@ def _place_of(model: nn.Module | Network) -> tuple[torch.device | None, torch.dt
     """Device and dtype of the model's numbers; None for a model that has none."""
     module = model.model if isinstance(model, Network) else model
     if not isinstance(module, nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module or a Network, got {type(model).__name__}")
+        raise ArgumentError(f"model must be a torch.nn.Module or a Network, got {no_module(model)}")
     tensors = [value for value in (*module.parameters(), *module.buffers()) if value.is_floating_point()]
     return (tensors[0].device, tensors[0].dtype) if tensors else (None, None)
 
@@ -318,7 +319,15 @@ def _loaded(data: Any, limit: int | None, kept: bool) -> tuple[Tensor, Tensor]:
     for number, pair in enumerate(data):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             held = f"{len(pair)} things" if isinstance(pair, list | tuple) else f"a {type(pair).__name__}"
-            raise ArgumentError(f"data: batch {number} holds {held}, but must be (inputs, labels)")
+            advice = "; pass a generator of pairs, such as ((batch[key], batch[label]) for batch in loader)"
+            raise ArgumentError(
+                f"data: batch {number} holds {held}, but must be (inputs, labels){'' if isinstance(pair, Tensor) else advice}"
+            )
+        if isinstance(pair[1], int | np.integer) or (isinstance(pair[1], Tensor | np.ndarray) and pair[1].ndim == 0):
+            raise ArgumentError(
+                f"data: batch {number} has a single label, so these seem to be single examples; put them into batches, as by "
+                f"DataLoader(data, batch_size=100)"
+            )
         parts.append(_inputs(pair[0], f"data: inputs of batch {number}").cpu())
         labels.append(_labels(pair[1], len(parts[-1])))
         if parts[-1].shape[1:] != parts[0].shape[1:] or parts[-1].dtype != parts[0].dtype:

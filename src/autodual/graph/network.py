@@ -282,9 +282,10 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
         if call.op == "placeholder" or not depends.isdisjoint(call.all_input_nodes):
             depends.add(call)
     if not isinstance(output, fx.Node) or output not in depends:
+        keys = f", such as out[{next(iter(output))!r}]" if isinstance(output, dict) and output else ""
         raise CaptureError(
             "model: must return one tensor that depends on its input; wrap a model that returns several "
-            "values in a module that returns the one to be bounded"
+            f"values in a module that returns the one to be bounded{keys}"
         )
     used = {output}
     for call in reversed(calls):
@@ -313,7 +314,16 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
     for node, _ in bounded:  # first, since advice says more than a complaint about what the operation yields
         _check_supported(node, tracer.registry, with_advice=True)
     for node, value in bounded:
-        _check_value(value, node.name, tracer.sample)
+        owner = dict(model.named_modules()).get(node.path)
+        states = isinstance(owner, nn.RNNBase)
+        _check_value(
+            value,
+            node.name,
+            tracer.sample,
+            "For the last states, take output[:, -1] instead (of two ways, the halves of output[:, -1] and output[:, 0])"
+            if states
+            else "",
+        )
         _check_supported(node, tracer.registry)
     like, registry = tracer.sample, tracer.registry
     shape, batch = tuple(like.shape[1:]), len(like)
@@ -411,8 +421,11 @@ def _check_supported(node: Node, registry: Registry, with_advice: bool = False) 
         raise UnsupportedOperationError(f"{node.path or 'model'}: the operation {name!r} has no dual layer. {hint}")
 
 
-def _check_value(value: Any, where: str, sample: Tensor) -> None:
-    """Refuse a value that cannot be bounded: no tensor, no floating-point numbers, less precise than the input, or no batch."""
+def _check_value(value: Any, where: str, sample: Tensor, advice: str) -> None:
+    """Refuse a value that cannot be bounded: no tensor, no floating-point numbers, less precise than the input, or no batch.
+
+    advice: what to do where the batch is not first; general if empty.
+    """
     if not isinstance(value, Tensor):
         raise CaptureError(f"{where}: yields a {type(value).__name__} instead of a tensor, which cannot be bounded")
     if not value.is_floating_point():
@@ -423,7 +436,8 @@ def _check_value(value: Any, where: str, sample: Tensor) -> None:
             f"keep one precision throughout"
         )
     if value.dim() == 0 or value.shape[0] != len(sample):
-        moved = ". Write torch.stack(tensors, 1) or x.unsqueeze(1)" if len(sample) in value.shape[1:2] else ""
+        second = len(sample) in value.shape[1:2]
+        moved = f". {advice or 'Write torch.stack(tensors, 1) or x.unsqueeze(1)'}" if second else ""
         raise CaptureError(
             f"{where}: its result has shape {tuple(value.shape)} when it is traced with a batch of {len(sample)}; dimension 0 must "
             f"stay the batch, because certificates are per example{moved}"

@@ -14,8 +14,9 @@ import operator
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -40,13 +41,27 @@ CAPTURE_BATCH, OTHER_BATCH = 13, 2
 """Sizes of the batches that are run. A size that is the same in both runs is not the batch."""
 
 
+def no_module(given: object) -> str:
+    """The type of what was given in the place of a module, and what to give instead."""
+    advice = ""
+    if isinstance(given, Mapping):
+        advice = "; make the network, and load these weights with its load_state_dict"
+    elif isinstance(given, str | Path):
+        advice = (
+            "; make the network, and load the file's weights with its load_state_dict (load_onnx opens an ONNX file)"
+        )
+    elif callable(given):
+        advice = "; make it the forward of a module, so that its parameters are known"
+    return f"{type(given).__name__}{advice}"
+
+
 def capture_graph(model: nn.Module, example: Tensor, registry: Registry, may_draw: bool = False) -> Network:
     """The graph of `model` for inputs shaped like `example` [N, *shape]; only the first example's values are used.
 
     may_draw: whether parameters may be computed with random numbers, as in a step of training, which certifies nothing.
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise ArgumentError(f"model must be a torch.nn.Module, got {no_module(model)}")
     check_model(model, example)
     check_surroundings(model)
 

@@ -155,6 +155,11 @@ class Registry:
             raise ArgumentError("register() needs at least one module type or function")
 
         def add(builder: Registered) -> Registered:
+            lacking = ", ".join(sorted(getattr(builder, "__abstractmethods__", ())))
+            if lacking:
+                raise ArgumentError(
+                    f"{getattr(builder, '__name__', builder)}: has no {lacking}; a dual layer must define each of these"
+                )
             build = _from_fields(builder) if inspect.isclass(builder) else builder
             self.builders.update(dict.fromkeys(targets, build))
             self.bodies.update({t: _body(t) for t in targets})
@@ -246,6 +251,15 @@ def parameter_hooks(module: nn.Module) -> list[WeightNorm | SpectralNorm]:
 def _from_fields(layer: type[Any]) -> Builder:
     """A builder that fills the fields of a dual layer from attributes of the module, or from arguments of the function."""
     if not dataclasses.is_dataclass(layer):
+        asked = "__init__" in vars(layer) and any(
+            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            for p in list(inspect.signature(layer.__init__).parameters.values())[1:]
+        )
+        if asked:
+            raise ArgumentError(
+                f"{layer.__name__}: its __init__ asks for arguments; make it a dataclass whose fields are named like the module's "
+                f"attributes, or register a function: register(...)(lambda call: {layer.__name__}(...)) with call.module"
+            )
         return lambda call: layer()
     names = [f.name for f in dataclasses.fields(layer)]
 

@@ -212,8 +212,11 @@ class _Work:
         self.notes: list[str] = []
 
     def decide(self, rounds: Sequence[Round]) -> tuple[Outcome, Counterexample | None]:
-        if not self.asked.cases:
-            return Outcome.UNSAT, None  # no input, or no output, is asked for
+        if not self.asked.cases:  # no input, or no output, is asked for
+            self.notes.append(
+                "the property contradicts itself, such as by a lower bound above the upper one, so any network has it"
+            )
+            return Outcome.UNSAT, None
         with full_precision():
             prepared = self._prepared()
             for c, case in enumerate(self.asked.cases):

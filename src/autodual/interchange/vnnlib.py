@@ -109,7 +109,9 @@ def _text(place: Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ArgumentError(f"{place}: is not a VNN-LIB file: it is no text") from None
+        raise ArgumentError(
+            f"{place}: is not a VNN-LIB file: it is no text; the network comes first, the property second"
+        ) from None
     if not text.strip():
         raise ArgumentError(f"{place}: is empty, not a VNN-LIB file")
     return text

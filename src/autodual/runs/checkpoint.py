@@ -117,17 +117,18 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 def load_model(path: Path, model: nn.Module, expect_half: bool = False) -> None:
     """Loads the weights of a safetensors file, or of a state dictionary as .pt, into a model that they fit, to the last bit.
 
-    Refuses weights that the model's types cannot hold. Warns of weights of another type that they do hold, unless these are expected
-    to be half as wide, as `encode_half` writes them.
+    Names that begin with the prefix of a wrapper, such as DataParallel's, lose it, with a warning. Refuses weights that the model's
+    types cannot hold. Warns of weights of another type that they do hold, unless these are expected to be half as wide, as
+    `encode_half` writes them.
     """
-    tensors, expected = read_tensors(path), model.state_dict()
+    expected = model.state_dict()
+    tensors = _unwrapped(path, read_tensors(path), expected)
     shapes, own_shapes = ({name: each.shape for name, each in found.items()} for found in (tensors, expected))
     wrong = sorted(name for name in {*tensors, *expected} if shapes.get(name) != own_shapes.get(name))
     if wrong:
         given, own = (_shape_in_words(each.get(wrong[0])) for each in (shapes, own_shapes))
         raise ArgumentError(
             f"{path}: these weights are for another network; {wrong[0]} does not fit: the file has {given}, the model {own}"
-            f"{_prefix_advice(tensors, expected)}"
         )
     other = [name for name in expected if tensors[name].dtype != expected[name].dtype]
     types = {name: [str(each[name].dtype).removeprefix("torch.") for each in (tensors, expected)] for name in other}
@@ -151,22 +152,26 @@ def _shape_in_words(shape: Sequence[int] | None) -> str:
     return "none of that name" if shape is None else str(list(shape))
 
 
-def _prefix_advice(given: Iterable[str], expected: Iterable[str]) -> str:
-    """What to do if all names of a file are the model's own behind a prefix, as wrappers of PyTorch write it."""
-    names, own = set(given), set(expected)
+def _unwrapped(path: Path, tensors: dict[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors without the prefix that a wrapper of PyTorch has put before all names, if the model's own names stand behind it."""
+    own = set(expected)
     for prefix in ("module.", "_orig_mod.", "model."):
-        if names == {f"{prefix}{name}" for name in own}:
-            return (
-                f". Names in the file begin with {prefix!r}; save the state_dict() of the network inside of the wrapper"
+        if own and tensors.keys() == {f"{prefix}{name}" for name in own}:
+            warnings.warn(
+                f"{path}: all names begin with {prefix!r}, as a wrapper writes them; read without it", stacklevel=3
             )
-    return ""
+            return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 PYTORCH_FILES = (".pt", ".pth", ".bin")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name: safetensors, or what torch.save(model.state_dict(), path) wrote. Nothing else is unpickled."""
+    """The tensors of a file by name: safetensors, or what torch.save(model.state_dict(), path) wrote. Nothing else is unpickled.
+
+    Of a checkpoint, such as {"epoch": 3, "model": ..., "optimizer": ...}, the one entry that is a state dictionary, with a warning.
+    """
     if path.suffix not in PYTORCH_FILES:
         return load_tensors(path)
     with in_one_line(path, "cannot be read"):
@@ -183,7 +188,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file makes PyTorch and zipfile raise errors of many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArgumentError(f"{path}: cannot be read as weights of PyTorch ({reason[:200]}); {advice}") from None
-    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
+    inside = [k for k, v in found.items() if _is_state(v) and v] if isinstance(found, dict) else []
+    if len(inside) > 1:
+        raise ArgumentError(
+            f"{path}: holds more than one state dictionary ({', '.join(map(str, inside))[:200]}); save the one that you mean: "
+            f"torch.save(torch.load(path, weights_only=True)[{inside[0]!r}], 'weights.pt')"
+        )
+    if inside:
+        warnings.warn(f"{path}: is a checkpoint; its weights are taken from the entry {inside[0]!r}", stacklevel=2)
+        found = found[inside[0]]
+    if not _is_state(found):
         held = (
             f"a {type(found).__name__}"
             if not isinstance(found, dict)
@@ -196,6 +210,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path}: {odd} is a sparse or quantised tensor; save it as an ordinary one, as by .to_dense()"
         )
     return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _is_state(found: Any) -> bool:
+    """Whether this is a state dictionary: tensors by name."""
+    return isinstance(found, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items())
 
 
 def _held(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -258,7 +258,10 @@ class Run:
         for name in (name for name in now if name not in FREE):
             was, is_now = before[name], now[name]
             if was != is_now and not (name in NAMED and resolved(name, was) == resolved(name, is_now)):
-                raise ArgumentError(f"{self.folder}: is a run of another config: {name} was {was!r}, now {is_now!r}")
+                raise ArgumentError(
+                    f"{self.folder}: is a run of another config: {name} was {was!r}, now {is_now!r}; go on with its own, or choose "
+                    f"another folder"
+                )
 
     def begun(self) -> bool:
         """Whether there is something to go on with; a run that could not even start has left its config alone."""

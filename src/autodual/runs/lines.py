@@ -285,8 +285,8 @@ def _check_record(path: Path, kind: type[ProblemOutline] | type[Summary], may_re
         )
     if not may_replace:
         raise ArgumentError(
-            f"{path}: is left from certificates that are not there any more; write over it with {say.overwrite}, or choose another "
-            f"{say.out}"
+            f"{path}: is left from certificates that are not there any more; find them anew with {say.resume} or {say.overwrite}, or "
+            f"choose another {say.out}"
         )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +76,10 @@ class LinfBall(Perturbation):
                 raise ArgumentError("scale must be a tensor of the shape of one input, or None; one number is eps")
             _check_eps(self.scale, "scale")
         if self.clip is not None and not _is_range(self.clip):
-            raise ArgumentError(f"clip must be (low, high) with low < high, got {self.clip}")
+            ends = self.clip if isinstance(self.clip, tuple | list) else ()
+            many = any(isinstance(end, Tensor | np.ndarray | Sequence) and not isinstance(end, str) for end in ends)
+            advice = "; for a range of each feature, clamp the ends of a Box: ad.Box(lower, upper)" if many else ""
+            raise ArgumentError(f"clip must be (low, high), two numbers with low < high, got {self.clip}{advice}")
         if self.clip is not None:
             object.__setattr__(self, "clip", tuple(map(_as_float, self.clip)))
 
@@ -133,9 +138,14 @@ class LinfBall(Perturbation):
             single = torch.tensor(self.clip, dtype=torch.float32).tolist()
             low, high = min(low, single[0]), max(high, single[1])
         if not bool(((x >= low) & (x <= high)).all()):
+            first, last = x.min().item(), x.max().item()
+            grey = first >= 0 and last >= FEWEST_LEVELS and self.clip == (0.0, 1.0)
+            advice = (
+                "divide grey levels by the highest (255 for bytes)" if grey else "normalisation belongs into the model"
+            )
             raise ArgumentError(
-                f"x lies outside clip = ({self.clip[0]}, {self.clip[1]}): it ranges from {x.min().item():.6g} to "
-                f"{x.max().item():.6g}. clip is the range of the data in the units of x; normalisation belongs into the model"
+                f"x lies outside clip = ({self.clip[0]}, {self.clip[1]}): it ranges from {first:.6g} to {last:.6g}. clip is the range "
+                f"of the data in the units of x; {advice}"
             )
 
     def with_eps(self, eps: float | Tensor) -> LinfBall:
@@ -242,8 +252,20 @@ FEWEST_LEVELS = 16
 
 
 def warn_of_raw_pixels(x: Tensor, ball: Perturbation, stacklevel: int) -> bool:
-    """Warn, and return True, where x seems to hold grey levels and eps is less than one of them, as for images in [0, 1]."""
+    """Warn, and return True, where x seems to hold grey levels and eps is less than one of them, as for images in [0, 1].
+
+    Also where it is the other way round: where eps is wider than the range that x stays inside.
+    """
     eps = _largest_eps(ball)
+    plain = isinstance(ball, LinfBall) and ball.scale is None and isinstance(ball.eps, int | float)
+    clip = ball.clip if plain and isinstance(ball, LinfBall) else None
+    if clip is not None and eps > clip[1] - clip[0]:
+        warnings.warn(
+            f"eps = {eps:g} is more than the whole range of the data, clip = ({clip[0]:g}, {clip[1]:g}), so that nothing limits the "
+            f"inputs. eps is in the units of x: if it is meant in grey levels, divide it by 255 as x was",
+            stacklevel=stacklevel + 1,
+        )
+        return True
     if not 0 < eps < 1:
         return False
     lowest, highest = (end.item() for end in x.detach().aminmax())
@@ -282,7 +304,7 @@ def _whole(x: Tensor) -> bool:
 def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
     """Refuse sizes that are no finite numbers, or negative."""
     if isinstance(eps, bool) or not isinstance(eps, int | float | Tensor):
-        raise ArgumentError(f"{name} must be a number or a tensor, got {type(eps).__name__}")
+        raise ArgumentError(f"{name} must be a number or a tensor, got {type(eps).__name__}{_advice(eps)}")
     if isinstance(eps, Tensor) and not eps.is_floating_point():
         raise ArgumentError(f"{name} must be a floating-point tensor, got {eps.dtype}")
     if isinstance(eps, Tensor):
@@ -290,8 +312,19 @@ def _check_eps(eps: float | Tensor, name: str = "eps") -> None:
     values = torch.as_tensor(eps if isinstance(eps, Tensor) else _as_float(eps))
     if not bool((values >= 0).all()) or not bool(values.isfinite().all()):
         ends = f"values from {values.min().item()} to {values.max().item()}"
-        got = str(values.item()) if values.dim() == 0 else ends
+        got = ends if values.dim() > 0 else str(eps.item() if isinstance(eps, Tensor) else eps)
         raise ArgumentError(f"{name} must be finite and not negative everywhere, got {got}")
+
+
+def _advice(eps: object) -> str:
+    """What to write in the place of a size of another type."""
+    if isinstance(eps, dict):
+        return (
+            "; give one size per feature as a tensor, in the order of the columns (names are for fit and TrainConfig)"
+        )
+    if isinstance(eps, str):
+        return "; write a number, such as 8 / 255, without quotes"
+    return "; make it a tensor with torch.as_tensor" if isinstance(eps, Sequence | np.ndarray) else ""
 
 
 def _as_float(number: float) -> float:

@@ -337,12 +337,18 @@ def check_labels(labels: Tensor, x: Tensor) -> Tensor:
     """The labels as int64; refuses anything but one whole number for each example, on its device."""
     if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        hint = (
-            "for a regression, ask for Between(lower, upper)"
-            if isinstance(labels, Tensor)
-            else "use torch.as_tensor(labels)"
-        )
+        if not isinstance(labels, Tensor):
+            hint = "use torch.as_tensor(labels)"
+        elif labels.dim() == 2 and labels.shape[1] > 1:
+            hint = "of one-hot labels, pass labels.argmax(1); for a regression, ask for Between(lower, upper)"
+        else:
+            hint = "for a regression, ask for Between(lower, upper)"
         raise ArgumentError(f"labels must be a tensor of integer class numbers, got {kind}; {hint}")
+    if labels.dim() == 2 and len(labels) == len(x):
+        advice = "labels.squeeze(1)" if labels.shape[1] == 1 else "labels.argmax(1), if they are one-hot"
+        raise ArgumentError(
+            f"labels must have shape [{len(x)}], one class number per example, got {tuple(labels.shape)}; pass {advice}"
+        )
     if labels.shape != x.shape[:1]:
         raise ArgumentError(
             f"labels must have shape [{x.shape[0]}], one per example, got {tuple(labels.shape)}; x has the shape {tuple(x.shape)}, "

@@ -190,7 +190,7 @@ class _Function(nn.Module):
 
 def _guess(module: nn.Module) -> Tensor:
     """A batch that the module accepts, from what it says of its input or from the usual shapes."""
-    failures = []
+    failures = list[tuple[Shape, str]]()
     for shape in _candidates(module):
         example = torch.zeros(2, *shape, dtype=torch.float64)
         try:
@@ -198,12 +198,16 @@ def _guess(module: nn.Module) -> Tensor:
                 module(example)
             capture(module, example)
         except AutodualError as error:
-            failures.append(f"{shape}: {error}")
+            failures.append((shape, str(error)))
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-            failures.append(f"{shape}: {type(error).__name__}: {error}")
+            failures.append((shape, f"{type(error).__name__}: {error}"))
         else:
             return example
-    raise AssertionError("no usual input shape fits; give an example. Tried " + "; ".join(failures))
+    same = {reason for _, reason in failures}
+    if len(same) == 1:
+        raise AssertionError(f"no usual input shape fits: {same.pop()}; if it is the shape, give an example")
+    tried = "; ".join(f"{shape}: {reason}" for shape, reason in failures)
+    raise AssertionError(f"no usual input shape fits; give an example. Tried {tried}")
 
 
 def _candidates(module: nn.Module) -> list[Shape]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -87,9 +88,26 @@ def run_named(config: TrainConfig, folder: Path | str, resume: bool, watch: Watc
 
     def build(trained_on: Examples) -> nn.Module:
         statistics = mean_std(config.dataset, trained_on, config.per_channel) if config.normalise else None
-        return make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
+        model = make_model(config.model, trained_on.shape, len(trained_on.classes), statistics)
+        if not config.normalise and ".py:" not in config.model:  # a network of one's own may standardise by itself
+            _warn_of_units(trained_on)
+        return model
 
     return _run(config, Run(Path(folder)), resume, watch, train_data, test_data, build, work)
+
+
+def _warn_of_units(data: Examples) -> None:
+    """Warns of a table whose columns differ so much in size that a network hardly learns from them as they are."""
+    if not isinstance(data, ArrayData) or data.values.dim() != 2 or len(data) < 2:
+        return
+    spread = data.values.double().std(0)
+    spread = spread[spread > 0]
+    if len(spread) > 0 and spread.max() > 100 * spread.min().clamp(max=1.0):
+        warnings.warn(
+            f"the columns of this table spread between {spread.min():.3g} and {spread.max():.3g}, and networks learn little from such "
+            f"numbers; --normalise makes standardisation the first layer of the network (eps stays in the units of the table)",
+            stacklevel=2,
+        )
 
 
 def fit(
