@@ -302,22 +302,22 @@ DUAL = [
         "dual/test_every_layer.py::test_keeps_its_contract[encoder layer, norm first]",
     ),
     mutation(
-        "LSTM without its memory", "dual/attention.py",
+        "LSTM without its memory", "dual/recurrent.py",
         "c = torch.sigmoid(f) * c + torch", "c = torch",
         "dual/test_every_layer.py::test_keeps_its_contract[LSTM]",
     ),
     mutation(
-        "GRU's gate the other way round", "dual/attention.py",
+        "GRU's gate the other way round", "dual/recurrent.py",
         "return (n + z * (h - n),)", "return (h + z * (n - h),)",
         "dual/test_every_layer.py::test_keeps_its_contract[GRU]",
     ),
     mutation(
-        "outputs of the way back in its order", "dual/attention.py",
+        "outputs of the way back in its order", "dual/recurrent.py",
         "sides.append(outputs[::-1] if way else outputs)", "sides.append(outputs)",
         "dual/test_every_layer.py::test_keeps_its_contract[GRU]",
     ),
     mutation(
-        "second bias of a recurrent layer lost", "dual/attention.py",
+        "second bias of a recurrent layer lost", "dual/recurrent.py",
         "F.linear(state[0], u, d)),)", "F.linear(state[0], u)),)",
         "dual/test_every_layer.py::test_keeps_its_contract[RNN]",
     ),

@@ -381,6 +381,11 @@ ATTENTION = [
     Case("RNN", lambda: _Recurrent(nn.RNN(2, 2, batch_first=True)), (2, 2)),
     Case("LSTM", lambda: _Recurrent(nn.LSTM(2, 2, batch_first=True)), (2, 2)),
     Case("GRU", lambda: _Recurrent(nn.GRU(2, 2, batch_first=True, bidirectional=True)), (2, 2)),
+    Case("last states, one layer", lambda: _lstm(2, lambda h: h[-1]), (2, 2)),
+    Case("last states, a part", lambda: _lstm(2, lambda h: h[-2, :, 1:]), (2, 2)),
+    Case("last states, the only layer", lambda: _lstm(1, lambda h: h.squeeze(0)), (2, 2)),
+    Case("last states, transposed", lambda: _lstm(2, lambda h: h.transpose(0, 1)), (2, 2)),
+    Case("last states, permuted", lambda: _lstm(2, lambda h: h.permute(1, 0, 2)), (2, 2)),
     Case("encoder layer, norm first", lambda: _encoder_layer(norm_first=True), (2, 4)),
 ]
 STATISTICS = [
@@ -468,12 +473,21 @@ class _SelfAttention(nn.Module):
 
 
 class _Recurrent(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
+    """The outputs of a recurrent layer, or what is taken from its last states h, of an LSTM from both."""
+
+    def __init__(self, layer: nn.Module, take: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.take = layer, take
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]
+        output, last = self.layer(x)
+        if self.take is None:
+            return output
+        return torch.cat([self.take(h) for h in last], 1) if isinstance(last, tuple) else self.take(last)
+
+
+def _lstm(layers: int, take: Callable[[Tensor], Tensor]) -> nn.Module:
+    return _Recurrent(nn.LSTM(2, 2, layers, batch_first=True), take)
 
 
 def _encoder_layer(norm_first: bool) -> nn.Module:

@@ -520,7 +520,10 @@ def attention() -> Iterator[Odd]:
         yield Odd(f"{options}", cells, lambda m, o=options: _outputs(m(2, 3, batch_first=True, **o)), (3, 2), reach=0.3)
     yield Odd("relu", (nn.RNN,), lambda m: _outputs(m(2, 3, nonlinearity="relu", batch_first=True)), (3, 2))
     yield refused("the batch second", cells, lambda m: _outputs(m(2, 3)), (13, 2))
-    yield refused("last states", (nn.RNN, nn.GRU), lambda m: _second(m(2, 3, batch_first=True)), (3, 2))
+    yield Odd("last states", (nn.RNN, nn.GRU), lambda m: _last(m(2, 3, batch_first=True), lambda h: h[-1]), (3, 2))
+    yield refused(
+        "mixed last states", (nn.RNN, nn.GRU), lambda m: _last(m(2, 3, batch_first=True), lambda h: h.mean(0)), (3, 2)
+    )
     yield refused("projections", (nn.LSTM,), lambda m: _outputs(m(2, 3, proj_size=1, batch_first=True)), (3, 2))
     yield refused("too long", cells, lambda m: _outputs(m(2, 3, batch_first=True)), (65, 2))
 
@@ -692,8 +695,8 @@ def _outputs(module: nn.Module) -> nn.Module:
     return Net(lambda m, x: m.layer(x)[0], layer=module)
 
 
-def _second(module: nn.Module) -> nn.Module:
-    return Net(lambda m, x: m.layer(x)[1][-1], layer=module)
+def _last(module: nn.Module, take: Callable[[Tensor], Tensor]) -> nn.Module:
+    return Net(lambda m, x: take(m.layer(x)[1]), layer=module)
 
 
 TABLE = list(table())

@@ -43,6 +43,10 @@ WeightsOption = Annotated[
 Limit = Annotated[int | None, typer.Option(help="only the first so many test images; all when not given", min=1)]
 
 
+TIME_IS_UP = 4
+"""Exit code where --timeout ended before all images were certified, as that of `autodual verify`."""
+
+
 @dataclass(frozen=True)
 class Probability:
     """Options of the engine high-probability."""
@@ -159,7 +163,7 @@ def certify(
     if len(found.labels) == 0:
         answer(file=str(file), examples=0, of=wanted)
         print(f"time is up before the first images are done (of {wanted}); go on with --resume, and more time; {file}")
-        return
+        raise typer.Exit(TIME_IS_UP)
     rests_on = basis(opened.model, opened.data, opened.ball, chosen)
     summary = judged_summary(found, opened.ball, chosen, rests_on, opened.data.classes)
     summary = replace(summary, cascade=together)
@@ -179,6 +183,8 @@ def certify(
         print(f"time is up after {len(found.labels)} of {wanted} images{_left(cascade)}; go on with --resume")
     if summary.collapsed is not None:
         print(f"warning: {first}the network has {summary.collapsed}", file=sys.stderr)
+    if not whole:
+        raise typer.Exit(TIME_IS_UP)
 
 
 def _left(cascade: Combination | None) -> str:
@@ -213,7 +219,10 @@ def open_named(place: Path, given: dict[str, Any], limit: int | None, weights: P
         place, given = weights, given | {"model": str(place)}
     own = own_config(place)
     config = checked(own.to_mapping() | {"device": "auto"}, given, str(place))
-    return open_target(place, own, config, given, limit)
+    opened = open_target(place, own, config, given, limit)
+    if not place.is_dir() and speaks() and not given.keys() & {"eps", "feature_eps"}:
+        print(f"note: --eps was not given, so that it is {own.eps:g}", file=sys.stderr)
+    return opened
 
 
 # Where lines of certificates are written, so that nothing is lost unasked.

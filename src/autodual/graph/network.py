@@ -320,7 +320,7 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
             value,
             node.name,
             tracer.sample,
-            "For the last states, take output[:, -1] instead (of two ways, the halves of output[:, -1] and output[:, 0])"
+            "Of the last states h, take h[-1], or h.transpose(0, 1); or output[:, -1], the last layer's"
             if states
             else "",
         )

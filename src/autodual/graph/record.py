@@ -32,6 +32,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autodual._errors import ArgumentError, AutodualError, CaptureError
+from autodual._tensor import Shape
 from autodual.graph.calls import TAKES_SHAPE, Calls, Constant, Step, Value, Watch, equal, names
 from autodual.graph.network import Network, check_unchanged, network_of, same
 from autodual.graph.registry import Registry, odd_tensor
@@ -226,11 +227,19 @@ def _difference(first: Calls, second: Calls) -> tuple[str, str] | None:
         alike = one.position == other.position and a.key == b.key
         if not alike or not _same_arguments(given, again, batches, inputs, takes_shape=a.key in TAKES_SHAPE):
             return _in_words((a, b))
-        # Both must have one entry for each example of their batch, of the same shape.
-        if one.varies and ((one.shape[:1] + other.shape[:1], one.shape[1:]) != (batches, other.shape[1:])):
+        if one.varies and not _one_entry_each(one.shape, other.shape, batches, of_module=isinstance(a.key, tuple)):
             return b.path or a.path, f"{b!r} has shape {other.shape} instead of {one.shape}"
         waiting += [(x, y, (a, b)) for x, y in inputs]
     return None
+
+
+def _one_entry_each(one: Shape, other: Shape, batches: tuple[int, int], of_module: bool) -> bool:
+    """Whether both have one entry for each example of their batch, of the same shape; first, or second in what a module returns, as in
+    the last states of recurrent layers."""
+    return any(
+        (one[d : d + 1] + other[d : d + 1], one[:d] + one[d + 1 :]) == (batches, other[:d] + other[d + 1 :])
+        for d in range(2 if of_module else 1)
+    )
 
 
 def _in_words(users: tuple[Step, Step] | None) -> tuple[str, str]:

@@ -190,10 +190,7 @@ class ConcreteTracer(fx.Tracer):
 
     def _expanded(self, target: Any, rewrite: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """What a rewrite makes of a call."""
-        step = None
-        if not self._expanding:  # only what the user wrote is noted, and not what a rewrite makes of it
-            named, given = (args[1], args[:1]) if target is getattr else (target, args)  # x.mT is noted by its name
-            step = self.calls.begin(named, *self._concrete(given, kwargs), self.watch.where)
+        step = self._begin_step("call_function", target, *self._concrete(args, kwargs))
         self._expanding += 1
         try:
             made = rewrite(*args, **kwargs)
@@ -288,7 +285,7 @@ class ConcreteTracer(fx.Tracer):
             )
 
     def _begin_step(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
-        """Notes the call as a run on tensors would show it; None if it would show nothing."""
+        """Notes the call as a run on tensors would show it; None if it would show nothing, as nothing that a rewrite calls does."""
         if self._expanding or not kind.startswith("call"):
             return None
         if target is getattr or target is operator.getitem:
