@@ -322,6 +322,11 @@ DUAL = [
         "dual/test_every_layer.py::test_keeps_its_contract[RNN]",
     ),
     mutation(
+        "the first layer's last states for those of any", "dual/recurrent.py",
+        "tuple(others)] if others else layers[first]", "tuple(others)] if others else layers[0]",
+        "dual/test_every_layer.py::test_keeps_its_contract[last states, one layer]",
+    ),
+    mutation(
         "variance divided by one less", "dual/normalising.py",
         "if by_sums else squares.mean(dims, keepdim=True)",
         "if by_sums else squares.sum(dims, keepdim=True) / (squares.shape[-1] - 1)",
