@@ -155,6 +155,25 @@ def test_an_activation_that_overflows_on_the_way_is_not_certified_as_run(
     assert not found.certified_as_run[4]
 
 
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual()], ids=repr)
+@pytest.mark.parametrize("divisor", [1000, -1000])
+def test_an_average_by_a_large_divisor_that_overflows_on_the_way_is_not_certified_as_run(
+    divisor: int, engine: ad.BoundEngine
+) -> None:
+    """Entries are added up, to 4.8e38 here, before they are divided by a number that may be larger than that of entries."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = F.avg_pool2d(x * 1.2e38, 2, divisor_override=divisor).flatten(1) * math.copysign(1e-38, divisor)
+        return torch.cat([h * 0 + 1, h], 1)
+
+    model, x, corner = Net(scores).eval(), torch.zeros(5, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    x[4] = 0.7
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.3), engine)
+    assert not model(corner).isfinite().all()
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
 @pytest.mark.parametrize(
     "normalise", [lambda x: F.group_norm(x, 1), lambda x: F.layer_norm(x, (16,))], ids=["group", "layer"]
 )
