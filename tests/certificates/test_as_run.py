@@ -175,6 +175,26 @@ def test_an_average_by_a_large_divisor_that_overflows_on_the_way_is_not_certifie
 
 
 @pytest.mark.parametrize(
+    ("operation", "last"), [(torch.addcmul, 1e-38), (torch.addcdiv, 1e38)], ids=["addcmul", "addcdiv"]
+)
+def test_a_product_of_three_that_overflows_on_the_way_is_not_certified_as_run(
+    operation: Callable[..., Tensor], last: float
+) -> None:
+    """On a CPU, the number is multiplied first: 2 * 2.25e38 is infinite, and times 1e-38 it would be 4.5."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = operation(x * 0, x * 3e38, torch.full((1, 1), last, dtype=x.dtype), value=2.0)
+        return torch.cat([h * 0 + 20, h], 1)
+
+    model, x, corner = Net(scores).eval(), torch.zeros(5, 1), torch.full((1, 1), 0.75)
+    x[4] = 0.5
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.25))
+    assert not model(corner).isfinite().all()
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
+@pytest.mark.parametrize(
     "normalise", [lambda x: F.group_norm(x, 1), lambda x: F.layer_norm(x, (16,))], ids=["group", "layer"]
 )
 def test_a_norm_whose_squares_overflow_is_not_certified_as_run(normalise: Callable[[Tensor], Tensor]) -> None:

@@ -56,7 +56,9 @@ def _check(operation: Callable[[Tensor], Tensor], shape: Shape, what: object) ->
 
 
 def _average_pools() -> Iterator[tuple[int, tuple[Any, ...], Shape]]:
-    for kernel, stride, ceil, include, size in product((1, 2, 3, 5), (1, 2, 3, 7), (False, True), (False, True), (5, 8)):
+    for kernel, stride, ceil, include, size in product(
+        (1, 2, 3, 5), (1, 2, 3, 7), (False, True), (False, True), (5, 8)
+    ):
         for padding in range(kernel // 2 + 1):
             yield 1, (kernel, stride, padding, ceil, include), (2, size)
     for kernel, stride, padding in product(((2, 3), (3, 1)), ((1, 2), (2, 1), (3, 3)), ((0, 0), (1, 0))):

@@ -177,14 +177,20 @@ def softshrink(input: Any, lambd: float = 0.5) -> Any:
 def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
     if not any(map(depends, (input, tensor1, tensor2))):
         return NotImplemented
-    return input + tensor1 * tensor2 * value
+    return input + (tensor1 * value * tensor2 if _scaled_first(input, value) else tensor1 * tensor2 * value)
 
 
 @rewrite(torch.addcdiv, torch.Tensor.addcdiv)
 def _addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
     if not any(map(depends, (input, tensor1, tensor2))):
         return NotImplemented
-    return input + tensor1 / tensor2 * value
+    return input + (tensor1 * value / tensor2 if _scaled_first(input, value) else tensor1 / tensor2 * value)
+
+
+def _scaled_first(like: Any, value: float) -> bool:
+    """Whether a product of three begins with the number: on CPUs it does, on GPUs the number comes last, and so may overflow or
+    underflow come on the way. One is left out: it changes nothing."""
+    return value != 1 and like.device.type == "cpu"
 
 
 @rewrite(torch.addmm, torch.Tensor.addmm)
