@@ -194,6 +194,32 @@ def test_a_product_of_three_that_overflows_on_the_way_is_not_certified_as_run(
     assert not found.certified_as_run[4]
 
 
+def test_a_multiple_of_a_product_that_overflows_on_the_way_is_not_certified_as_run() -> None:
+    """Programs for products may multiply one side by the number first, 2 * 2.25e38, as they like for some shapes."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = torch.addmm(x[:, :1] * 0, x * 3e38, torch.full((1, 2), 1e-38, dtype=x.dtype), alpha=2.0)[:, :1]
+        return torch.cat([h * 0 + 20, h], 1)
+
+    model, x = Net(scores).eval(), torch.zeros(5, 1)
+    x[4] = 0.5
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.25))
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
+def test_a_multiple_of_a_product_that_underflows_on_the_way_is_not_certified_as_run() -> None:
+    """1e-25 * x is nothing if x is 1e-25, and times 1e37 it would be 1e-13."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = torch.addmm(x[:, :1] * 0, (x + 1) * 1e-25, torch.full((1, 1), 1e37, dtype=x.dtype), alpha=1e-25)
+        return torch.cat([h * 1e13, h * 0 + 0.5], 1)
+
+    found = ad.certify(Net(scores).eval(), torch.zeros(4, 1), torch.zeros(4, dtype=torch.long), ad.LinfBall(0.25))
+    assert found.certified.all()
+    assert not found.certified_as_run.any()
+
+
 @pytest.mark.parametrize(
     "normalise", [lambda x: F.group_norm(x, 1), lambda x: F.layer_norm(x, (16,))], ids=["group", "layer"]
 )
