@@ -208,6 +208,22 @@ def test_a_multiple_of_a_product_that_overflows_on_the_way_is_not_certified_as_r
     assert not found.certified_as_run[4]
 
 
+def test_attention_that_overflows_on_the_way_is_not_certified_as_run() -> None:
+    """Both sides are multiplied by the root of the scale, 2 * 1.8e38, before their product is 7.2."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        keys = torch.full((1, 2, 1), 1e-38, dtype=x.dtype).expand(len(x), 2, 1)
+        found = F.scaled_dot_product_attention(x[:, :, None] * 2e38, keys, keys * 1e38, scale=4.0)[:, :1, 0]
+        return torch.cat([found * 0 + 5, found], 1)
+
+    model, x, corner = Net(scores).eval(), torch.zeros(5, 2), torch.full((1, 2), 0.9)
+    x[4] = 0.5
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.4))
+    assert not model(corner).isfinite().all()
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
 def test_a_multiple_of_a_product_that_underflows_on_the_way_is_not_certified_as_run() -> None:
     """1e-25 * x is nothing if x is 1e-25, and times 1e37 it would be 1e-13."""
 

@@ -201,8 +201,8 @@ def scaled_product(product: Tensor, left: Tensor, right: Tensor, alpha: float) -
 
 @dataclass(frozen=True)
 class DualScaledProduct(AffineDual):
-    """A multiple of a matrix product. Programs multiply either side by the number, or the product, as shapes and sizes of batches ask
-    for; sides may overflow and underflow there where the product does neither."""
+    """A multiple of a matrix product. Programs multiply either side by the number, both by its root, or the product, as shapes and
+    sizes of batches ask for; sides may overflow and underflow there where the product does neither."""
 
     alpha: float
     products: int
@@ -229,7 +229,7 @@ class DualScaledProduct(AffineDual):
         sizes = [side.flatten(1).amax(1) for side in sides]
         sizes += [] if self.constant is None else [self.constant.abs().amax().to(product).expand(len(product))]
         single, largest = torch.finfo(torch.float32), torch.stack(sizes).amax(0)
-        lost = 2 * self.products * single.tiny * largest
+        lost = 2 * self.products * max(1.0, abs(self.alpha)) * single.tiny * largest
         error = torch.where(1.1 * abs(self.alpha) * largest <= single.max, lost, torch.inf)
         return error.reshape(-1, *[1] * (product.dim() - 1))
 
