@@ -155,6 +155,87 @@ def test_an_activation_that_overflows_on_the_way_is_not_certified_as_run(
     assert not found.certified_as_run[4]
 
 
+@pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual()], ids=repr)
+@pytest.mark.parametrize("divisor", [1000, -1000])
+def test_an_average_by_a_large_divisor_that_overflows_on_the_way_is_not_certified_as_run(
+    divisor: int, engine: ad.BoundEngine
+) -> None:
+    """Entries are added up, to 4.8e38 here, before they are divided by a number that may be larger than that of entries."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = F.avg_pool2d(x * 1.2e38, 2, divisor_override=divisor).flatten(1) * math.copysign(1e-38, divisor)
+        return torch.cat([h * 0 + 1, h], 1)
+
+    model, x, corner = Net(scores).eval(), torch.zeros(5, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    x[4] = 0.7
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.3), engine)
+    assert not model(corner).isfinite().all()
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
+@pytest.mark.parametrize(
+    ("operation", "last"), [(torch.addcmul, 1e-38), (torch.addcdiv, 1e38)], ids=["addcmul", "addcdiv"]
+)
+def test_a_product_of_three_that_overflows_on_the_way_is_not_certified_as_run(
+    operation: Callable[..., Tensor], last: float
+) -> None:
+    """On a CPU, the number is multiplied first: 2 * 2.25e38 is infinite, and times 1e-38 it would be 4.5."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = operation(x * 0, x * 3e38, torch.full((1, 1), last, dtype=x.dtype), value=2.0)
+        return torch.cat([h * 0 + 20, h], 1)
+
+    model, x, corner = Net(scores).eval(), torch.zeros(5, 1), torch.full((1, 1), 0.75)
+    x[4] = 0.5
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.25))
+    assert not model(corner).isfinite().all()
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
+def test_a_multiple_of_a_product_that_overflows_on_the_way_is_not_certified_as_run() -> None:
+    """Programs for products may multiply one side by the number first, 2 * 2.25e38, as they like for some shapes."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = torch.addmm(x[:, :1] * 0, x * 3e38, torch.full((1, 2), 1e-38, dtype=x.dtype), alpha=2.0)[:, :1]
+        return torch.cat([h * 0 + 20, h], 1)
+
+    model, x = Net(scores).eval(), torch.zeros(5, 1)
+    x[4] = 0.5
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.25))
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
+def test_attention_that_overflows_on_the_way_is_not_certified_as_run() -> None:
+    """Both sides are multiplied by the root of the scale, 2 * 1.8e38, before their product is 7.2."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        keys = torch.full((1, 2, 1), 1e-38, dtype=x.dtype).expand(len(x), 2, 1)
+        found = F.scaled_dot_product_attention(x[:, :, None] * 2e38, keys, keys * 1e38, scale=4.0)[:, :1, 0]
+        return torch.cat([found * 0 + 5, found], 1)
+
+    model, x, corner = Net(scores).eval(), torch.zeros(5, 2), torch.full((1, 2), 0.9)
+    x[4] = 0.5
+    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.4))
+    assert not model(corner).isfinite().all()
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
+def test_a_multiple_of_a_product_that_underflows_on_the_way_is_not_certified_as_run() -> None:
+    """1e-25 * x is nothing if x is 1e-25, and times 1e37 it would be 1e-13."""
+
+    def scores(m: Net, x: Tensor) -> Tensor:
+        h = torch.addmm(x[:, :1] * 0, (x + 1) * 1e-25, torch.full((1, 1), 1e37, dtype=x.dtype), alpha=1e-25)
+        return torch.cat([h * 1e13, h * 0 + 0.5], 1)
+
+    found = ad.certify(Net(scores).eval(), torch.zeros(4, 1), torch.zeros(4, dtype=torch.long), ad.LinfBall(0.25))
+    assert found.certified.all()
+    assert not found.certified_as_run.any()
+
+
 @pytest.mark.parametrize(
     "normalise", [lambda x: F.group_norm(x, 1), lambda x: F.layer_norm(x, (16,))], ids=["group", "layer"]
 )

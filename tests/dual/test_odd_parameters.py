@@ -20,6 +20,7 @@ from autodual.dual import REGISTRY
 from autodual.dual.attention import differences
 from autodual.dual.convex import log_above, power_above
 from autodual.dual.normalising import from_mean, limited_product, variance_of
+from autodual.dual.selecting import scaled_product
 from small import Net, corners
 
 INF, NAN, T = torch.inf, torch.nan, torch.Tensor
@@ -605,6 +606,7 @@ def selection() -> Iterator[Odd]:
     yield Odd("over the input", (torch.addcdiv, T.addcdiv), lambda f: lambda x: f(x, x, x.square() + 1))
     matrix = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0], [1.0, 1.0, -1.0]])
     yield Odd("scaled", (torch.addmm, T.addmm), lambda f: Held(lambda x, w: f(x, x, w, beta=0.5, alpha=-2), matrix))
+    yield Odd("by a rewrite", (scaled_product,), lambda f: Held(lambda x, w: torch.addmm(x, x, w, alpha=3), matrix))
     yield Odd("scaled", (torch.baddbmm, T.baddbmm), lambda f: lambda x: f(x, x, x.flip(1), beta=0.0, alpha=-2), (2, 2))
     yield Odd("beyond", (torch.lerp, T.lerp), lambda f: lambda x: f(x, x.flip(1), 1.7))
     yield Odd("by tensors", (torch.lerp, T.lerp), lambda f: Held(lambda x, t: f(x, x.flip(1), t), ramp))

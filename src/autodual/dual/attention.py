@@ -13,6 +13,7 @@ from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.base import AffineDual, register, rewrite
 from autodual.dual.convex import log_above, power_above, recorded
+from autodual.dual.selecting import scaled_product
 from autodual.graph import Call, depends
 from autodual.graph.network import mark_as_last
 from autodual.graph.tracer import value_of
@@ -217,7 +218,11 @@ def attention(
     """softmax(q k' scale + mask) v."""
     if dropout_p or enable_gqa or depends(attn_mask) or not any(map(depends, (query, key, value))):
         return NotImplemented
-    scores = torch.matmul(query, key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    keys, scale = key.transpose(-2, -1), query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query, keys)
+    # PyTorch may multiply both sides by the root of the scale instead, and only a large one overflows there.
+    large = abs(scale) > 1 and depends(scores)
+    scores = recorded(scaled_product, scores, query, keys, scale) if large else scores * scale
     keep: Tensor | None = None
     if is_causal:
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()

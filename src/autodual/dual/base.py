@@ -148,6 +148,9 @@ class AffineDual(ABC):
     channelwise: bool = False
     """Whether a channel of the result reads only the same channel of every operand."""
 
+    on_the_way: float = 1.0
+    """What PyTorch computes on the way to a value may be so many times as large as |W| |x| + |b|, and overflow where that does not."""
+
     def narrowed(self, results: Tensor | None = None, operands: Tensor | None = None) -> AffineDual | None:
         """The layer with only some channels of its result or operand; None if it cannot be taken apart so."""
         return None

@@ -365,6 +365,7 @@ def _average(dims: int, call: Call) -> DualPartialSums:
         lambda x: pool(x, kernel, stride, padding, ceil, count, **rest),
         window if len(call.shape) == dims + 1 else None,
         counts=(most, most),
+        on_the_way=1 if divisor is None else abs(divisor),  # entries are added up before they are divided
     )
 
 

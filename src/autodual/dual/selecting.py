@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError
 from autodual._tensor import Shape
 from autodual.dual.arithmetic import DualEinsum, DualScale
-from autodual.dual.base import AffineDual, parameter, register, rewrite
+from autodual.dual.base import AffineDual, factor, parameter, register, rewrite
+from autodual.dual.convex import recorded
 from autodual.dual.products import BilinearDual, DualBilinear
 from autodual.dual.shape import DualMonotone
 from autodual.graph import Call, Operand, depends
@@ -177,14 +178,67 @@ def softshrink(input: Any, lambd: float = 0.5) -> Any:
 def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
     if not any(map(depends, (input, tensor1, tensor2))):
         return NotImplemented
-    return input + tensor1 * tensor2 * value
+    return input + (tensor1 * value * tensor2 if _scaled_first(input, value) else tensor1 * tensor2 * value)
 
 
 @rewrite(torch.addcdiv, torch.Tensor.addcdiv)
 def _addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
     if not any(map(depends, (input, tensor1, tensor2))):
         return NotImplemented
-    return input + tensor1 / tensor2 * value
+    return input + (tensor1 * value / tensor2 if _scaled_first(input, value) else tensor1 / tensor2 * value)
+
+
+def _scaled_first(like: Any, value: float) -> bool:
+    """Whether a product of three begins with the number: on CPUs it does, on GPUs the number comes last, and so may overflow or
+    underflow come on the way. One is left out: it changes nothing."""
+    return value != 1 and like.device.type == "cpu"
+
+
+def scaled_product(product: Tensor, left: Tensor, right: Tensor, alpha: float) -> Tensor:
+    """alpha * product, which is left @ right. For rewrites."""
+    return product * alpha
+
+
+@dataclass(frozen=True)
+class DualScaledProduct(AffineDual):
+    """A multiple of a matrix product. Programs multiply either side by the number, both by its root, or the product, as shapes and
+    sizes of batches ask for; sides may overflow and underflow there where the product does neither."""
+
+    alpha: float
+    products: int
+    """How many an entry is the sum of."""
+    constant: Tensor | None
+    """The side that is no operand, if there is one."""
+
+    def linear(self, *operands: Tensor) -> Tensor:
+        return operands[0] * self.alpha
+
+    def absolute(self, *operands: Tensor) -> Tensor:
+        return operands[0] * abs(self.alpha)
+
+    def transpose(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+        nothing = (coefficients.new_zeros(len(coefficients), *shape) for shape in shapes[1:])
+        return coefficients * self.alpha, *nothing
+
+    def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
+        return 2, 1
+
+    def run_error(self, grain: float, *operands: Tensor) -> Tensor | None:
+        """A side may lose the smallest normal number to underflow, in every product with the other one."""
+        product, *sides = operands
+        sizes = [side.flatten(1).amax(1) for side in sides]
+        sizes += [] if self.constant is None else [self.constant.abs().amax().to(product).expand(len(product))]
+        single, largest = torch.finfo(torch.float32), torch.stack(sizes).amax(0)
+        lost = 2 * self.products * max(1.0, abs(self.alpha)) * single.tiny * largest
+        error = torch.where(1.1 * abs(self.alpha) * largest <= single.max, lost, torch.inf)
+        return error.reshape(-1, *[1] * (product.dim() - 1))
+
+
+@register(scaled_product)
+def _scaled_product(call: Call) -> DualScaledProduct:
+    sides = call.argument(1, "left"), call.argument(2, "right")
+    constant = next((side.to(call.floating(side)) for side in sides if isinstance(side, Tensor)), None)
+    return DualScaledProduct(factor(call, call.argument(3, "alpha"), "alpha"), sides[0].shape[-1], constant)
 
 
 @rewrite(torch.addmm, torch.Tensor.addmm)
@@ -201,7 +255,8 @@ def _plus_product(added: Any, left: Any, right: Any, beta: float, alpha: float) 
     if not any(map(depends, (added, left, right))):
         return NotImplemented
     product = torch.matmul(left, right)
-    product = product if alpha == 1 else product * alpha
+    if alpha != 1:
+        product = recorded(scaled_product, product, left, right, alpha) if depends(product) else product * alpha
     return product + (added if beta == 1 else added * beta)
 
 

@@ -125,6 +125,7 @@ class DualPartialSums(DualMonotone):
 
     counts: tuple[int, int] = (0, 0)
     """At most so many entries are added up together, and an entry is part of at most so many sums."""
+    on_the_way: float = 1.0
 
     def terms(self, shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, int]:
         together, sums = self.counts

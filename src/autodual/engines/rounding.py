@@ -365,7 +365,7 @@ class _AffineErrors(Pass[NodeErrors]):
             error = error + (SAFETY if dtype == torch.float32 else COMPUTED) * computed
         # An average is divided after it was summed.
         summed = 1 if counted is not None or layer.one_to_one(self.network.operand_shapes(index)) else terms
-        return self.unless_overflowing(error, total, summed)
+        return self.unless_overflowing(error, total, max(summed, layer.on_the_way))
 
     def unless_overflowing(self, error: Tensor, size: Tensor, times: float = 1) -> Tensor:
         """Infinite where values of this size, or sums `times` as large, may be too large for the network's own dtype."""
