@@ -21,7 +21,7 @@ from autodual._tensor import full_precision
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject, in_words
 from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
-from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine, run_in_set, without_pattern
+from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, proves, worth_another_look
 from autodual.graph import Network
 from autodual.graph.digest import digest_network, digesting
@@ -116,14 +116,14 @@ def certify(
     plain = plain_labels(specification)
     digested = (x,) if plain is None else (x, plain)
     with full_precision(), torch.no_grad(), digesting(digested) as inputs:
-        prepared = prepare(model, x, ball.around(x))
+        prepared = prepare(model, x, ball.within(x))
         question = specification.put(x, prepared.graph.output_shape)
         with in_time(engine, len(x), timeout, progress) as effort:
             right = question.holds(prepared.output)
             proof, reached = prove_in_time(prepared, x, question, ball, engine, right, effort)
         subject = Subject.of(digest_network(prepared.graph), inputs(), ball, engine, x, specification)
         certificate = _certificate(proof, prepared.output, question, subject, in_words(ball), reached)
-        _try_a_corner(prepared, x, question, ball, certificate)
+        _compare_at_corners(prepared, question, certificate)
         return certificate
 
 
@@ -145,26 +145,18 @@ def _certificate(
     return Certificate(*claim, reached=reached)
 
 
-def _try_a_corner(
-    prepared: Prepared,
-    x: Tensor,
-    question: Question,
-    ball: Perturbation,
-    certificate: Certificate | HighProbabilityCertificate,
+def _compare_at_corners(
+    prepared: Prepared, question: Question, certificate: Certificate | HighProbabilityCertificate
 ) -> None:
-    """Runs the model at one corner of every set. A certificate that this contradicts is an error, and is never returned."""
-    proved = certificate.certified_as_run
-    if isinstance(certificate, HighProbabilityCertificate) or not bool(proved.any()):
+    """A certificate that the model contradicts at a corner of its set is an error, and is never returned."""
+    proved, output = certificate.certified_as_run, prepared.at_corners
+    if isinstance(certificate, HighProbabilityCertificate) or output is None or not bool(proved.any()):
         return
-    region = ball.within(x)
-    corner = region.project(region.vertex(without_pattern(x)).detach())
-    if corner is None:  # the set does not know what lies inside
-        return
-    broken = (proved & ~question.holds(run_in_set(prepared.graph.model, corner))).nonzero().squeeze(1)
+    broken = (proved & ~question.holds(output)).nonzero().squeeze(1)
     if len(broken) > 0:
         raise ContradictionError(
             f"example {int(broken[0])} was certified, but the model breaks what was asked at a corner of its set ({len(broken)} of "
-            f"{len(x)} examples), so no certificate of this call counts. A layer or a set of your own may be wrong: "
+            f"{len(proved)} examples), so no certificate of this call counts. A layer or a set of your own may be wrong: "
             f"autodual.testing checks them. If there is none, please report it, with the model"
         )
 

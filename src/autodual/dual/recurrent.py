@@ -123,14 +123,18 @@ def _state_of_one_layer(input: Any, dim: Any = None) -> Any:
 
 
 @rewrite(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes)
-def _states_by_example(input: Any, dim0: Any, dim1: Any) -> Any:
+def _states_by_example(input: Any, *dims: Any, **named: Any) -> Any:
     layers = _layers_of(input)
-    return torch.stack(layers, 1) if layers is not None and {dim0 % 3, dim1 % 3} == {0, 1} else NotImplemented
+    return (
+        torch.stack(layers, 1)
+        if layers is not None and {d % 3 for d in (*dims, *named.values())} == {0, 1}
+        else NotImplemented
+    )
 
 
 @rewrite(torch.permute, Tensor.permute)
-def _states_by_example_permuted(input: Any, *dims: Any) -> Any:
-    layers, order = _layers_of(input), dims[0] if len(dims) == 1 else dims
+def _states_by_example_permuted(input: Any, *given: Any, dims: Any = None) -> Any:
+    layers, order = _layers_of(input), (given if len(given) > 1 else given[0]) if given else dims
     return torch.stack(layers, 1) if layers is not None and [d % 3 for d in order] == [1, 0, 2] else NotImplemented
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
-from autodual.engines.prepare import Prepared, check_region, prepare, require_engine
+from autodual.engines.prepare import COMPARED, Prepared, check_region, prepare, require_engine
 from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundBounds
 from autodual.graph import Network
 from autodual.interval import Interval
@@ -54,7 +54,7 @@ def bounds(model: nn.Module | Network, input_set: InputSet, engine: BoundEngine 
         )
     check_region(input_set, "input_set")
     with full_precision():
-        prepared = prepare(model, input_set.centre, input_set)
+        prepared = prepare(model, input_set.centre, input_set[slice(0, COMPARED)])
         found = engine.bounds(prepared.network, input_set)
         if not isinstance(found, SoundBounds | ProbableBounds):
             return found

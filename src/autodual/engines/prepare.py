@@ -62,6 +62,8 @@ class Prepared:
     network: DualNetwork
     output: Tensor
     """What the model itself computes for the inputs that it was prepared for."""
+    at_corners: Tensor | None = None
+    """What it computes at one corner of the set of each; None where none was given, or sets do not know what lies inside."""
 
     @cached_property
     def in_double(self) -> DualNetwork:
@@ -85,10 +87,12 @@ def dual_network(model: nn.Module | Network, x: Tensor) -> DualNetwork:
         return prepare(model, x).network
 
 
-def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = None) -> Prepared:
-    """Capture a model in evaluation mode; its graph must compute what the model computes on x, and at points of the region.
+def prepare(model: nn.Module | Network, x: Tensor, inside: InputSet | None = None) -> Prepared:
+    """Capture a model in evaluation mode; its graph must compute what the model computes on x, and at corners of sets.
 
     Inside `full_precision`, since TF32 differs by more than the rounding that is allowed for.
+
+    inside: sets of inputs of the model, as of x, or of the first few of them.
     """
     module = model.model if isinstance(model, Network) else model
     check_placement(module, x, "x")
@@ -114,13 +118,15 @@ def prepare(model: nn.Module | Network, x: Tensor, region: InputSet | None = Non
             f"normalisation whose variance + eps is not positive), so nothing can be proved about it"
         )
     _check_transposes(network, dual, x.device)
-    batches = [x.detach()]  # the whole batch, since a model may branch on its size
-    if region is not None:
-        batches.append(_corners(region[slice(0, COMPARED)]))
-    output = _check_faithful(network, dual, batches)
+    batches, known = [x.detach()], False  # the whole batch, since a model may branch on its size
+    if inside is not None:
+        corners, known = _corners(inside)
+        batches.append(corners)
+        known = known and len(inside) == len(x)
+    output, *at_corners = _check_faithful(network, dual, batches)
     if network.dtype == torch.float64 and network.computes_constants:
         dual = with_differences(dual, build(network, dtype=torch.float32))
-    return Prepared(network, dual, output)
+    return Prepared(network, dual, output, at_corners[0][-len(x) :] if known else None)
 
 
 def _check_choices(network: Network) -> None:
@@ -171,13 +177,16 @@ COMPARED = 2
 """Examples whose outputs by the model and by its graph may differ only as much as rounding can explain."""
 
 
-def _corners(region: InputSet) -> Tensor:
-    """Two opposite corners of each set."""
-    direction = without_pattern(region.centre)
-    return torch.cat([region.vertex(sign * direction).detach() for sign in (1, -1)])
+def _corners(inside: InputSet) -> tuple[Tensor, bool]:
+    """One corner of every set, before them the opposite ones of those that are compared; and whether they are known to lie inside."""
+    direction = _without_pattern(inside.centre)
+    opposite = inside[slice(0, COMPARED)].vertex(-direction[:COMPARED])
+    corners = inside.vertex(direction).detach()
+    projected = inside.project(corners)
+    return torch.cat([opposite.detach(), corners if projected is None else projected]), projected is not None
 
 
-def without_pattern(x: Tensor) -> Tensor:
+def _without_pattern(x: Tensor) -> Tensor:
     """A direction of the shape of x, the same for each example: signs without a pattern that a network's layout could share."""
     places = torch.arange(2, x[0].numel() + 2, device=x.device)
     drawn = (places.square() * 40503 >> 12) % 2 == 0
@@ -185,20 +194,21 @@ def without_pattern(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> Tensor:
-    """The model's output for the first batch. A graph that computes something else than the model proves nothing about it."""
-    outputs = [run_in_set(network.model, batch) for batch in batches]
-    if not all(bool(output.isfinite().all()) for output in outputs):
+def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) -> list[Tensor]:
+    """The model's outputs. A graph that computes something else than the model, as far as a few show, proves nothing about it."""
+    outputs = [_run_in_set(network.model, batch) for batch in batches]
+    first, *others = outputs
+    if not all(bool(output.isfinite().all()) for output in (first, *(o[: 2 * COMPARED] for o in others))):
         raise ArgumentError("model: its output holds NaN or infinite values, so nothing can be proved about it")
     if all(output.shape == (len(batch), *network.output_shape) for batch, output in zip(batches, outputs, strict=True)):
         x, expected = (torch.cat([values[: 2 * COMPARED] for values in of_all]) for of_all in (batches, outputs))
         operand, found = _last_step(dual, x)
         difference = (expected - found).abs()
         if operand is not None and bool((difference <= _least_run_error(dual, operand)).all()):
-            return outputs[0]
+            return outputs
         allowed = 2 * evaluate_with_error(dual, x)[1]
         if bool((difference <= torch.where(allowed.isfinite(), allowed, expected.abs())).all()):
-            return outputs[0]
+            return outputs
     raise CaptureError(
         "model: the captured graph does not reproduce the model's output. The model may be random, may branch on the batch "
         "size or on isinstance(x, Tensor), or has got other modules or hooks since it was captured (then capture it again); "
@@ -206,7 +216,7 @@ def _check_faithful(network: Network, dual: DualNetwork, batches: list[Tensor]) 
     )
 
 
-def run_in_set(model: nn.Module, batch: Tensor) -> Tensor:
+def _run_in_set(model: nn.Module, batch: Tensor) -> Tensor:
     """The model's output, which it must have everywhere in the set."""
     try:
         output: Tensor = model(batch.clone())  # a copy, since a model may write into its input

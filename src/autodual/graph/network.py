@@ -313,21 +313,16 @@ def network_of(model: nn.Module, tracer: ConcreteTracer, graph: fx.Graph) -> Net
     bounded = [(node, tracer.values[call]) for call, node in nodes.items() if node.depends]
     for node, _ in bounded:  # first, since advice says more than a complaint about what the operation yields
         _check_supported(node, tracer.registry, with_advice=True)
+    recurrent = {path for path, module in model.named_modules() if isinstance(module, nn.RNNBase)}
     for node, value in bounded:
-        owner = dict(model.named_modules()).get(node.path)
-        states = isinstance(owner, nn.RNNBase)
-        _check_value(
-            value,
-            node.name,
-            tracer.sample,
-            "Of the last states h, take h[-1], or h.transpose(0, 1); or output[:, -1], the last layer's"
-            if states
-            else "",
-        )
+        _check_value(value, node.name, tracer.sample, LAST_STATES if node.path in recurrent else "")
         _check_supported(node, tracer.registry)
     like, registry = tracer.sample, tracer.registry
     shape, batch = tuple(like.shape[1:]), len(like)
     return Network(model, tuple(nodes.values()), index[output].index, shape, batch, registry, like.dtype)
+
+
+LAST_STATES = "Of the last states h, take h[-1], or h.transpose(0, 1); or output[:, -1], the last layer's"
 
 
 def _name_of(call: fx.Node, path: str) -> str:
