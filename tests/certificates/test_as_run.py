@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,8 +65,13 @@ def _labels_as_run(model: nn.Sequential, x: Tensor) -> Iterator[Tensor]:
         permuted[-1].weight.data = model[-1].weight[:, hidden]
         yield permuted(x[:, features]).argmax(1)
     weight, bias, last = model[0].weight, model[0].bias, model[-1]
-    one_by_one = torch.stack([(weight * row).flip(1).cumsum(1)[:, -1] + bias for row in x])
-    yield ((model[1](one_by_one).unsqueeze(1) * last.weight).cumsum(2)[..., -1] + last.bias).argmax(1)
+    hidden = torch.stack([_one_by_one((weight * row).flip(1)) + bias for row in x])
+    yield (_one_by_one(model[1](hidden).unsqueeze(1) * last.weight) + last.bias).argmax(1)
+
+
+def _one_by_one(terms: Tensor) -> Tensor:
+    """Sums along the last dimension, each rounded to float32; cumsum on a CPU adds up in float64."""
+    return torch.from_numpy(np.add.accumulate(terms.numpy(), axis=-1)[..., -1])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
