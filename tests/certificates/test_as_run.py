@@ -161,6 +161,16 @@ def test_an_activation_that_overflows_on_the_way_is_not_certified_as_run(
     assert not found.certified_as_run[4]
 
 
+def _refused_as_run_alone(
+    scores: Callable[[Net, Tensor], Tensor], x: Tensor, reach: float, engine: ad.BoundEngine | None = None
+) -> None:
+    """x is certified in real numbers, and not as run. Four zeros come first: at corners of the first sets, outputs must be finite."""
+    x = torch.cat([x.new_zeros(4, *x.shape[1:]), x])
+    found = ad.certify(Net(scores).eval(), x, torch.zeros(5, dtype=torch.long), ad.LinfBall(reach), engine)
+    assert found.certified[4], "in real numbers nothing is infinite"
+    assert not found.certified_as_run[4]
+
+
 @pytest.mark.parametrize("engine", [ad.Dual(), ad.Crown(), ad.IBP(), ad.ForwardDual()], ids=repr)
 @pytest.mark.parametrize("divisor", [1000, -1000])
 def test_an_average_by_a_large_divisor_that_overflows_on_the_way_is_not_certified_as_run(
@@ -172,12 +182,8 @@ def test_an_average_by_a_large_divisor_that_overflows_on_the_way_is_not_certifie
         h = F.avg_pool2d(x * 1.2e38, 2, divisor_override=divisor).flatten(1) * math.copysign(1e-38, divisor)
         return torch.cat([h * 0 + 1, h], 1)
 
-    model, x, corner = Net(scores).eval(), torch.zeros(5, 1, 2, 2), torch.ones(1, 1, 2, 2)
-    x[4] = 0.7
-    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.3), engine)
-    assert not model(corner).isfinite().all()
-    assert found.certified[4], "in real numbers nothing is infinite"
-    assert not found.certified_as_run[4]
+    assert not Net(scores)(torch.ones(1, 1, 2, 2)).isfinite().all()
+    _refused_as_run_alone(scores, torch.full((1, 1, 2, 2), 0.7), 0.3, engine)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +198,8 @@ def test_a_product_of_three_that_overflows_on_the_way_is_not_certified_as_run(
         h = operation(x * 0, x * 3e38, torch.full((1, 1), last, dtype=x.dtype), value=2.0)
         return torch.cat([h * 0 + 20, h], 1)
 
-    model, x, corner = Net(scores).eval(), torch.zeros(5, 1), torch.full((1, 1), 0.75)
-    x[4] = 0.5
-    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.25))
-    assert not model(corner).isfinite().all()
-    assert found.certified[4], "in real numbers nothing is infinite"
-    assert not found.certified_as_run[4]
+    assert not Net(scores)(torch.full((1, 1), 0.75)).isfinite().all()
+    _refused_as_run_alone(scores, torch.full((1, 1), 0.5), 0.25)
 
 
 def test_a_multiple_of_a_product_that_overflows_on_the_way_is_not_certified_as_run() -> None:
@@ -207,11 +209,7 @@ def test_a_multiple_of_a_product_that_overflows_on_the_way_is_not_certified_as_r
         h = torch.addmm(x[:, :1] * 0, x * 3e38, torch.full((1, 2), 1e-38, dtype=x.dtype), alpha=2.0)[:, :1]
         return torch.cat([h * 0 + 20, h], 1)
 
-    model, x = Net(scores).eval(), torch.zeros(5, 1)
-    x[4] = 0.5
-    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.25))
-    assert found.certified[4], "in real numbers nothing is infinite"
-    assert not found.certified_as_run[4]
+    _refused_as_run_alone(scores, torch.full((1, 1), 0.5), 0.25)
 
 
 def test_attention_that_overflows_on_the_way_is_not_certified_as_run() -> None:
@@ -222,12 +220,8 @@ def test_attention_that_overflows_on_the_way_is_not_certified_as_run() -> None:
         found = F.scaled_dot_product_attention(x[:, :, None] * 2e38, keys, keys * 1e38, scale=4.0)[:, :1, 0]
         return torch.cat([found * 0 + 5, found], 1)
 
-    model, x, corner = Net(scores).eval(), torch.zeros(5, 2), torch.full((1, 2), 0.9)
-    x[4] = 0.5
-    found = ad.certify(model, x, torch.zeros(5, dtype=torch.long), ad.LinfBall(0.4))
-    assert not model(corner).isfinite().all()
-    assert found.certified[4], "in real numbers nothing is infinite"
-    assert not found.certified_as_run[4]
+    assert not Net(scores)(torch.full((1, 2), 0.9)).isfinite().all()
+    _refused_as_run_alone(scores, torch.full((1, 2), 0.5), 0.4)
 
 
 def test_a_multiple_of_a_product_that_underflows_on_the_way_is_not_certified_as_run() -> None:

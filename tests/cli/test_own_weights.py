@@ -71,6 +71,22 @@ def test_a_factory_with_weights(
     assert str(tmp_path) not in sys.path
 
 
+def test_an_eps_that_nobody_gave_is_noted(
+    call: Call, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(dict(load_digits_network().state_dict()), "w.safetensors")
+    without = [option for option in CPU if option not in ("--eps", "0.05")]
+    for command in (["certify", "--out", "lines.jsonl", "--overwrite"], ["attack", "--steps", "1", "--restarts", "1"]):
+        code, said, complaint = call(*command, own, "--weights", "w.safetensors", *without)
+        assert code == 0, complaint
+        assert "note: --eps was not given, so that it is 0.1\n" in complaint
+        assert "l-infinity 0.1" in said
+        code, said, complaint = call(*command, own, "--weights", "w.safetensors", *CPU)
+        assert code == 0, complaint
+        assert "not given" not in complaint
+
+
 class Trap:
     """Runs code when it is unpickled."""
 

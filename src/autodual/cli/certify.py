@@ -19,7 +19,7 @@ import typer
 from autodual._errors import ArgumentError
 from autodual._files import write_json
 from autodual.cli.options import TARGET, checked, targets, with_config_options
-from autodual.cli.terminal import answer, speaks, watched
+from autodual.cli.terminal import TIME_IS_UP, answer, speaks, watched
 from autodual.runs.config import Proving, option
 from autodual.runs.folder import NAMED, Run, from_folder, relative, resolved, to_folder
 from autodual.runs.lines import Asked, check_way, record_about
@@ -41,10 +41,6 @@ WeightsOption = Annotated[
     typer.Option(help="a state dictionary for the network that TARGET names: safetensors, or .pt without code in it"),
 ]
 Limit = Annotated[int | None, typer.Option(help="only the first so many test images; all when not given", min=1)]
-
-
-TIME_IS_UP = 4
-"""Exit code where --timeout ended before all images were certified, as that of `autodual verify`."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from autodual._errors import AutodualError
 if TYPE_CHECKING:
     from autodual.evaluation.processes import StepProgress, Watch
 
+TIME_IS_UP = 4
+"""Exit code where --timeout ended before all was decided."""
+
 
 def speaks() -> bool:
     """Whether this process talks to the user: the first of those that torchrun has started, or the only one."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autodual._errors import ArgumentError
-from autodual.cli.terminal import answer
+from autodual.cli.terminal import TIME_IS_UP, answer
 
 if TYPE_CHECKING:
     from autodual.interchange.verification import Verification
 
 Engine = Literal["all", "ibp", "dual", "crown", "alpha-crown"]
-EXIT_CODES = {"unsat": 0, "sat": 1, "unknown": 3, "timeout": 4}
+EXIT_CODES = {"unsat": 0, "sat": 1, "unknown": 3, "timeout": TIME_IS_UP}
 """2 is for input that cannot be used, as everywhere."""
 
 
