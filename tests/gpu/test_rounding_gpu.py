@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -56,3 +57,20 @@ def test_float32_moves_bounds_by_little_of_what_is_allowed_for(name: str, engine
         ratios[f"upper {i}"] = _largest_ratio(found.intervals[i].upper - interval.upper, outside.farther)
     print({where: f"{ratio:.3g}" for where, ratio in ratios.items()})
     assert max(ratios.values()) < PART, ratios
+
+
+@pytest.mark.parametrize(
+    ("operation", "one", "other", "number", "expected"),
+    [
+        (torch.addcmul, 3e38, 1e-38, 10.0, 30.0),  # 10 * 3e38 would be infinite
+        (torch.addcmul, 1e-30, 1e-30, 1e38, 0.0),  # 1e38 * 1e-30 * 1e-30 would not vanish
+        (torch.addcdiv, 3e38, 1e38, 10.0, 30.0),
+        (torch.addcdiv, 1e-30, 1e30, 1e38, 0.0),
+    ],
+)  # fmt: skip
+def test_a_product_of_three_is_multiplied_by_the_number_last_on_a_gpu(
+    operation: Callable[..., Tensor], one: float, other: float, number: float, expected: float
+) -> None:
+    """As the rewrites of both assume, which put the number first on a CPU."""
+    zero, left, right = (torch.tensor([value], device="cuda") for value in (0.0, one, other))
+    assert operation(zero, left, right, value=number).item() == pytest.approx(expected)
