@@ -82,6 +82,11 @@ def values_at_hand(a: Tensor) -> bool:
     return a.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def is_being_captured(a: Tensor) -> bool:
+    """Whether a CUDA graph is captured where this tensor is, so that nothing there has a value yet."""
+    return a.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def stacked(like: Tensor, k: int) -> Tensor:
     """Memory for k tensors with the shape and the layout of `like` [N, *shape]."""
     if like.dim() == 4 and like.stride(1) == 1 and like.shape[1] > 1:

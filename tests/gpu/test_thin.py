@@ -36,6 +36,11 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], Geometry]] = [
     ((2, 16, 6, 6), (64, 16, 4, 3), ((1, 2), (5, 3), (1, 1))),
     ((700, 64, 3, 3), (64, 64, 3, 3), ((1, 1), (1, 1), (1, 1))),
 ]
+PAPER = [(16, 16, 3, 1), (32, 16, 4, 2), (32, 32, 3, 1), (32, 32, 4, 2), (64, 32, 3, 1), (64, 64, 4, 2), (64, 64, 3, 1)]
+"""Filters, channels, size of the kernel and stride, as the paper's networks have them."""
+
+
+FASTER = thin.faster
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +84,7 @@ def test_values_and_gradients(case: tuple[Tensor, Tensor, Geometry]) -> None:
     _close(on_weight, exact_on_weight, 1e-4)
 
 
-@pytest.mark.parametrize("blocks", [Blocks((2, 4), 32, 64, 3, 4, 1), Blocks((2, 2), 128, 128, 1, 8, 2)], ids=str)
+@pytest.mark.parametrize("blocks", [Blocks((2, 2), 32, 64, 3, 4, 1), Blocks((2, 2), 128, 128, 1, 8, 2)], ids=str)
 def test_whatever_the_blocks(blocks: Blocks) -> None:
     geometry = (2, 2), (1, 1), (1, 1)
     x = torch.randn(7, 16, 17, 21, device="cuda").bfloat16().requires_grad_()
@@ -92,6 +97,24 @@ def test_whatever_the_blocks(blocks: Blocks) -> None:
     _close(thin.launch_back(given, weight, (17, 21), geometry, blocks).double(), on_x.double(), GRAIN)
     for parts in (1, 3, 100):
         _close(thin.launch_on_weight(given, x, (4, 4), geometry, replace(blocks, parts=parts)), on_weight, 1e-5)
+
+
+@pytest.mark.parametrize(("filters", "channels", "side", "stride"), PAPER)
+def test_layers_of_the_paper_as_they_are_trained(
+    filters: int, channels: int, side: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is chosen for each fits into the GPU's fast memory."""
+    monkeypatch.setattr(thin, "faster", FASTER)
+    geometry = (stride, stride), (1, 1), (1, 1)
+    x = torch.randn(20, channels, 16, 16, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(filters, channels, side, side, device="cuda").bfloat16().float().requires_grad_()
+    found, exact = convolve(x, weight, geometry), _exact(x, weight, geometry)
+    _close(found, exact, GRAIN)
+    given = torch.randn_like(found)
+    on_x, on_weight = torch.autograd.grad(found, (x, weight), given)
+    exact_on_x, exact_on_weight = torch.autograd.grad(exact, (x, weight), given.double())
+    _close(on_x.double(), exact_on_x.double(), GRAIN)
+    _close(on_weight, exact_on_weight, GRAIN)
 
 
 def test_gradients_are_the_same_every_time(case: tuple[Tensor, Tensor, Geometry]) -> None:

@@ -16,6 +16,7 @@ from autodual.sets import LinfBall
 from autodual.training.objectives import Objective
 from autodual.training.setup import make_optimiser, set_lr
 from autodual.training.step import WARM_UP, GraphStep, Step, kept_random_state, make_step, seed_globally
+from training.test_waiting import Prepared
 
 pytestmark = pytest.mark.gpu
 
@@ -60,6 +61,18 @@ def test_a_capture_leaves_the_global_numbers_as_they_were_and_seeding_goes_on_af
             drawn.append((torch.rand(2).tolist(), torch.rand(2, device="cuda").tolist()))
     assert all(numbers == drawn[0] for numbers in drawn)
     assert (torch.rand(2).tolist(), torch.rand(2, device="cuda").tolist()) == caller
+
+
+def test_a_network_whose_constants_are_checked_is_captured() -> None:
+    images, labels = (t[:50].cuda() for t in load_digits("train"))
+    network = Prepared().cuda().train()
+    objective = Objective.robust(network, LinfBall(0.02), Projected(20))
+    optimiser = torch.optim.SGD(network.parameters(), 0.01, fused=True)
+    step = make_step(objective, optimiser, torch.Generator("cuda"), None, 50)
+    losses = [step(images, labels)[0].item() for _ in range(WARM_UP + 3)]
+    assert isinstance(step, GraphStep)
+    assert step.graph is not None
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("kind", ["spectral norm", "batch norm"])

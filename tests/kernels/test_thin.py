@@ -141,6 +141,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ((32, 32, 4, 4), (2, 2), (False, True, True)),
         ((64, 32, 3, 3), (1, 1), (False, False, True)),
         ((64, 64, 3, 3), (1, 1), (False, False, False)),
+        ((64, 32, 2, 2), (2, 2), (True, True, True)),
+        ((64, 64, 4, 4), (2, 2), (False, False, False)),  # the matrix would take 288 KiB
     ],
     ids=str,
 )

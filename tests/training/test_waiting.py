@@ -8,9 +8,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import autodual as ad
 from autodual.data import load
 from autodual.runs.config import TrainConfig
 from autodual.runs.recipes import RECIPES, options
@@ -93,6 +94,39 @@ def test_a_step_looks_at_no_value(case: str, monkeypatch: pytest.MonkeyPatch) ->
     assert mode.seen > 50
     assert summary.isfinite().all()
     assert all(p.grad is not None for p in model.parameters())
+
+
+class Prepared(nn.Module):
+    """Layers whose constants are checked when bounds are built: a divisor, fixed statistics, a filling, a part in another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(64), nn.Linear(66, 10)
+        self.register_buffer("deviation", torch.full((1, 8, 8), 0.5))
+
+    def train(self, mode: bool = True) -> Prepared:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm(((x - 0.5) / self.deviation).flatten(1)))
+        h = h.masked_fill(torch.arange(64, device=x.device) < 2, 0.5)
+        return self.head(torch.cat([h, torch.ones(len(x), 2, device=x.device)], 1))
+
+
+def test_constants_are_not_looked_at_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("certificates.loss", "sets.balls"):
+        monkeypatch.setattr(import_module(f"autodual.{name}"), "values_at_hand", lambda a: False)
+    for name in ("dual.arithmetic", "dual.selecting", "dual.shape", "graph.registry"):
+        monkeypatch.setattr(import_module(f"autodual.{name}"), "is_being_captured", lambda a: True)
+    data = load("digits", "train").take(20)
+    x, labels = data.scaled(), data.labels
+    loss = ad.RobustCrossEntropy(Prepared().train(), ad.LinfBall(torch.tensor(0.05)), ad.Projected(4))
+    network, draws = loss._captured_network(x), loss.draw(x)
+    with patch.object(loss, "_captured_network", lambda x: network), NeverWaiting() as mode:
+        loss(x, labels, draws).backward()
+    assert mode.seen > 50
 
 
 def test_waiting_is_noticed() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape
+from autodual._tensor import Shape, is_being_captured
 from autodual.dual.base import AffineDual, Window, factor, parameter, register, rewrite, spectral_norm, weights
 from autodual.dual.products import BilinearDual, elementwise_product, matrix_product
 from autodual.graph import Call, Operand, depends
@@ -213,9 +213,10 @@ def _divide(call: Call) -> AffineDual:
             f"{call.path}: only a division without rounding has a dual layer, and in place only one by a constant; write x = x / y"
         )
     divisor = _number(call, right, left)
-    if not bool(divisor.to(call.floating(divisor)).isfinite().all()):
+    narrower = divisor.to(call.floating(divisor))
+    if not is_being_captured(narrower) and not bool(narrower.isfinite().all()):
         raise ArgumentError(
-            f"{call.path}: divides by {divisor.abs().max().item():g}, which is infinite in {call.floating(divisor)}, so that the "
+            f"{call.path}: divides by {divisor.abs().max().item():g}, which is infinite in {narrower.dtype}, so that the "
             f"result is zero as it runs; multiply by the inverse, or divide twice"
         )
     inverse = 1 / divisor.double()  # never in less: an integer's would be taken in float32
@@ -319,7 +320,8 @@ def _scale(
     """
     dtype = call.floating(variance)
     if call.clean is None:
-        _check_variance(call, variance, eps)
+        if not is_being_captured(variance):
+            _check_variance(call, variance, eps)
         mean, variance = mean.double(), variance.double()
         weight, bias = (None if p is None else p.double() for p in (weight, bias))
     slope = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
@@ -332,7 +334,7 @@ def _scale(
         terms = (mean * slope).abs() if bias is None else bias.abs() + (mean * slope).abs()
         faint = (slope != 0) & (slope.abs() < torch.finfo(torch.float32).tiny)
         terms = terms + torch.where(faint, mean.abs() * (_least(torch.float32) / FOLDING), 0.0)
-    return replace(folded, cancelling=terms.reshape(columns), faint=bool(faint.any()))
+    return replace(folded, cancelling=terms.reshape(columns), faint=is_being_captured(faint) or bool(faint.any()))
 
 
 def _check_variance(call: Call, variance: Tensor, eps: float) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape
+from autodual._tensor import Shape, is_being_captured
 from autodual.dual.arithmetic import DualEinsum, DualScale
 from autodual.dual.base import AffineDual, factor, parameter, register, rewrite
 from autodual.dual.convex import recorded
@@ -323,7 +323,7 @@ def _filling(call: Call, value: Any) -> Tensor:
         call.constant(value, call.shape) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
     )
     found = constant.to(call.floating(constant))
-    if not bool(found.isfinite().all()):
+    if not is_being_captured(found) and not bool(found.isfinite().all()):
         raise ArgumentError(
             f"{call.path}: fills with an infinite number or NaN, so that nothing finite can be said about the result; only a softmax "
             f"may follow a mask of -inf, at once. Use a finite number, or F.scaled_dot_product_attention with a mask"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape
+from autodual._tensor import Shape, is_being_captured
 from autodual.dual.base import AffineDual, Window, number, parameter, register, rewrite
 from autodual.graph import Call, Operand
 
@@ -73,8 +73,10 @@ def _concat(call: Call) -> DualConcat:
 
 
 def _held_by_float32(constant: Tensor) -> bool:
+    if constant.dtype == torch.float32 or is_being_captured(constant):
+        return constant.dtype == torch.float32
     exact = constant.double()
-    return constant.dtype == torch.float32 or bool((exact.float().double() == exact).all())
+    return bool((exact.float().double() == exact).all())
 
 
 @rewrite(torch.stack)

@@ -21,7 +21,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from autodual._errors import ArgumentError
-from autodual._tensor import Shape
+from autodual._tensor import Shape, is_being_captured
 
 Target: TypeAlias = type[nn.Module] | Callable[..., Any]
 Builder: TypeAlias = Callable[["Call"], Any]
@@ -103,7 +103,8 @@ class Call:
         if tensor.dim() <= len(like):
             return tensor
         rows = tensor if tensor.dim() == len(like) + 1 else tensor.squeeze(0)
-        if rows.shape[0] == 1 or (rows.shape[0] == self.batch and bool((rows == rows[:1]).all())):
+        checked = rows.shape[0] == self.batch and is_being_captured(rows)  # in the steps before the capture
+        if rows.shape[0] == 1 or checked or (rows.shape[0] == self.batch and bool((rows == rows[:1]).all())):
             return rows[0]
         raise ArgumentError(
             f"{self.path}: a constant of shape {tuple(tensor.shape)} differs between the examples of a batch; "

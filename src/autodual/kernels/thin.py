@@ -24,6 +24,8 @@ LARGEST_KERNEL = 4
 LARGEST_STRIDE = 2
 MANY = 1 << 20
 """Values from which on launching several programs costs less than it gains."""
+LARGEST_MATRIX = 1 << 17
+"""Bytes of a matrix that windows are multiplied with: it lies in the fast memory of a multiprocessor, 227 KiB, beside them."""
 HOPPER = (9, 0)
 """The compute capability for which blocks were chosen; older GPUs have less fast memory than they may need."""
 
@@ -45,11 +47,13 @@ def faster(filters: Shape, stride: Shape) -> tuple[bool, bool, bool]:
     """Whether programs of ours beat the library's: forward, for the gradient by the operand, and for that by the filters [F, C, h, w].
 
     They do where few terms meet in a result: channels times places of the kernel. The limits lie between shapes that were measured on
-    an H200 (benchmarks/results/thin_convolutions.md).
+    an H200 (benchmarks/results/thin_convolutions.md). With strides, the matrix of the gradient by the operand may be too large.
     """
     results, channels, *kernel = filters
-    places = math.prod(kernel)
-    return channels * places <= 256, results * places <= 288 * math.prod(stride), results * channels * places <= 20_000
+    places, steps = math.prod(kernel), math.prod(stride)
+    window = math.prod((k + 2 * s - 2) // s for k, s in zip(kernel, stride, strict=True))
+    back = results * places <= 288 * steps and 2 * results * window * channels * steps <= LARGEST_MATRIX
+    return channels * places <= 256, back, results * channels * places <= 20_000
 
 
 def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
