@@ -314,13 +314,19 @@ def _choice(call: Call, mask: Any, first: Any, second: Any) -> DualChoice:
         raise ArgumentError(
             f"{call.path}: a mask that depends on the input makes the network jump; say it by ReLU, abs, clamp or torch.maximum"
         )
-    sides = tuple(None if isinstance(side, Operand) else _filling(call, side) for side in (first, second))
-    return DualChoice(call.constant(mask, call.shape).expand(call.shape), (sides[0], sides[1]), call.shape)
+    chosen = call.constant(mask, call.shape).expand(call.shape)
+    sides = tuple(
+        None if isinstance(side, Operand) else _filling(call, side, chosen.device) for side in (first, second)
+    )
+    return DualChoice(chosen, (sides[0], sides[1]), call.shape)
 
 
-def _filling(call: Call, value: Any) -> Tensor:
+def _filling(call: Call, value: Any, device: torch.device) -> Tensor:
+    """The device writes a number itself: a copy would wait for it, and is refused while a CUDA graph is captured."""
     constant = (
-        call.constant(value, call.shape) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        call.constant(value, call.shape)
+        if isinstance(value, Tensor)
+        else torch.full((), value, dtype=torch.float64, device=device)
     )
     found = constant.to(call.floating(constant))
     if not is_being_captured(found) and not bool(found.isfinite().all()):
