@@ -109,6 +109,8 @@ def flat_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def flat(a: Tensor, leading: int) -> Tensor:
     """Flattens all but the leading dimensions. There may be no others: an example may be a single number."""
+    if a.dim() == leading + 1:
+        return a
     return a.flatten(leading) if a.dim() > leading else a.unsqueeze(-1)
 
 

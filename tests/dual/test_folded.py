@@ -22,3 +22,17 @@ def test_the_transpose_is_that_of_autodiff(case: tuple[int, ...]) -> None:
     coefficients = torch.randn(4, *shape, dtype=torch.float64)
     (expected,) = AffineDual.transpose(layer, coefficients, ((3, size, size),))
     torch.testing.assert_close(layer._folded(coefficients, (size, size)), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["channels first", "channels inside"])
+@pytest.mark.parametrize("step", [1, 3, 4, 7])
+def test_a_transpose_in_pieces_is_that_of_all_at_once(step: int, inside: bool) -> None:
+    torch.manual_seed(0)
+    layer = DualConv(torch.randn(5, 3, 4, 4), None, (2, 2), (1, 1), (1, 1), 1)
+    coefficients = torch.randn(7, 5, 4, 4)
+    if inside:
+        coefficients = coefficients.contiguous(memory_format=torch.channels_last)
+    expected = layer._by_library(coefficients, (8, 8))
+    found = layer._in_pieces(coefficients, (8, 8), step)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

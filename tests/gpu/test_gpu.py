@@ -13,6 +13,7 @@ from torch import nn
 
 import autodual as ad
 from autodual._tensor import full_precision
+from autodual.dual import conv
 
 pytestmark = pytest.mark.gpu
 
@@ -112,3 +113,12 @@ def test_memory_budget_on_gpu() -> None:
 
 def test_a_gpu_is_really_there() -> None:
     assert torch.cuda.is_available(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_a_large_transpose_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ad.models.large(3, 32).cuda().eval()
+    x, labels = torch.rand(6, 3, 32, 32, device="cuda"), torch.arange(6, device="cuda")
+    found = ad.certify(model, x, labels, ad.LinfBall(1 / 255), ad.Dual())
+    monkeypatch.setattr(conv, "AT_ONCE", 1 << 18)
+    again = ad.certify(model, x, labels, ad.LinfBall(1 / 255), ad.Dual())
+    torch.testing.assert_close(again.margins, found.margins, rtol=0, atol=1e-4)

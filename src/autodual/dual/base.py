@@ -340,6 +340,10 @@ class ElementwiseDual(ABC):
         band = self.band(z)
         return (band.slope - slope).abs() * by + 2 * band.radius
 
+    def swing(self, z: Interval, by: Tensor) -> Tensor:
+        """Bounds |f(a) - f(b)|, for the same a and b."""
+        return self.moved(z, by, torch.zeros_like(z.lower))
+
 
 DualLayer = AffineDual | ElementwiseDual
 

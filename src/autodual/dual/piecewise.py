@@ -82,6 +82,9 @@ class DualReLU(ElementwiseDual):
     def moved(self, z: Interval, by: Tensor, slope: Tensor) -> Tensor:
         return _two_slopes(z, by, slope, 0.0, 1.0)
 
+    def swing(self, z: Interval, by: Tensor) -> Tensor:
+        return by * z.upper.relu().sign()
+
 
 @dataclass(frozen=True)
 class DualKink(ElementwiseDual):

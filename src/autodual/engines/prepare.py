@@ -281,7 +281,7 @@ def _first_not_finite(named: list[tuple[str, Tensor]]) -> str | None:
     """A finite sum has finite terms, so one glance at all sums tells; one that is not finite may only have overflowed."""
     for device in {tensor.device for _, tensor in named}:
         here = [(name, tensor) for name, tensor in named if tensor.device == device]
-        if not bool(torch.stack([tensor.sum(dtype=torch.float64) for _, tensor in here]).isfinite().all()):
+        if not bool(torch.stack([tensor.sum() for _, tensor in here]).isfinite().all()):
             return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
     return None
 

@@ -220,8 +220,10 @@ def gamma_of_sum(terms: int, dtype: torch.dtype) -> float:
     return SAFETY * part / (1 - 2 * part) if part < 1 - 1 / SAFETY else math.inf
 
 
-def gammas_of_sums(terms: Tensor, dtype: torch.dtype) -> Tensor:
-    """`gamma_of_sum` of each number of terms."""
+def gammas_of_sums(terms: Tensor, most: int, dtype: torch.dtype) -> Tensor:
+    """At least `gamma_of_sum` of each number of terms, where all are between 1 and `most`: gamma_n / n grows with n."""
+    if gamma_of_sum(most, dtype) < math.inf:
+        return terms * (gamma_of_sum(most, dtype) / most)
     part = terms * (torch.finfo(dtype).eps / 2)
     return torch.where(part < 1 - 1 / SAFETY, SAFETY * part / (1 - 2 * part), torch.inf)
 
@@ -355,7 +357,7 @@ class _AffineErrors(Pass[NodeErrors]):
         share = (
             gamma_of_sum(terms, dtype)
             if counted is None
-            else gammas_of_sums(counted.to(before) + MORE_ROUNDINGS, dtype)
+            else gammas_of_sums(counted.to(before) + MORE_ROUNDINGS, terms, dtype)
         )
         error = total * share + underflow_of_sum(terms, dtype)
         more = layer.run_error(gamma_of_sum(MORE_ROUNDINGS, dtype), *sizes)
@@ -577,7 +579,7 @@ class Rounding(Errors):
             local = local * (size + steepest + offset).sign()
         self._pass.lose(index, moves)
         zero = self._pass.zero_like(size)
-        run = self._enter_run(index, wide, size, slopes, steepest, _zero_slope(layer, zero, wide))
+        run = self._enter_run(index, wide, size, slopes, steepest)
         self._leaning[index] = torch.zeros_like(up) if self.pulls_centres else (up - down) / 2
         strayed = torch.maximum(up, down) if self.pulls_centres else (up + down) / 2
         drift = layer.along(slopes[0], operand.drift, plus=self._leaning[index])
@@ -592,17 +594,17 @@ class Rounding(Errors):
         layer = self.network.activation(index)
         size = layer.largest_value(near)
         zero = self._pass.zero_like(size)
-        zero_slope = _zero_slope(layer, zero, near)
-        run = self._enter_run(index, near, size, (), zero_slope, zero_slope)
+        zero_slope = zero if layer.elementwise else torch.zeros_like(operand)  # as slopes are shaped
+        run = self._enter_run(index, near, size, (), zero_slope)
         self._nodes.put(index, NodeErrors(size, zero, zero, zero, zero, run, zero))
 
     def _enter_run(
-        self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor, zero_slope: Tensor
+        self, index: int, wide: Interval, size: Tensor, slopes: tuple[Tensor, ...], steepest: Tensor
     ) -> Tensor:
         """run_i of an activation. Its run error is kept: how far it may be from its line, if it has any, as the network runs."""
         layer, operand, dtype = self.network.activation(index), self._operand(index), self._pass.run_dtype
         wider = wide.widened(operand.run, operand.run)
-        moved = layer.moved(wider, operand.run, zero_slope)
+        moved = layer.swing(wider, operand.run)
         off_lines = [layer.moved(wider, operand.run, slope) for slope in slopes] or [moved]
         bent = reduce(torch.maximum, off_lines)
         back = self._pass.gammas(index)[1]
@@ -675,11 +677,6 @@ def _strayed(
     bent = torch.maximum(above.radius, below.radius)
     up, down = reduce(torch.maximum, rises).clamp(min=0), reduce(torch.minimum, rises).clamp(max=0).neg()
     return torch.add(up, bent, alpha=2), torch.add(down, bent, alpha=2)
-
-
-def _zero_slope(layer: ElementwiseDual, zero: Tensor, like: Interval) -> Tensor:
-    """A slope of zero, as slopes of this layer are shaped: like its result, `zero`, or like its operand where those differ."""
-    return zero if layer.elementwise else torch.zeros_like(like.lower)
 
 
 def _steepest(slopes: tuple[Tensor, ...]) -> Tensor:

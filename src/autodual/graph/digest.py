@@ -166,7 +166,9 @@ class _Writer:
             values = values.dequantize()
         if values.layout != torch.strided:
             values = values.to_dense()
-        values = values.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        if values.is_conj() or values.is_neg():
+            values = values.resolve_conj().resolve_neg()
+        values = values.cpu().contiguous().reshape(-1)
         self._flush()
         self._sha.update(values.view(torch.uint8).numpy().data)
 
@@ -196,10 +198,13 @@ class _Writer:
             self._object(value)
 
     def _all(self, kind: str, parts: Iterable[Any]) -> None:
-        listed = list(parts)
+        listed = parts if type(parts) is tuple or type(parts) is list else list(parts)
         self._token(kind, str(len(listed)))
         for part in listed:
-            self.write(part)
+            if type(part) is str:  # as most are
+                self._token("str", part)
+            else:
+                self.write(part)
 
     def _module(self, module: nn.Module) -> None:
         """Writes a module that is one call of the network, with all that lies below it (parametrizations, for example)."""
@@ -266,7 +271,7 @@ class _Writer:
 
     def _token(self, kind: str, content: str = "") -> None:
         encoded = content.encode("utf-8", "surrogatepass")
-        self._pending.append(b"%s:%d:%s" % (kind.encode(), len(encoded), encoded))
+        self._pending.append(f"{kind}:{len(encoded)}:".encode() + encoded)
 
     def _flush(self) -> None:
         self._sha.update(b"".join(self._pending))

@@ -424,12 +424,14 @@ class ModuleState:
 
 
 _MISSING, _ARRAYS = object(), (Tensor, np.ndarray)
+_PLAIN = {str, int, float, bool, tuple, type(None)}
+"""Types of most settings of a module, which are as they are."""
 
 
 def _frozen(value: Any) -> Any:
     """A copy of a container, with those inside it; anything else as it is."""
     if isinstance(value, dict):
-        return {k: _frozen(v) for k, v in dict.items(value)}
+        return {k: v if type(v) in _PLAIN else _frozen(v) for k, v in dict.items(value)}
     if isinstance(value, list | deque | set):
         return (list if isinstance(value, list) else type(value))(_frozen(v) for v in value)
     return value

@@ -48,8 +48,6 @@ from autodual.training.setup import make_ball
 
 AGREEMENT = 0.25
 """Relative difference of the two mean losses that is told. At k = 50, single ones of large untrained networks differ by 0.2."""
-PROFILED = 50
-"""Images whose certificates are profiled, at most."""
 BUSY = 0.1
 """Cores that other processes may keep busy while a CPU is measured, before that is told."""
 
@@ -232,7 +230,7 @@ class Bench:
             self.say(f"{problem.title}: {figure(1e3 * found['seconds_per_image'])} ms per exact certificate")
             if self.profiled:
                 self.check()
-                some = min(PROFILED, found["batch"])
+                some = found["batch"]
                 kinds = ("kernels", "operations") if cuda else ("operations",)
                 row["profile"] = {
                     kind: hottest(lambda: ours(x[:some], labels[:some]), self.device, kind, calls=1) for kind in kinds
