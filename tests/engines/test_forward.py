@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import autodual as ad
+from autodual.dual.base import Band
+from autodual.engines.forward import ForwardPass
 from autodual.engines.prepare import dual_network
 from zoo import BasicBlock
 
@@ -75,6 +77,44 @@ def test_a_batch_is_cut_to_the_memory(problem: tuple[nn.Module, torch.Tensor, to
     whole = ad.certify(*problem, ad.LinfBall(0.01), ad.ForwardDual())
     enough_for_two = 2 * 4 * 64 * 256 * 8 + 1
     parts = ad.certify(*problem, ad.LinfBall(0.01), ad.ForwardDual(max_bytes=enough_for_two))
+    assert torch.equal(whole.certified, parts.certified)
+    assert torch.allclose(whole.margins, parts.margins, atol=1e-6)
+
+
+def test_fewer_examples_at_a_time_where_many_units_turn_out_to_be_unstable(
+    problem: tuple[nn.Module, torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, labels = problem
+    tried = list[int]()
+    unstable = ForwardPass._unstable
+
+    def watched(run: ForwardPass, index: int, band: Band, before: int) -> dict[int, torch.Tensor]:
+        tried.append(len(run.region))
+        return unstable(run, index, band, before)
+
+    whole = ad.certify(model, x, labels, ad.LinfBall(0.01), ad.ForwardDual())
+    monkeypatch.setattr(ForwardPass, "_unstable", watched)
+    monkeypatch.setattr("autodual.engines.forward.COPIES", 1)  # the first guess is too high
+    parts = ad.certify(model, x, labels, ad.LinfBall(0.01), ad.ForwardDual(max_bytes=600_000))
+    assert max(tried) > min(tried)
+    assert torch.equal(whole.certified, parts.certified)
+    assert torch.allclose(whole.margins, parts.margins, atol=1e-6)
+
+
+def test_fewer_examples_at_a_time_where_the_memory_is_out(
+    problem: tuple[nn.Module, torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, labels = problem
+    whole = ad.certify(model, x, labels, ad.LinfBall(0.01), ad.ForwardDual())
+    unstable = ForwardPass._unstable
+
+    def failing(run: ForwardPass, index: int, band: Band, before: int) -> dict[int, torch.Tensor]:
+        if len(run.region) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return unstable(run, index, band, before)
+
+    monkeypatch.setattr(ForwardPass, "_unstable", failing)
+    parts = ad.certify(model, x, labels, ad.LinfBall(0.01), ad.ForwardDual())
     assert torch.equal(whole.certified, parts.certified)
     assert torch.allclose(whole.margins, parts.margins, atol=1e-6)
 

@@ -33,8 +33,9 @@ FEW_CHANNELS = 4
 """Up to so many channels, a CPU is faster with a matrix product per tap than with its transposed convolution (not backwards)."""
 FREQUENCIES = 4
 """Frequencies along a dimension, for each tap of the kernel, that a bound on a convolution's norm looks at."""
-AT_ONCE = 1 << 29
-"""Numbers that a GPU's library reads or writes in one call, at most: for 1.3e9, cuDNN took 30 times as long as for 0.8e9 (H200)."""
+MANY_AT_ONCE, NUMBERS_AT_ONCE = 1 << 14, 1 << 29
+"""Most examples, and most numbers, that a GPU's library transposes in one call: for 204,800 examples and 1.3e9 numbers, cuDNN took 30
+times as long as for 25,600 and 0.8e9, on an H200 (benchmarks/results/bench_h200.md)."""
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -111,14 +112,16 @@ class DualConv(_Convolution):
             return spread(coefficients, self.weight, size, self.geometry)
         if coefficients.is_cuda and coefficients.dtype == torch.float64 and self.dims == 2 and self.groups == 1:
             return self._folded(coefficients, size)
-        many = max(coefficients.numel(), len(coefficients) * self.weight.shape[1] * self.groups * math.prod(size))
-        if coefficients.is_cuda and self.dims == 2 and many > AT_ONCE and not torch.is_grad_enabled():
-            return self._in_pieces(coefficients, size, max(1, len(coefficients) * AT_ONCE // many))
+        if coefficients.is_cuda and self.dims == 2 and not torch.is_grad_enabled():
+            numbers = max(math.prod(coefficients.shape[1:]), self.weight.shape[1] * self.groups * math.prod(size))
+            return self._in_pieces(coefficients, size, max(1, min(MANY_AT_ONCE, NUMBERS_AT_ONCE // numbers)))
         return self._by_library(coefficients, size)
 
     def _in_pieces(self, coefficients: Tensor, size: Shape, step: int) -> Tensor:
         pieces = coefficients.split(step)
         first = self._by_library(pieces[0], size)
+        if len(pieces) == 1:
+            return first
         layout = torch.channels_last if channels_lie_inside(first) else torch.contiguous_format
         shape = len(coefficients), *first.shape[1:]
         whole = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=layout)

@@ -187,6 +187,11 @@ class Effort:
         now = self._open[-1]
         now.finished, now.part, now.step = now.finished + now.part, examples, None
 
+    def give_up_part(self) -> None:
+        """Notes that the examples treated now will come again, fewer at a time."""
+        now = self._open[-1]
+        now.part, now.step = 0, None
+
     def end(self) -> None:
         """Notes that the sweep begun last is done; one that was interrupted for it goes on."""
         now = self._open.pop()

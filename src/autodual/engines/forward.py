@@ -126,7 +126,7 @@ class ForwardPass(Pass[Centred]):
             result[origin] = layer.along(band.slope, operands[0].generators[origin])
             self._drop(index, operands, origin)
         centre = layer.along(band.slope, operands[0].centre) + band.centre
-        return Centred(centre, result | self._unstable(index, band))
+        return Centred(centre, result | self._unstable(index, band, sum(map(len, result.values()))))
 
     def _through_affine(self, index: int, layer: AffineDual, operands: Sequence[Centred]) -> dict[int, Tensor]:
         result = {}
@@ -164,12 +164,15 @@ class ForwardPass(Pass[Centred]):
                 if max(self.network.readers[node]) == index:
                     operand.generators.pop(source, None)
 
-    def _unstable(self, index: int, band: Band) -> dict[int, Tensor]:
+    def _unstable(self, index: int, band: Band, before: int) -> dict[int, Tensor]:
+        """Columns of the units whose band is not a line. before: how many columns there are already."""
         radius = flat(band.radius, 1)
         units = (radius.detach() != 0).any(0).nonzero().squeeze(1)
         if len(units) == 0:
             return {}
         self._fits(len(units), band.radius.shape)
+        if len(self.region) > 1:  # a single example is tried whatever it takes
+            self._fits(2 * (len(units) + before), band.radius.shape)  # the next layer's columns beside these
         columns = torch.diag_embed(radius[:, units]).movedim(1, 0)
         spread = radius.new_zeros(len(units), *radius.shape).index_copy(2, units, columns)
         return {index: spread.reshape(len(units), *band.radius.shape)}
@@ -250,7 +253,10 @@ class ForwardDual(BoundEngine):
     def _of_parts(
         self, network: DualNetwork, region: InputSet, read: Callable[[ForwardPass, slice], Result], proof: bool = False
     ) -> list[Result]:
-        """What is read off forward passes over as many examples at a time as the memory budget allows."""
+        """What is read off forward passes over as many examples at a time as the memory budget allows.
+
+        How many units are unstable, which is how many columns there will be, shows on the way: then there may be fewer examples.
+        """
         require_bands(network, "ForwardDual")
         budget = Budget.of(self.max_bytes, region.centre.device)
         inputs, widest = math.prod(network.nodes[0].shape), max(math.prod(node.shape) for node in network.nodes)
@@ -258,13 +264,22 @@ class ForwardDual(BoundEngine):
         effort, results = current(), list[Result]()
         if effort is not None:
             effort.begin(lambda: _operations(network), len(region))
-        for start in range(0, len(region), size):
+        start = 0
+        while start < len(region):
             some = slice(start, min(start + size, len(region)))
             part = region if size >= len(region) else region[some]
             if effort is not None:
-                effort.next_part(some.stop - some.start)
+                effort.next_part(len(part))
             errors = Rounding(network, part, columns=generators(network)) if proof else NoErrors()
-            results.append(read(ForwardPass(network, part, budget, errors), some))
+            try:
+                results.append(read(ForwardPass(network, part, budget, errors), some))
+                start = some.stop
+            except (MemoryBudgetError, torch.OutOfMemoryError):
+                if len(part) == 1:
+                    raise
+                size = -(-len(part) // 2)
+                if effort is not None:
+                    effort.give_up_part()
         if effort is not None:
             effort.end()
         return results
