@@ -7,7 +7,7 @@ begin() {  # begin SECONDS: notes by when campaigns stop, copies the tree, and u
     mkdir -p "$LENT/logs" "$LENT/tree" "$LENT/mps"
     echo $(($(date +%s) + $1)) > "$LENT/until"
     cp -r src configs benchmarks tests results pyproject.toml "$LENT/tree/"
-    python3 -m autodual reproduce unpack results/unfinished-*.tar --results "$LENT/tree/results" --work "$LENT/work"
+    [ ! -e results/unfinished-1.tar ] || python3 -m autodual reproduce unpack results/unfinished-*.tar --results "$LENT/tree/results" --work "$LENT/work"
 }
 
 background() {  # background NAME COMMAND ...: its output is in $LENT/logs/NAME.log
@@ -26,6 +26,13 @@ campaign() {  # campaign NAME ROW ... [--recipe best] [--side-by-side N]: rows o
 on_cores() {  # on_cores NAME ROW [--recipe best]: evaluates a trained row on the machine's cores, so that the GPU trains meanwhile
     background "$1" python3 -m torch.distributed.run --standalone --nproc-per-node $(($(nproc) - 4)) -m autodual reproduce run "${@:2}" \
         --results "$LENT/tree/results" --work "$LENT/work" --until "$(cat "$LENT/until")" --device cpu
+}
+
+beside() {  # beside NAME COMMAND ...: any other command in the background, on the GPU that campaigns share
+    (
+        export CUDA_MPS_PIPE_DIRECTORY=$LENT/mps CUDA_MPS_LOG_DIRECTORY=$LENT/mps
+        background "$@"
+    )
 }
 
 watch_for() {  # watch_for SECONDS [OUT]: waits, shows how far everything is, and brings back what there is by then, unfinished rows too
