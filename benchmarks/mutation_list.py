@@ -370,7 +370,7 @@ ENGINES = [
     ),
     mutation(
         "missing generators", "engines/forward.py",
-        "result | self._unstable(index, band)", "result",
+        "result | self._unstable(index, band, sum(map(len, result.values())))", "result",
         "engines/test_engines.py", "soundness/test_forward_equals_backward.py",
     ),
     mutation(

@@ -33,7 +33,10 @@ def names(text: str) -> frozenset[str]:
 FACTS = names("size dim ndimension numel nelement stride is_contiguous is_floating_point get_device")
 """Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
 _OTHER_FACTS = names("__len__ __hash__ __dir__ __sizeof__ storage_offset element_size type")
-_TELLS_BATCH = FACTS | names("shape nbytes __len__ squeeze squeeze_ squeeze_copy")
+_ALIKE = names("zeros_like ones_like full_like")
+MAKES = _ALIKE | names("new_zeros new_ones new_full new_tensor")
+"""Functions that make a tensor after the model of another, and read none of its values: a constant, and no call of the network."""
+_TELLS_BATCH = FACTS | _ALIKE | names("shape nbytes __len__ squeeze squeeze_ squeeze_copy")
 """What tells how many examples there are; `squeeze` does, since it drops a batch of one."""
 _CIRCUMSTANCES = names("is_contiguous stride storage_offset requires_grad is_leaf grad_fn _version _base is_inference")
 """What tells how a tensor lies in memory, or that gradients are wanted."""
@@ -210,6 +213,8 @@ class Calls:
             return None
         function = getattr(Tensor, target, target) if isinstance(target, str) else target
         key = key_of(function)
+        if key in MAKES and is_made_alike(args, kwargs):
+            return None
         if type(function) is FunctionType and vars(Tensor).get(key) is function:  # it may hand them on by other names
             bound = _signature(function).bind(*args, **kwargs)
             bound.apply_defaults()
@@ -297,6 +302,11 @@ class Calls:
         if isinstance(a, dict):
             return {name: self.seen(part) for name, part in a.items()}
         return ("slice", self.seen((a.start, a.stop, a.step))) if isinstance(a, slice) else a
+
+
+def is_made_alike(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether one of `MAKES` is given no tensor but that which it follows, whose values it does not read."""
+    return len(tensors(args) + tensors(kwargs)) == 1 and isinstance(args[0] if args else kwargs.get("input"), Tensor)
 
 
 def key_of(function: Any) -> Any:

@@ -255,6 +255,10 @@ class ConcreteTracer(fx.Tracer):
                 f"{name}() lets values leave the graph, or be written out of its sight; use operations on tensors instead"
             )
         function = target if kind == "call_function" else getattr(Tensor, name, None)
+        if name in calls.MAKES and function is not None:
+            concrete, named = self._concrete(args, kwargs)
+            if calls.is_made_alike(concrete, named):
+                return function(*concrete, **named)
         rewrite = None if function is None else self.registry.rewrite_of(function)
         return NotImplemented if rewrite is None else self._expanded(function, rewrite, args, kwargs)
 
