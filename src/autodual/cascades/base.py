@@ -20,7 +20,7 @@ from autodual.cascades.records import NORMS, Answers, CascadeAttack, CascadeCert
 from autodual.cascades.stage import Stage, check_models, open_stages
 from autodual.certificates.certificate import describe
 from autodual.certificates.descent import Seen, descend
-from autodual.engines.prepare import check_ball, check_input, check_perturbation, check_problem, require_engine
+from autodual.engines.arguments import check_ball, check_input, check_perturbation, check_problem, require_engine
 from autodual.engines.results import BoundEngine
 from autodual.sets import LinfBall, Perturbation
 from autodual.spec import check_label_range

@@ -16,7 +16,8 @@ from autodual.cascades.base import Combination, Evaluated, Goal, together
 from autodual.cascades.records import RECORD, Answers, Json, Saved
 from autodual.cascades.stage import Lower, Stage, check_models
 from autodual.certificates.attacks import margin_of, others
-from autodual.engines.prepare import check_problem, prepare
+from autodual.engines.arguments import check_problem
+from autodual.engines.prepare import prepare
 from autodual.engines.results import BoundEngine
 from autodual.sets import Perturbation
 

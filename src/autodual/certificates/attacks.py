@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, AutodualError, CaptureError
 from autodual._tensor import full_precision
 from autodual.certificates.descent import Seen, descend
+from autodual.engines.arguments import check_asked, check_evaluation_mode, check_placement
 from autodual.engines.effort import Budget, current
 from autodual.engines.ibp import evaluate_with_error
-from autodual.engines.prepare import check_asked, check_evaluation_mode, check_placement, prepare
+from autodual.engines.prepare import prepare
 from autodual.graph import Network
 from autodual.sets import Box, InputSet, Perturbation
 from autodual.spec import Label, Question, Specification

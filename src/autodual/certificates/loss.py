@@ -15,8 +15,8 @@ from autodual._tensor import values_at_hand
 from autodual.dual import REGISTRY, DualNetwork, build
 from autodual.dual.convex import DualExp
 from autodual.dual.network import build_and_evaluate
+from autodual.engines.arguments import check_finite, check_perturbation, check_placement, require_engine
 from autodual.engines.ibp import IBP
-from autodual.engines.prepare import check_finite, check_perturbation, check_placement, require_engine
 from autodual.engines.projected import Projected
 from autodual.engines.results import BoundEngine
 from autodual.engines.streams import Draws

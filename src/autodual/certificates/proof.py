@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, AutodualError, ContradictionError
 from autodual._tensor import full_precision
 from autodual.certificates.certificate import Certificate, HighProbabilityCertificate, Subject, in_words
+from autodual.engines.arguments import check_asked, require_engine
 from autodual.engines.effort import Effort, Report, TimeLimitError, in_time, until_time_is_up
 from autodual.engines.high_probability import HighProbability
-from autodual.engines.prepare import Prepared, check_asked, prepare, require_engine
+from autodual.engines.prepare import Prepared, prepare
 from autodual.engines.results import BoundEngine, ProbableProof, Proof, join_proofs, proves, worth_another_look
 from autodual.graph import Network
 from autodual.graph.digest import digest_network, digesting

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from autodual._errors import ArgumentError
 from autodual._tensor import full_precision
-from autodual.engines.prepare import COMPARED, Prepared, check_region, prepare, require_engine
+from autodual.engines.arguments import check_region, require_engine
+from autodual.engines.prepare import COMPARED, Prepared, prepare
 from autodual.engines.results import BoundEngine, Bounds, ProbableBounds, SoundBounds
 from autodual.graph import Network
 from autodual.interval import Interval

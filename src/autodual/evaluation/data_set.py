@@ -23,8 +23,8 @@ from autodual.certificates.certificate import in_words, with_digest
 from autodual.data import ArrayData, Examples
 from autodual.data.examples import as_array, as_labels, check_finite
 from autodual.engines import BoundEngine
+from autodual.engines.arguments import check_ball, check_region, require_engine
 from autodual.engines.effort import Effort, ProgressOfPart, Report, TimeLimitError, in_time
-from autodual.engines.prepare import check_ball, check_region, require_engine
 from autodual.evaluation.judge import Judged, Ledger, at_once, graph_of, judged_summary, problem_of
 from autodual.graph import Network
 from autodual.graph.record import no_module

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from autodual._errors import ArgumentError, UnsupportedOperationError
 from autodual._files import replacing
 from autodual._tensor import full_precision
-from autodual.engines.prepare import check_evaluation_mode, check_input, check_placement
+from autodual.engines.arguments import check_evaluation_mode, check_input, check_placement
 from autodual.graph import Call, Network, Operand, capture_graph
 from autodual.graph.registry import Registry
 from autodual.interchange.layers import ENTRYWISE, PAIRWISE, REDUCTIONS
