@@ -99,12 +99,13 @@ class LinfBall(Perturbation):
     def within(self, x: Tensor) -> InputSet:
         if type(self).around is not LinfBall.around:
             return super().within(x)
-        wide = x.double()
-        eps = self._radius(wide, up=False)
-        lower, upper = difference_rounded_up(wide, eps), -difference_rounded_up(-wide, eps)
+        both = torch.stack([x, -x]).double()  # for the lower end, and the upper one with its sign turned
+        ends = difference_rounded_up(both, self._radius(both[0], up=False))
         if self.clip is not None:
-            lower, upper = lower.clamp(min=self.clip[0]), upper.clamp(max=self.clip[1])
-        return Box.between(*_with_x(rounded_up(lower, x.dtype), x, -rounded_up(-upper, x.dtype)))
+            low, high = self.clip
+            ends = torch.maximum(ends, ends.new_tensor([low, -high]).reshape(2, *[1] * x.dim()))
+        lower, turned = rounded_up(ends, x.dtype)
+        return Box.between(*_with_x(lower, x, -turned))
 
     def _radius(self, x: Tensor, up: bool = True) -> Tensor:
         """How far features move, to broadcast against x; a product with `scale` is rounded up, or down for x in float64."""
