@@ -102,8 +102,7 @@ class LinfBall(Perturbation):
         both = torch.stack([x, -x]).double()  # for the lower end, and the upper one with its sign turned
         ends = difference_rounded_up(both, self._radius(both[0], up=False))
         if self.clip is not None:
-            low, high = self.clip
-            ends = torch.maximum(ends, ends.new_tensor([low, -high]).reshape(2, *[1] * x.dim()))
+            ends = torch.stack([ends[0].clamp(min=self.clip[0]), ends[1].clamp(min=-self.clip[1])])
         lower, turned = rounded_up(ends, x.dtype)
         return Box.between(*_with_x(lower, x, -turned))
 
