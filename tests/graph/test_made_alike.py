@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import autodual as ad
+from autodual.dual import REGISTRY
+from autodual.graph import capture_graph
+from autodual.graph.registry import Registry
 
 BALL = ad.LinfBall(0.05)
 
@@ -92,3 +95,83 @@ def test_values_of_the_input_do_not_become_constants(make: Callable[[Tensor, Ten
     model, x = net(make)
     with pytest.raises(ad.AutodualError):
         ad.certify(model, x, torch.zeros(5, dtype=torch.long), BALL)
+
+
+class Flattened(nn.Module):
+    def __init__(self, turn: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.turn, self.hidden = turn, nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.hidden(x.flatten(1))
+        return -y if self.turn(x) else y
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda x: not torch.zeros_like(x).is_contiguous(),
+        lambda x: torch.ones_like(x).stride(1) == 1,
+        lambda x: torch.full_like(x, 1.0).stride()[0] != 48,
+    ],
+    ids=["zeros_like", "ones_like", "full_like"],
+)
+def test_what_is_made_alike_lies_alike(turn: Callable[[Tensor], bool]) -> None:
+    """The same numbers, with channels inside, would get other scores."""
+    x = torch.rand(4, 3, 4, 4)
+    with pytest.raises(ad.CaptureError):
+        ad.certify(Flattened(turn).eval(), x, torch.zeros(4, dtype=torch.long), BALL)
+
+
+def test_an_operator_of_the_same_name_is_another_function() -> None:
+    library = torch.library.Library("made_alike", "DEF")
+    library.define("ones_like(Tensor x) -> Tensor")
+    library.impl("ones_like", lambda x: (x[:, :1] > 0.5).float() * x.new_ones(3), "CompositeExplicitAutograd")
+    model, x = net(lambda x, h: h * torch.ops.made_alike.ones_like(x))
+    with pytest.raises(ad.UnsupportedOperationError, match="ones_like"):
+        ad.certify(model, x, torch.zeros(5, dtype=torch.long), BALL)
+
+
+def test_a_rewrite_of_ones_own_comes_first() -> None:
+    registry = Registry(dict(REGISTRY.builders), dict(REGISTRY.rewrites), dict(REGISTRY.bodies))
+    seen = list[float]()
+
+    @registry.rewrite(torch.full_like)
+    def _full_like(input: Tensor, fill_value: float) -> Tensor:
+        seen.append(fill_value)
+        return input * 0 + fill_value
+
+    model, x = net(lambda x, h: h + torch.full_like(h, 2.0))
+    capture_graph(model, x, registry)
+    assert set(seen) == {2.0}
+
+
+class Stored(nn.Module):
+    """Stores what it makes for the first batch that it sees, and a bump that the corner of no set shows."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make, self.hidden = make, nn.Linear(4, 3)
+        self.stored: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.hidden(x)
+        if self.stored is None:
+            self.stored = self.make(x, h)
+        bump = torch.relu(0.002 - (x[:, :1] - 0.55).abs()) * 5000 * (13 - self.stored[0])
+        return h + bump * torch.tensor([1.0, -1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, h: torch.ones(len(x), 3).sum(0),
+        lambda x, h: torch.ones_like(h).sum(0),
+        lambda x, h: x.new_tensor([float(len(x))]),
+    ],
+    ids=["ones", "ones_like", "new_tensor"],
+)
+def test_what_is_stored_of_the_first_batch_is_refused(make: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """All runs of the capture read what the first of them has stored, and the model itself will store something else."""
+    with pytest.raises(ad.CaptureError, match="stored"):
+        ad.certify(Stored(make).eval(), torch.full((5, 4), 0.5), torch.zeros(5, dtype=torch.long), BALL)

@@ -221,7 +221,10 @@ def gamma_of_sum(terms: int, dtype: torch.dtype) -> float:
 
 
 def gammas_of_sums(terms: Tensor, most: int, dtype: torch.dtype) -> Tensor:
-    """At least `gamma_of_sum` of each number of terms, where all are between 1 and `most`: gamma_n / n grows with n."""
+    """At least `gamma_of_sum` of each number of terms, of which there are `most` at most: gamma_n / n grows with n.
+
+    A larger number, as where a convolution has groups, says more than needed: gamma of `most` and more.
+    """
     if gamma_of_sum(most, dtype) < math.inf:
         return terms * (gamma_of_sum(most, dtype) / most)
     part = terms * (torch.finfo(dtype).eps / 2)

@@ -34,12 +34,16 @@ FACTS = names("size dim ndimension numel nelement stride is_contiguous is_floati
 """Methods that say something about a tensor without reading its values: answered from the sample, never recorded."""
 _OTHER_FACTS = names("__len__ __hash__ __dir__ __sizeof__ storage_offset element_size type")
 _ALIKE = names("zeros_like ones_like full_like")
-MAKES = _ALIKE | names("new_zeros new_ones new_full new_tensor")
+_MAKERS = (
+    torch.zeros_like, torch.ones_like, torch.full_like, Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_tensor,
+)  # fmt: skip
 """Functions that make a tensor after the model of another, and read none of its values: a constant, and no call of the network."""
 _TELLS_BATCH = FACTS | _ALIKE | names("shape nbytes __len__ squeeze squeeze_ squeeze_copy")
 """What tells how many examples there are; `squeeze` does, since it drops a batch of one."""
-_CIRCUMSTANCES = names("is_contiguous stride storage_offset requires_grad is_leaf grad_fn _version _base is_inference")
-"""What tells how a tensor lies in memory, or that gradients are wanted."""
+_CIRCUMSTANCES = _ALIKE | names(
+    "is_contiguous stride storage_offset requires_grad is_leaf grad_fn _version _base is_inference"
+)
+"""What tells how a tensor lies in memory, or that gradients are wanted. What is made alike lies alike."""
 OUT_OF_SIGHT = names("numpy storage untyped_storage _typed_storage __array__ __dlpack__ apply_ map_ map2_")
 """Methods that hand out a tensor's memory, or write to it without counting: nobody sees who writes there."""
 SETTABLE = names("requires_grad grad names")
@@ -213,7 +217,7 @@ class Calls:
             return None
         function = getattr(Tensor, target, target) if isinstance(target, str) else target
         key = key_of(function)
-        if key in MAKES and is_made_alike(args, kwargs):
+        if makes_alike(function, args, kwargs):
             return None
         if type(function) is FunctionType and vars(Tensor).get(key) is function:  # it may hand them on by other names
             bound = _signature(function).bind(*args, **kwargs)
@@ -304,8 +308,15 @@ class Calls:
         return ("slice", self.seen((a.start, a.stop, a.step))) if isinstance(a, slice) else a
 
 
-def is_made_alike(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether one of `MAKES` is given no tensor but that which it follows, whose values it does not read."""
+def is_maker(function: Any) -> bool:
+    """By identity: an operator of somebody else's may have the name of one of PyTorch's."""
+    return any(function is maker for maker in _MAKERS)
+
+
+def makes_alike(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function makes a tensor after the model of the only one that it is given, whose values it does not read."""
+    if not is_maker(function):
+        return False
     return len(tensors(args) + tensors(kwargs)) == 1 and isinstance(args[0] if args else kwargs.get("input"), Tensor)
 
 

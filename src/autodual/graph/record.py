@@ -90,6 +90,7 @@ def capture_graph(model: nn.Module, example: Tensor, registry: Registry, may_dra
             if tracer.watch.batch_seen and not known:
                 compare(given, nullcontext())
             if tracer.watch.batch_seen and not model.training:
+                _compare_anew(tracer, ConcreteTracer(registry, model), sample(OTHER_BATCH), example)
                 # What was stored under the size of a batch is read at its second time.
                 compare(OTHER_BATCH, nullcontext())
                 if given != 1:
@@ -110,6 +111,19 @@ def check_current(network: Network, example: Tensor) -> None:
     objects steer `forward`, too, and nothing short of running it tells whether they have changed.
     """
     check_unchanged(network, capture_graph(network.model, example, network.registry))
+
+
+def _compare_anew(tracer: ConcreteTracer, fresh: ConcreteTracer, sample: Tensor, example: Tensor) -> None:
+    """Refuse a model that stores what it made for the first batch that it saw, and computes with it ever after.
+
+    All other runs read what the first one has stored. The model itself has stored something else: of a batch of another size.
+    """
+    try:
+        with torch.enable_grad(), _explained(fresh, example):
+            fresh.record(sample)
+        check_same(tracer.calls, fresh.calls)
+    finally:
+        fresh.dissolve()
 
 
 def _compare_alone(tracer: ConcreteTracer, sample: Tensor, example: Tensor) -> None:

@@ -255,12 +255,13 @@ class ConcreteTracer(fx.Tracer):
                 f"{name}() lets values leave the graph, or be written out of its sight; use operations on tensors instead"
             )
         function = target if kind == "call_function" else getattr(Tensor, name, None)
-        if name in calls.MAKES and function is not None:
-            concrete, named = self._concrete(args, kwargs)
-            if calls.is_made_alike(concrete, named):
-                return function(*concrete, **named)
         rewrite = None if function is None else self.registry.rewrite_of(function)
-        return NotImplemented if rewrite is None else self._expanded(function, rewrite, args, kwargs)
+        if rewrite is not None:
+            return self._expanded(function, rewrite, args, kwargs)
+        if function is None or not calls.is_maker(function):
+            return NotImplemented
+        args, kwargs = self._concrete(args, kwargs)
+        return function(*args, **kwargs) if calls.makes_alike(function, args, kwargs) else NotImplemented
 
     def _check_followed(self) -> None:
         """Refuse an operation inside a module that is not a twin: the capture does not know how the model came by it."""
