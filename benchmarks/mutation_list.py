@@ -36,6 +36,22 @@ def mutation(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
 
 GRAPH = [
     mutation(
+        "what is stored of the first batch is not noticed", "graph/record.py",
+        "        check_same(tracer.calls, fresh.calls)\n", "        pass\n",
+        "graph/test_made_alike.py",
+    ),
+    mutation(
+        "operators of somebody else's are told by their names", "graph/calls.py",
+        "any(function is maker for maker in _MAKERS)",
+        "any(getattr(function, '__name__', '') == maker.__name__ for maker in _MAKERS)",
+        "graph/test_made_alike.py",
+    ),
+    mutation(
+        "what is made alike may lie otherwise", "graph/calls.py",
+        '_CIRCUMSTANCES = _ALIKE | names(', '_CIRCUMSTANCES = names(',
+        "graph/test_made_alike.py",
+    ),
+    mutation(
         "digest ignores the values of tensors", "graph/digest.py",
         "self._sha.update(values.view(torch.uint8).numpy().data)", "self._sha.update(b'')",
         "graph/test_digest.py",
@@ -126,8 +142,7 @@ SETS = [
     ),
     mutation(
         "attacked set rounded outwards", "sets/balls.py",
-        "_with_x(rounded_up(lower, x.dtype), x, -rounded_up(-upper, x.dtype))",
-        "_with_x(-rounded_up(-lower, x.dtype), x, rounded_up(upper, x.dtype))",
+        "lower, turned = rounded_up(ends, x.dtype)", "lower, turned = -rounded_up(-ends, x.dtype)",
         "sets/test_within.py",
     ),
     mutation(
