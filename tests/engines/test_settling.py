@@ -61,11 +61,13 @@ SETS = {
 
 def _model(name: str, dtype: torch.dtype = DOUBLE) -> nn.Module:
     """A drawn network, many of whose units keep their sign."""
-    torch.manual_seed(len(name))
     model = MODELS[name]().to(dtype).eval()
     model(batch(1, *IMAGE).to(dtype))
+    torch.manual_seed(len(name))
     with torch.no_grad():
         for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.reset_parameters()  # they were drawn when this file was imported
             if isinstance(module, nn.BatchNorm2d):
                 module.running_var.uniform_(0.5, 2.0)
                 module.running_mean.normal_()
