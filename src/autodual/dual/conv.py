@@ -118,6 +118,7 @@ class DualConv(_Convolution):
         return self._by_library(coefficients, size)
 
     def _in_pieces(self, coefficients: Tensor, size: Shape, step: int) -> Tensor:
+        """The library's result, `step` examples at a time, laid out in memory as that of all at once."""
         pieces = coefficients.split(step)
         first = self._by_library(pieces[0], size)
         if len(pieces) == 1:
